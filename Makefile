@@ -1,0 +1,37 @@
+# `make demo` and `make test` do all their own set-up; the second run of either skips it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/installed
+	$(BIN)/ffl demo --resume
+
+test: $(VENV)/installed-for-test lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
+
+lint: $(VENV)/installed-for-test
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-for-test
+	$(BIN)/ruff format -q .
+	$(BIN)/ruff check -q --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "factorized-fl needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install -q -e .
+	@touch $@
+
+$(VENV)/installed-for-test: pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install -q -e '.[test]'
+	@touch $@ $(VENV)/installed

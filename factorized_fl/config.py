@@ -1,0 +1,124 @@
+"""The configuration of a run: one flat table, plus the method's own options."""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from factorized_fl.data.scenarios import PERMUTATION_SEED
+from factorized_fl.errors import UserError, unknown
+from factorized_fl.methods import Method, find_method, make_method
+from factorized_fl.options import check, make, option
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides the outcome of a run. The defaults are the paper's setting."""
+
+    preset: str = option("", "the preset this configuration came from")
+    dataset: str = option("embedded", "cifar10, svhn, mnist, cifar100-domains, embedded, folder, ...")
+    image_size: int = option(0, "side of the images in pixels; 0 keeps the source's", low=0, high=1024)
+    channels: int = option(0, "1 grey, 3 colour; 0 keeps the source's", low=0, high=3)
+    partition: str = option("iid", "how a domain's images are dealt", choices=("iid", "dirichlet"))
+    alpha: float = option(0.5, "concentration of the Dirichlet partition", above=0)
+    permuted: bool = option(False, "every client numbers its classes in its own way")
+    permutation_seed: int = option(PERMUTATION_SEED, "the paper's fixed global seed of the label permutations", low=0)
+    clients: int = option(20, "number of clients", low=1)
+    clients_per_domain: tuple[int, ...] = option((), "clients of each domain; empty: even shares", low=1)
+    images_per_client: int = option(0, "at most so many training images each; 0: all", low=0)
+    train_share: float = option(0.8, "share for training; validation and test halve the rest", above=0, high=0.98)
+    model: str = option("resnet9", "network", choices=("resnet9", "resnet18", "cnn"))
+    width: float = option(1.0, "factor on all channel counts", above=0, high=8)
+    head_layers: int = option(1, "fully connected layers of the classifier", low=1, high=2)
+    head_norm: bool = option(False, "BatchNorm between the two layers of the classifier")
+    method: str = option("factorized-fl", "see `ffl methods`")
+    rounds: int = option(50, "communication rounds", low=1)
+    epochs: int = option(5, "local epochs per round", low=1)
+    fraction: float = option(1.0, "share of the clients that takes part in a round", above=0, high=1)
+    batch_size: int = option(256, "images per step; the last incomplete batch of an epoch is dropped", low=2)
+    lr: float = option(1e-3, "learning rate of SGD", above=0)
+    momentum: float = option(0.9, "momentum of SGD, kept by each client across rounds", low=0, high=0.9999)
+    weight_decay: float = option(1e-6, "weight decay of SGD", low=0)
+    augment: str = option("paper", "the authors' augmentation, or none", choices=("paper", "none"))
+    seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
+    options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, complete
+
+    def __post_init__(self) -> None:
+        check(self)
+        complete = dataclasses.asdict(make_method(self.method, self.options))
+        object.__setattr__(self, "options", complete)
+
+    def build_method(self) -> Method:
+        """The configured method."""
+        return make_method(self.method, self.options)
+
+    def to_toml(self) -> str:
+        """The configuration as TOML: flat, with the method's options in a table of their own."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "options"}
+        lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
+        lines += ["", "[options]", *(f"{name} = {_toml(value)}" for name, value in self.options.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML, which agrees with JSON on all we store once characters stand as themselves (but for DEL)."""
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
+
+
+def from_table(table: Mapping[str, Any]) -> Config:
+    """A configuration from a parsed TOML table."""
+    return make(Config, table, "option")
+
+
+def read_config(path: Path) -> Config:
+    """A configuration from a TOML file."""
+    return from_table(read_table(path))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The table of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"There is no configuration file '{path}'.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"Cannot read the configuration '{path}': {error}.") from None
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """``key=value`` from the command line; the value as TOML if it is TOML, else as a word."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"'{text}' is not a setting: write key=value, for example rounds=10.")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mapping[str, Any] | None = None) -> Config:
+    """Overlay a preset's or a file's table with a choice of method and single settings.
+
+    A preset may carry options for several methods (``[methods.NAME]``): those of the method chosen apply. A setting
+    is looked up among the run's options first, then among the method's.
+    """
+    values = {key: value for key, value in table.items() if key not in ("methods", "options")}
+    settings = dict(settings or {})
+    values["method"] = method or settings.pop("method", None) or values.get("method", "factorized-fl")
+    fields = {f.name for f in dataclasses.fields(Config)} - {"options"}
+    method_fields = {f.name for f in dataclasses.fields(find_method(values["method"]))}
+    options = dict(table.get("methods", {}).get(values["method"], {}))
+    if values["method"] == table.get("method", values["method"]):
+        options |= table.get("options", {})
+    for key, value in settings.items():
+        if key in fields:
+            values[key] = value
+        elif key in method_fields:
+            options[key] = value
+        else:
+            raise unknown(f"option of a run with {values['method']}", key, fields | method_fields)
+    return from_table({**values, "options": options})

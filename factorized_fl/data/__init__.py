@@ -1,0 +1,1 @@
+"""Data: sources, decoding, scenarios and augmentation."""

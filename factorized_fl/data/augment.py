@@ -1,0 +1,119 @@
+"""The authors' augmentation as batched tensor operations, on whatever device the images are on.
+
+Random resized crop, horizontal flip, colour jitter (0.4, 0.4, 0.2, 0.1) with probability 0.8 and greyscale with
+probability 0.2. All randomness comes in as uniform numbers drawn beforehand (`draw`), so the same numbers give the
+same images on every device and in every engine.
+"""
+
+import math
+
+import torch
+
+TRIES = 10  # attempts at a crop that fits, as torchvision makes
+DRAWS = 2 * TRIES + 10
+
+_AREA = (0.08, 1.0)
+_RATIO = (3 / 4, 4 / 3)
+_JITTER, _STRENGTH = 0.8, (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
+_GREYSCALE = 0.2
+_LUMA = (0.2989, 0.587, 0.114)
+
+
+def draw(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Uniform numbers [count, DRAWS] that decide the fate of `count` images."""
+    return torch.rand(count, DRAWS, generator=generator)
+
+
+def augment(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Augment uint8 images [n, C, H, W] by their draws [n, DRAWS]; returns floats in [0, 1]."""
+    crop, rest = draws[:, : 2 * TRIES], draws[:, 2 * TRIES :]
+    out = _crop_and_flip(images.float() / 255, crop, rest[:, 0:3])
+    return _jitter(out, rest[:, 3:9], rest[:, 9])
+
+
+def normalise(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """Shift and scale float images in [0, 1] by channel."""
+    return (images - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
+
+
+def _crop_and_flip(images: torch.Tensor, draws: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Bilinear resampling of an axis-parallel box is separable: one small matrix per image and axis."""
+    height, width = images.shape[-2:]
+    area = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * draws[:, :TRIES])
+    low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
+    ratio = torch.exp(low + (high - low) * draws[:, TRIES:])
+    w, h = torch.round(torch.sqrt(area * ratio)), torch.round(torch.sqrt(area / ratio))
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)
+    found = fits.any(1)
+    # No attempt fitted: the largest centred box whose shape is allowed, which for a square image is all of it.
+    w = torch.where(found, w.gather(1, first)[:, 0], min(width, round(height * _RATIO[1])))
+    h = torch.where(found, h.gather(1, first)[:, 0], min(height, round(width / _RATIO[0])))
+    y_place = torch.where(found, place[:, 0], 0.5)
+    x_place = torch.where(found, place[:, 1], 0.5)
+    rows = _resampler(torch.floor(y_place * (height - h + 1)), h, height)
+    columns = _resampler(torch.floor(x_place * (width - w + 1)), w, width)
+    columns = torch.where((place[:, 2] < 0.5)[:, None, None], columns.flip(1), columns)
+    return rows.unsqueeze(1) @ images @ columns.transpose(1, 2).unsqueeze(1)
+
+
+def _resampler(start: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:
+    """Matrices [n, size, size] that stretch pixels start .. start + length - 1 over the whole axis."""
+    pixel = torch.arange(size, device=start.device, dtype=start.dtype)
+    source = (pixel + 0.5) * (length / size).unsqueeze(1) - 0.5
+    source = start.unsqueeze(1) + torch.minimum(source.clamp(min=0), (length - 1).unsqueeze(1))
+    return (1 - (pixel - source.unsqueeze(2)).abs()).clamp(min=0)
+
+
+def _jitter(images: torch.Tensor, draws: torch.Tensor, greyscale: torch.Tensor) -> torch.Tensor:
+    """Brightness, contrast, saturation and hue in an order of each image's own, then perhaps no colour at all."""
+    if images.shape[1] != 3:
+        return images
+    chosen = draws[:, 4] < _JITTER
+    strength = torch.tensor(_STRENGTH[:3], device=images.device)
+    factor = 1 + strength * (2 * draws[:, :3] - 1)
+    factor = torch.where(chosen.unsqueeze(1), factor, 1.0)
+    turn = torch.where(chosen, _STRENGTH[3] * (2 * draws[:, 3] - 1), 0.0)
+    out = images
+    order = _orders(images.device)[(draws[:, 5] * 24).long().clamp(max=23)]
+    for step in range(4):
+        operation = order[:, step].view(-1, 1, 1, 1)
+        grey = _grey(out)
+        target = torch.where(operation == 1, grey.mean((2, 3), keepdim=True), grey)
+        target = torch.where(operation == 0, 0.0, target)
+        blend = factor.gather(1, order[:, step : step + 1].clamp(max=2)).view(-1, 1, 1, 1)
+        blended = (target + blend * (out - target)).clamp(0, 1)
+        out = torch.where(operation == 3, _turn_hue(out, turn), blended)
+    colourless = (greyscale < _GREYSCALE).view(-1, 1, 1, 1)
+    return torch.where(colourless, _grey(out), out)
+
+
+def _orders(device: torch.device) -> torch.Tensor:
+    """The 24 orders of the four colour operations."""
+    from itertools import permutations
+
+    return torch.tensor(list(permutations(range(4))), device=device)
+
+
+def _grey(images: torch.Tensor) -> torch.Tensor:
+    red, green, blue = images.unbind(1)
+    return (_LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue).unsqueeze(1)
+
+
+def _turn_hue(images: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Turn the hue by a share of the colour circle, keeping value and chroma (HSV)."""
+    red, green, blue = images.unbind(1)
+    value = images.amax(1)
+    chroma = value - images.amin(1)
+    safe = torch.where(chroma > 0, chroma, 1.0)
+    hue = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    hue = hue + 6 * turn.view(-1, 1, 1)
+    channels = []
+    for offset in (5, 3, 1):
+        k = torch.remainder(offset + hue, 6)
+        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, 1)

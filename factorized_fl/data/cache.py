@@ -1,0 +1,106 @@
+"""Decode once: image sets kept as safetensors files under the user's cache folder."""
+
+import json
+import os
+import tempfile
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from factorized_fl.data.images import ImageSet
+from factorized_fl.errors import UserError
+
+# Raise this whenever decoding, scaling or the layout of the file changes.
+_VERSION = 1
+
+
+def cache_folder() -> Path:
+    """Say where decoded and fetched data are kept: $FFL_CACHE, else the user's usual cache folder."""
+    if own := os.environ.get("FFL_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "factorized-fl"
+    return Path("~/.cache/factorized-fl").expanduser()
+
+
+def cached(key_files: Sequence[Path], params: dict[str, Any], build: Callable[[], ImageSet]) -> ImageSet:
+    """Return what `build` makes of these files and parameters, from the cache where it was built before.
+
+    The key covers the contents of the files, so an edited file is decoded anew. A damaged entry is rebuilt;
+    a cache that cannot be written costs a warning and nothing else.
+    """
+    entry = cache_folder() / "decoded" / f"{_key(key_files, params)}.safetensors"
+    if (found := _read(entry)) is not None:
+        return found
+    built = build()
+    try:
+        _write(entry, built)
+    except (OSError, SafetensorError) as error:
+        # Without the temporary file's name, so that the same trouble gives the same words.
+        _warn_once(entry.parent, getattr(error, "strerror", None) or str(error))
+    return built
+
+
+def _key(files: Sequence[Path], params: dict[str, Any]) -> str:
+    key = sha256(json.dumps([_VERSION, params], sort_keys=True).encode())
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                key.update(file_digest(opened, "sha256").digest())
+        except OSError as error:
+            raise UserError(f"{file} cannot be read ({error.strerror}): check the path and its rights.") from error
+    return key.hexdigest()
+
+
+def _write(entry: Path, images: ImageSet) -> None:
+    tensors = {"images": images.images, "labels": images.labels}
+    if images.split is not None:
+        tensors["split"] = images.split
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    about = json.dumps({"name": images.name, "classes": images.classes})
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, {"about": about, "checksum": _checksum(about, tensors)})
+        os.replace(temporary, entry)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _read(entry: Path) -> ImageSet | None:
+    """Map an entry into memory, its pages shared between processes; None where it is missing or damaged."""
+    try:
+        with safe_open(entry, "pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata["checksum"] != _checksum(metadata["about"], tensors):
+            return None
+        about = json.loads(metadata["about"])
+        return ImageSet(name=about["name"], classes=tuple(about["classes"]), **tensors)
+    except (OSError, SafetensorError, UserError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _checksum(about: str, tensors: dict[str, torch.Tensor]) -> str:
+    total = zlib.crc32(about.encode())
+    for name in sorted(tensors):
+        total = zlib.crc32(tensors[name].numpy().data, total)
+    return str(total)
+
+
+@cache
+def _warn_once(folder: Path, reason: str) -> None:
+    warnings.warn(
+        f"Decoded images cannot be kept in {folder} ({reason}), so every run decodes them anew: "
+        "free some space or point FFL_CACHE at a writable folder.",
+        stacklevel=3,
+    )

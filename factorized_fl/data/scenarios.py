@@ -1,0 +1,170 @@
+"""Scenarios: who holds which images under which labels (paper, section 4.1 and appendix B)."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from factorized_fl.data.images import ImageSet
+from factorized_fl.errors import UserError
+from factorized_fl.seeds import numpy_rng
+
+PERMUTATION_SEED = 1234  # the paper's "fixed global seed"
+FEWEST_IMAGES = 2  # BatchNorm needs two values to have a variance
+
+
+@dataclass(frozen=True)
+class Client:
+    """One party: its images (as positions in the scenario's pool) and its own labelling of them."""
+
+    name: str
+    domain: str
+    train: torch.Tensor
+    validation: torch.Tensor
+    test: torch.Tensor
+    labelling: torch.Tensor  # the domain's class c is called labelling[c] here
+    classes: tuple[str, ...]  # names, in this client's own order
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All clients over one pool of images, which is held once however many clients there are."""
+
+    images: torch.Tensor  # uint8 [N, C, H, W]
+    labels: torch.Tensor  # int64 [N], the class inside the image's domain
+    clients: tuple[Client, ...]
+    labels_agree: bool  # one domain, one labelling: only then may a classifier travel
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """Training images of every client, float64 [K]."""
+        return torch.tensor([len(client.train) for client in self.clients], dtype=torch.float64)
+
+
+def permutation(classes: int, client: int, seed: int = PERMUTATION_SEED) -> list[int]:
+    """The client's labelling: class c becomes label permutation[c] (the paper's tables 4 and 5, counted from 0)."""
+    labels = list(range(classes))
+    random.Random(seed + client).shuffle(labels)
+    return labels
+
+
+def build_scenario(
+    domains: Sequence[ImageSet],
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]],
+    *,
+    clients: int,
+    partition: str = "iid",
+    alpha: float = 0.5,
+    permuted: bool = False,
+    clients_per_domain: Sequence[int] = (),
+    images_per_client: int = 0,
+    train_share: float = 0.8,
+    permutation_seed: int = PERMUTATION_SEED,
+    seed: int = 1,
+) -> Scenario:
+    """Split every domain into train, validation and test, deal the training part to its clients, name the labels.
+
+    `partition` is "iid" (every class dealt evenly) or "dirichlet" (each class divided by a Dirichlet(alpha) draw).
+    Several domains share the clients evenly, in order, unless `clients_per_domain` says otherwise.
+    """
+    counts = _clients_of(domains, clients, clients_per_domain)
+    members: list[Client] = []
+    offset = 0
+    for domain, count in zip(domains, counts, strict=True):
+        rng = numpy_rng(seed, "scenario", domain.name)
+        train, validation, test = (part + offset for part in split(domain, train_share, rng))
+        labels = domain.labels.numpy()[train - offset]
+        if len(train) < FEWEST_IMAGES * count:
+            raise UserError(
+                f"{count} clients are too many for the {len(train)} training images of '{domain.name}': "
+                f"each needs at least {FEWEST_IMAGES}; ask for fewer clients or a larger train_share."
+            )
+        deal = deal_evenly(labels, count, rng) if partition == "iid" else divide(labels, count, alpha, rng)
+        for held in deal:
+            k = len(members)
+            size = len(domain.classes)
+            labelling = permutation(size, k, permutation_seed) if permuted else list(range(size))
+            own = train[held]
+            if images_per_client:
+                own = own[np.sort(rng.permutation(len(own))[:images_per_client])]
+            members.append(
+                Client(
+                    name=f"client {k + 1}",
+                    domain=domain.name,
+                    train=torch.from_numpy(own),
+                    validation=torch.from_numpy(validation),
+                    test=torch.from_numpy(test),
+                    labelling=torch.tensor(labelling),
+                    classes=tuple(domain.classes[labelling.index(label)] for label in range(size)),
+                )
+            )
+        offset += len(domain.images)
+    single = len(domains) == 1
+    return Scenario(
+        images=domains[0].images if single else torch.cat([domain.images for domain in domains]),
+        labels=domains[0].labels if single else torch.cat([domain.labels for domain in domains]),
+        clients=tuple(members),
+        labels_agree=single and not permuted,
+        mean=normalisation[0],
+        std=normalisation[1],
+    )
+
+
+def _clients_of(domains: Sequence[ImageSet], clients: int, per_domain: Sequence[int]) -> list[int]:
+    if per_domain:
+        if len(per_domain) != len(domains) or sum(per_domain) != clients:
+            raise UserError(
+                f"clients_per_domain = {list(per_domain)} must name {len(domains)} domains and add up to "
+                f"clients = {clients}."
+            )
+        return list(per_domain)
+    if clients < len(domains):
+        raise UserError(f"{clients} clients cannot cover {len(domains)} domains: ask for at least one per domain.")
+    share, rest = divmod(clients, len(domains))
+    return [share + (index < rest) for index in range(len(domains))]
+
+
+def split(domain: ImageSet, train_share: float, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Positions of train, validation and test: shuffled, then cut (80/10/10 in the paper), unless the source says."""
+    if domain.split is not None:
+        given = domain.split.numpy()
+        return tuple(np.flatnonzero(given == part) for part in range(3))
+    order = rng.permutation(len(domain.images))
+    train = int(train_share * len(order))
+    test = train + (len(order) - train) // 2
+    if train == 0 or test in (train, len(order)):
+        raise UserError(f"'{domain.name}' has {len(order)} images, too few to split: add images.")
+    return np.sort(order[:train]), np.sort(order[test:]), np.sort(order[train:test])
+
+
+def deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deal the images of every class in turn, so that class counts and sizes differ by one at most."""
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return [np.sort(by_class[client::clients]) for client in range(clients)]
+
+
+def divide(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Divide each class by a Dirichlet(alpha) draw over the clients.
+
+    A client left with fewer than FEWEST_IMAGES takes what it lacks, one image at a time, from whoever holds most:
+    the draw stands for everybody else and the procedure always ends.
+    """
+    held: list[list[int]] = [[] for _ in range(clients)]
+    for label in np.unique(labels):
+        images = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(clients, alpha))
+        if not np.isfinite(shares).all():  # a tiny alpha underflows: the limit is one owner for the whole class
+            shares = np.eye(clients)[rng.integers(clients)]
+        cuts = np.round(np.cumsum(shares)[:-1] * len(images)).astype(int)
+        for client, part in enumerate(np.split(images, cuts)):
+            held[client].extend(part.tolist())
+    for client in range(clients):
+        while len(held[client]) < FEWEST_IMAGES:
+            richest = max(range(clients), key=lambda other: len(held[other]))
+            held[client].append(held[richest].pop())
+    return [np.sort(np.array(part)) for part in held]

@@ -1,0 +1,46 @@
+"""How local training is executed. Every engine gives the reference engine's results."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from factorized_fl.federation.state import ClientStack
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a client's local training: mean cross-entropy over its steps, and their number."""
+
+    loss: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What came of testing a client's own model."""
+
+    correct: int
+    total: int
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images classified right."""
+        return self.correct / self.total
+
+
+class Engine(Protocol):
+    """Local training and evaluation of some clients, in place on the stack of all."""
+
+    def train(
+        self,
+        round: int,
+        clients: Sequence[int],
+        state: ClientStack,
+        momentum: ClientStack,
+        done: Callable[[int], None],
+    ) -> dict[int, Trained]:
+        """Train each client for its local epochs; `done` is told after each."""
+
+    def evaluate(self, clients: Sequence[int], state: ClientStack) -> dict[int, Evaluated]:
+        """Test each client's own model on its test images under its own labels."""

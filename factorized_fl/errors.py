@@ -1,0 +1,19 @@
+"""Errors that a user can cause and mend."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """A mistake the user can mend: one sentence that says what is wrong and what to do.
+
+    The command line prints it without a traceback and exits with 2.
+    """
+
+
+def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
+    """Complain about a name nobody knows: suggest the nearest, then list all that exist."""
+    known = sorted(known)
+    near = get_close_matches(given, known, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return UserError(f"Unknown {what} '{given}'.{hint} Known: {', '.join(known)}.")

@@ -1,0 +1,1 @@
+"""The federation: stacked client state, mixing, rounds, communication ledger, run directory."""

@@ -1,0 +1,114 @@
+"""From a configuration to a federation at its start: scenario, method, models, stacked state, engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from factorized_fl.config import Config
+from factorized_fl.data.scenarios import Scenario, build_scenario
+from factorized_fl.data.sources import load, normalisation
+from factorized_fl.engine import Engine
+from factorized_fl.engine.reference import ReferenceEngine
+from factorized_fl.federation.state import ClientStack
+from factorized_fl.methods import Method, Tensors
+from factorized_fl.nn import Role, build_model, roles
+from factorized_fl.seeds import derive, torch_rng
+
+
+@dataclass
+class Federation:
+    """Everything a run needs in memory. Built from the configuration alone; a checkpoint fills in the rest."""
+
+    config: Config
+    scenario: Scenario
+    method: Method
+    roles: dict[str, Role]
+    shared: frozenset[str]
+    state: ClientStack
+    momentum: ClientStack
+    received: torch.Tensor  # bool [K]
+    method_state: Tensors
+    engine: Engine
+
+    @property
+    def tensors(self) -> Tensors:
+        """All that changes from round to round, under distinct names."""
+        return {
+            **self.state.flat("state"),
+            **self.momentum.flat("momentum"),
+            **{f"method/{name}": tensor for name, tensor in self.method_state.items()},
+            "received": self.received,
+        }
+
+    def load(self, tensors: Tensors) -> None:
+        """Go back to where a checkpoint was taken."""
+        self.state.load("state", tensors)
+        self.momentum.load("momentum", tensors)
+        self.received.copy_(tensors["received"])
+        self.method_state = {
+            name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
+        }
+
+
+def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
+    """The configured scenario; `data` is the folder that holds the data sets."""
+    domains = load(config.dataset, data, size=config.image_size or None, channels=config.channels or None)
+    return build_scenario(
+        domains,
+        normalisation(config.dataset, domains[0].images.shape[1]),
+        clients=config.clients,
+        partition=config.partition,
+        alpha=config.alpha,
+        permuted=config.permuted,
+        clients_per_domain=config.clients_per_domain,
+        images_per_client=config.images_per_client,
+        train_share=config.train_share,
+        permutation_seed=config.permutation_seed,
+        seed=config.seed,
+    )
+
+
+def build_federation(config: Config, scenario: Scenario, device: torch.device) -> Federation:
+    """All clients at their common start."""
+    method = config.build_method()
+    channels = scenario.images.shape[1]
+    models = {}
+    for classes in {len(client.classes) for client in scenario.clients}:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(config.seed, "model"))
+            model = build_model(
+                config.model,
+                classes,
+                channels=channels,
+                width=config.width,
+                head_layers=config.head_layers,
+                head_norm=config.head_norm,
+            )
+        models[classes] = method.parametrize(model, torch_rng(config.seed, "parametrisation"))
+    initial = {classes: model.state_dict() for classes, model in models.items()}
+    state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
+    model = next(iter(models.values()))
+    role_of = roles(model)
+    shared = frozenset(name for name, role in role_of.items() if _travels(method, role, scenario.labels_agree))
+    trained = [name for name, _ in model.named_parameters()]
+    state = ClientStack(
+        {name: t.to(device) for name, t in state.common.items()},
+        [{name: t.to(device) for name, t in own.items()} for own in state.own],
+    )
+    return Federation(
+        config=config,
+        scenario=scenario,
+        method=method,
+        roles=role_of,
+        shared=shared,
+        state=state,
+        momentum=state.zeros_like(trained),
+        received=torch.zeros(len(scenario.clients), dtype=torch.bool),
+        method_state={},
+        engine=ReferenceEngine(config, method, scenario, models, role_of, shared, device),
+    )
+
+
+def _travels(method: Method, role: Role, labels_agree: bool) -> bool:
+    return role.kind != "stat" and (labels_agree or not role.head) and method.shares(role)

@@ -1,0 +1,114 @@
+"""A whole run: rounds until the end, everything on disk as it goes, resumable at any moment."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from factorized_fl.config import Config
+from factorized_fl.errors import UserError
+from factorized_fl.federation.build import Federation, build_federation, build_scenario_of
+from factorized_fl.federation.environment import describe_environment
+from factorized_fl.federation.rounds import run_round
+from factorized_fl.federation.rundir import Record, RunDirectory
+
+_CHECKPOINT_SHARE = 0.1  # checkpoints may take so much of a run's time; small ones are written every round
+
+
+class Observer(Protocol):
+    """Somebody who watches a run: a progress bar, a log."""
+
+    def started(self, federation: "Federation", done: int) -> None:
+        """The run begins, or goes on after `done` rounds."""
+
+    def client_done(self, round: int, client: int) -> None:
+        """A client finished its local training."""
+
+    def round_done(self, round: int, records: Sequence[Record]) -> None:
+        """A round is complete; its metrics are on disk."""
+
+
+def run(
+    config: Config,
+    out: Path | str,
+    *,
+    data: Path | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    device: str = "auto",
+) -> RunDirectory:
+    """Run a federation to its end, or on to its end, in the directory `out`."""
+    directory = RunDirectory(out)
+    device = find_device(device)
+    with directory.lock():
+        done = directory.rounds_done(config, resume)
+        if done == config.rounds and directory.summary():
+            return directory
+        federation = build_federation(config, build_scenario_of(config, data), torch.device(device))
+        if done:
+            federation.load(directory.load_checkpoint())
+        directory.begin(config, describe_environment(config.seed, device), done)
+        for observer in observers:
+            observer.started(federation, done)
+        _go_on(federation, directory, done, observers)
+    return directory
+
+
+def find_device(name: str) -> str:
+    """The device to train on; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu" or (name.startswith("cuda") and torch.cuda.is_available()):
+        return name
+    raise UserError(f"There is no device '{name}' here: use cpu or auto.")
+
+
+def _client_done(observers: Sequence[Observer], round: int, client: int) -> None:
+    for observer in observers:
+        observer.client_done(round, client)
+
+
+def _go_on(federation: Federation, directory: RunDirectory, done: int, observers: Sequence[Observer]) -> None:
+    config = federation.config
+    writing, written = 0.0, time.monotonic()
+    for round in range(done + 1, config.rounds + 1):
+        began = time.monotonic()
+        records, mixing = run_round(federation, round, partial(_client_done, observers, round))
+        if mixing is not None:
+            matrices = {"matrix": mixing.matrix, "similarity": mixing.similarity}
+            directory.save_mixing(round, {name: m for name, m in matrices.items() if m is not None})
+        directory.append("metrics.jsonl", records)
+        now = time.monotonic()
+        directory.append("timing.jsonl", [{"round": round, "seconds": now - began}])
+        if round == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written):
+            directory.save_checkpoint(round, federation.tensors)
+            written = time.monotonic()
+            writing = written - now
+        for observer in observers:
+            observer.round_done(round, records)
+    directory.save_summary(summarise(directory))
+
+
+def summarise(directory: RunDirectory) -> Record:
+    """Final accuracies and total traffic, from the run's metrics."""
+    last: dict[int, Record] = {}
+    totals = {"up_parameters": 0, "down_parameters": 0, "up_bytes": 0, "down_bytes": 0}
+    for record in directory.metrics():
+        last[record["client"]] = record
+        for name in totals:
+            totals[name] += record[name]
+    clients = [last[k] for k in sorted(last)]
+    accuracies = torch.tensor([record["accuracy"] for record in clients], dtype=torch.float64)
+    return {
+        "method": directory.config().method,
+        "clients": [
+            {name: record[name] for name in ("client", "domain", "accuracy", "correct", "total", "round")}
+            for record in clients
+        ],
+        "accuracy_mean": accuracies.mean().item(),
+        "accuracy_spread": accuracies.std(unbiased=False).item(),
+        **totals,
+    }

@@ -1,0 +1,220 @@
+"""The run directory: all that a run leaves behind, and all that resuming or reporting needs.
+
+config.toml            the complete configuration
+environment.json       versions, machine, commit
+metrics.jsonl          one line per round and client, append-only
+timing.jsonl           one line per round: seconds (apart, because metrics of equal runs are equal)
+mixing/round-N.safetensors   mixing and similarity matrices of round N
+checkpoint.safetensors       everything needed to go on
+summary.json           written when the run is complete
+"""
+
+import errno
+import fcntl
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+
+from factorized_fl.config import Config, from_table, read_table
+from factorized_fl.errors import UserError
+
+Record = dict[str, Any]
+
+
+@contextmanager
+def plain_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk or a forbidden folder into one sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in str(error)
+        advice = "free some space, then continue with --resume" if full else "choose another folder with --out"
+        raise UserError(f"Cannot write to '{path}' ({reason}): {advice}.") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file as a whole: after a crash there is the old one or the new one."""
+    temporary = path.with_name(path.name + ".part")
+    with plain_errors(path.parent):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+class RunDirectory:
+    """Reading and writing of one run's files."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.checkpoint_path = self.path / "checkpoint.safetensors"
+
+    # -- beginning and resuming
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One process at a time; the lock goes with the process, however it ends. A failed start leaves no folder."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"'{self.path}' is a file: choose another --out.")
+        with plain_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise UserError(
+                f"Another process is at work in '{self.path}': wait for it, or choose another --out."
+            ) from None
+        try:
+            yield
+        finally:
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+            os.close(handle)
+
+    def rounds_done(self, config: Config, resume: bool) -> int:
+        """The last round that is safely on disk (0: none); refuses what would spoil somebody's results."""
+        if not (self.path / "config.toml").exists():
+            if any(self.path.iterdir()):
+                raise UserError(f"'{self.path}' is not empty and not a run: choose another --out.")
+            return 0
+        if not resume:
+            raise UserError(f"'{self.path}' already holds a run: add --resume to continue it, or choose another --out.")
+        self._refuse_other(config)
+        return self.checkpoint_round()
+
+    def begin(self, config: Config, environment: Mapping[str, Any], done: int) -> None:
+        """Write what a run begins with, or drop what a killed process wrote after its last checkpoint."""
+        with plain_errors(self.path):
+            (self.path / "mixing").mkdir(exist_ok=True)
+        if done == 0:
+            write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
+            write_atomically(self.path / "config.toml", config.to_toml().encode())
+        self._forget_after(done)
+
+    def _refuse_other(self, config: Config) -> None:
+        old, new = read_table(self.path / "config.toml"), tomllib.loads(config.to_toml())
+        old, new = {**old, **old.pop("options", {})}, {**new, **new.pop("options", {})}
+        changed = [
+            f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
+            for name in {**old, **new}
+            if old.get(name) != new.get(name)
+        ]
+        if changed:
+            raise UserError(
+                f"'{self.path}' was begun with another configuration ({'; '.join(changed)}): "
+                "use the same one, or another --out."
+            )
+
+    def _forget_after(self, round: int) -> None:
+        """Drop later rounds; they will be written again, the same."""
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            kept = [record for record in self._records(name) if record["round"] <= round]
+            write_atomically(self.path / name, "".join(_line(record) for record in kept).encode())
+        for path in (self.path / "mixing").glob("round-*.safetensors"):
+            if int(path.stem.removeprefix("round-")) > round:
+                path.unlink()
+
+    # -- writing
+
+    def append(self, name: str, records: Iterable[Record]) -> None:
+        """Add lines to metrics.jsonl or timing.jsonl and make sure they are on disk."""
+        with plain_errors(self.path), (self.path / name).open("a", encoding="utf-8") as file:
+            file.write("".join(_line(record) for record in records))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save_mixing(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep the round's matrices."""
+        path = self.path / "mixing" / f"round-{round:04d}.safetensors"
+        write_atomically(path, safetensors.torch.save({name: t.cpu() for name, t in tensors.items()}))
+
+    def save_checkpoint(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace the checkpoint. Tensors are streamed to disk: no second copy of the state is made."""
+        temporary = self.checkpoint_path.with_suffix(".part")
+        with plain_errors(self.path):
+            try:
+                safetensors.torch.save_file(dict(tensors), temporary, metadata={"round": str(round)})
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.checkpoint_path)
+            except (OSError, SafetensorError):
+                temporary.unlink(missing_ok=True)
+                raise
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        """Mark the run complete."""
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2).encode())
+
+    # -- reading
+
+    def checkpoint_round(self) -> int:
+        """The round of the checkpoint, 0 if there is none."""
+        if not self.checkpoint_path.exists():
+            return 0
+        with self._reading_checkpoint(), safe_open(self.checkpoint_path, "pt") as file:
+            return int(file.metadata()["round"])
+
+    def load_checkpoint(self) -> dict[str, torch.Tensor]:
+        """All tensors of the checkpoint."""
+        with self._reading_checkpoint():
+            return safetensors.torch.load_file(self.checkpoint_path)
+
+    @contextmanager
+    def _reading_checkpoint(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"The checkpoint '{self.checkpoint_path}' is damaged ({error}): remove it to start this run again."
+            ) from None
+
+    def config(self) -> Config:
+        """The run's configuration."""
+        return from_table(read_table(self.path / "config.toml"))
+
+    def metrics(self) -> list[Record]:
+        """All lines of metrics.jsonl."""
+        return list(self._records("metrics.jsonl"))
+
+    def timing(self) -> list[Record]:
+        """All lines of timing.jsonl."""
+        return list(self._records("timing.jsonl"))
+
+    def mixing(self, round: int) -> dict[str, torch.Tensor]:
+        """The matrices of a round: `matrix`, and `similarity` where the method has one."""
+        return safetensors.torch.load_file(self.path / "mixing" / f"round-{round:04d}.safetensors")
+
+    def summary(self) -> Record | None:
+        """The summary, if the run is complete."""
+        path = self.path / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def _records(self, name: str) -> Iterator[Record]:
+        """Whole lines only: a torn last line is what a killed process leaves."""
+        path = self.path / name
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record) + "\n"

@@ -1,0 +1,53 @@
+"""The methods, one small file each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from factorized_fl.errors import unknown
+from factorized_fl.methods.base import Batch, Local, Method, Mixing, Server, Tensors
+from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
+from factorized_fl.methods.fedavg import FedAvg
+from factorized_fl.methods.stand_alone import StandAlone
+from factorized_fl.options import make
+
+METHODS: dict[str, type[Method]] = {}
+
+
+def register(method: type[Method]) -> type[Method]:
+    """Make a method known by its name; usable as a class decorator."""
+    METHODS[method.name] = method
+    return method
+
+
+for _method in (StandAlone, FedAvg, FactorizedFL, FactorizedFLBeta):
+    register(_method)
+
+
+def find_method(name: str) -> type[Method]:
+    """The method of that name."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def make_method(name: str, options: Mapping[str, Any]) -> Method:
+    """A method with its options."""
+    return make(find_method(name), options, f"option of {name}")
+
+
+__all__ = [
+    "METHODS",
+    "Batch",
+    "FactorizedFL",
+    "FactorizedFLBeta",
+    "FedAvg",
+    "Local",
+    "Method",
+    "Mixing",
+    "Server",
+    "StandAlone",
+    "Tensors",
+    "find_method",
+    "make_method",
+    "register",
+]

@@ -1,0 +1,20 @@
+"""Parametrisations of weights, the roles of tensors, and models."""
+
+from factorized_fl.nn.description import Description, describe
+from factorized_fl.nn.factorized import RankOneSparse, factorize, fold, set_threshold
+from factorized_fl.nn.models import build_model
+from factorized_fl.nn.roles import Role, find_head, last_body_v, roles
+
+__all__ = [
+    "Description",
+    "RankOneSparse",
+    "Role",
+    "build_model",
+    "describe",
+    "factorize",
+    "find_head",
+    "fold",
+    "last_body_v",
+    "roles",
+    "set_threshold",
+]

@@ -1,0 +1,70 @@
+"""How many numbers a model holds, by role."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import nn
+
+from factorized_fl.nn.factorized import factored
+from factorized_fl.nn.roles import roles
+
+
+@dataclass(frozen=True)
+class Description:
+    """Numbers in the tensors of a model: `total` is the sum of u, v, mu, body, bias, norm, stat and other.
+
+    All of these include the classifier's tensors; `head` counts the classifier's tensors once more, together.
+    Of `mu`, `mu_surviving` reach the threshold. Counters such as num_batches_tracked are left out.
+    """
+
+    u: int
+    v: int
+    mu: int
+    mu_surviving: int
+    body: int
+    bias: int
+    norm: int
+    stat: int
+    other: int
+    head: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """Share of mu that survives pruning; 1 where there is no mu."""
+        return self.mu_surviving / self.mu if self.mu else 1.0
+
+    def __str__(self) -> str:
+        kinds = ("u", "v", "mu", "body", "bias", "norm", "stat", "other")
+        rows = [(kind, getattr(self, kind), "") for kind in kinds]
+        if self.mu:
+            rows.insert(3, ("  surviving", self.mu_surviving, f"{self.share:.1%} of mu"))
+        rows += [("total", self.total, ""), ("  of it head", self.head, "")]
+        shown = [row for row in rows if row[1] or row[0] == "total"]
+        width = len(f"{self.total:,}")
+        return "\n".join(f"{name:<13}{count:>{width},}  {note}".rstrip() for name, count, note in shown)
+
+
+def describe(model: nn.Module, head: str | None = None) -> Description:
+    """Count a model's numbers by role; a tensor shared by two modules counts once."""
+    state = model.state_dict(keep_vars=True)
+    named = roles(model, head)
+    counts: Counter[str] = Counter()
+    in_head = 0
+    seen: set[int] = set()
+    for name, role in named.items():
+        tensor = state[name]
+        if id(tensor) in seen or (role.kind == "stat" and tensor.ndim == 0):
+            continue
+        seen.add(id(tensor))
+        counts[role.kind] += tensor.numel()
+        in_head += tensor.numel() * role.head
+
+    surviving = sum(
+        original.numel() - int(part.pruned(original.detach()).sum())
+        for part, original in factored(model)
+        if part.has_mu
+    )
+    known = {kind: counts.pop(kind, 0) for kind in ("u", "v", "mu", "body", "bias", "norm", "stat")}
+    other = counts.total()
+    return Description(**known, mu_surviving=surviving, other=other, head=in_head, total=sum(known.values()) + other)

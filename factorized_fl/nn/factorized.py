@@ -1,0 +1,241 @@
+"""Kernel factorisation (paper, section 4.1): a weight is a rank-one product and a sparse rest, u v^T + mu."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
+
+from factorized_fl.errors import UserError, unknown
+from factorized_fl.nn.roles import layers, under
+
+LAYOUTS = ("taps", "mixed", "released")
+INITS = ("xavier", "fit")
+
+
+class RankOneSparse(nn.Module):
+    """Rebuilds a weight of shape `shape` from its factors, W = u v^T + mu (paper, Eqs. 1-3).
+
+    u and v are shaped so that `u * v` broadcasts to the matrix the layout factorises. mu is the tensor that
+    `torch.nn.utils.parametrize` calls the original; with `mu=False` there is no mu and v is the original.
+    In eval mode entries of mu smaller in magnitude than `threshold` count as zero.
+    """
+
+    def __init__(self, u: Tensor, v: Tensor, shape: Sequence[int], *, mu: bool = True, threshold: float = 0.0) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.v_shape = tuple(v.shape)
+        self.matrix_shape = tuple(torch.broadcast_shapes(u.shape, v.shape))
+        self.has_mu = mu
+        self.threshold = threshold
+        self.u = _parameter(u)
+        if mu:
+            self.v = _parameter(v)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each tensor, as `roles` wants to know it."""
+        return {"original": "mu", "u": "u", "v": "v"} if self.has_mu else {"original": "v", "u": "u"}
+
+    def pruned(self, mu: Tensor) -> Tensor:
+        """Where mu counts as zero once training is over: |mu| < threshold."""
+        return mu.abs() < self.threshold
+
+    def forward(self, original: Tensor) -> Tensor:
+        """The weight: u v^T + original, or u original^T without mu."""
+        if not self.has_mu:
+            return (self.u * original).reshape(self.shape)
+        if not self.training and self.threshold > 0:
+            original = original.masked_fill(self.pruned(original), 0.0)
+        return torch.addcmul(original.reshape(self.matrix_shape), self.u, self.v).reshape(self.shape)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """The original that gives `weight` with these u and v; without mu the best one, by least squares."""
+        if tuple(weight.shape) != self.shape:
+            raise UserError(f"The weight has shape {self.shape}; a tensor of shape {tuple(weight.shape)} does not fit.")
+        if self.has_mu:
+            return weight - (self.u * self.v).reshape(self.shape)
+        u = self.u.double()
+        product = (weight.double().reshape(self.matrix_shape) * u).sum_to_size(self.v_shape)
+        # With u = 0 every v gives the same weight; the clamp then chooses v = 0.
+        return (product / u.square().sum().clamp_min(torch.finfo(u.dtype).tiny)).to(weight.dtype)
+
+
+def factorize(
+    model: nn.Module,
+    *,
+    layout: str = "taps",
+    mu: bool = True,
+    skip: Iterable[str] = (),
+    init: str = "xavier",
+    threshold: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Factorise every Linear and convolution of a model, in place, and return the model.
+
+    Args:
+        model: any module; transposed convolutions and packed attention projections stay dense.
+        layout: which matrix of a kernel has rank one. "taps": F*F x I*O, u are the filter taps (the paper);
+            "mixed": I*F x O*F (the paper's ablation); "released": F*F x I*O viewed as the kernel without a
+            permutation (what the authors' code does).
+        mu: keep the sparse rest; without it a weight has rank one.
+        skip: qualified names of layers, or of modules with all they contain, that stay dense.
+        init: "xavier" draws u and v afresh and sets mu to zero; "fit" takes the leading singular pair of the
+            present weight and leaves the rest to mu, so that a trained model keeps its outputs.
+        threshold: entries of mu below it count as zero in eval mode.
+        generator: source of the draws, made in module order; the global one by default.
+    """
+    if layout not in LAYOUTS:
+        raise unknown("layout", layout, LAYOUTS)
+    if init not in INITS:
+        raise unknown("init", init, INITS)
+    _check_threshold(threshold)
+    chosen = _select(model, (skip,) if isinstance(skip, str) else tuple(skip))
+    for name, layer in chosen.items():
+        _check(name, layer, model, init)
+
+    for layer in chosen.values():
+        weight = cast(nn.Parameter, layer.weight)
+        u_shape, v_shape = factor_shapes(weight.shape, layout)
+        if init == "fit":
+            u, v = leading_pair(weight, u_shape, v_shape)
+        else:
+            u, v = (xavier(shape, weight, generator) for shape in (u_shape, v_shape))
+        part = RankOneSparse(u, v, weight.shape, mu=mu, threshold=float(threshold))
+        part.requires_grad_(weight.requires_grad)
+        parametrize.register_parametrization(layer, "weight", part)
+        if init == "xavier":
+            with torch.no_grad():
+                original = _list(layer).original
+                original.copy_(torch.zeros_like(original) if mu else v)
+    return model
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """A plain dense copy whose outputs are those of the model in eval mode; the model stays as it is."""
+    copy = deepcopy(model)
+    for module in list(copy.modules()):
+        if not parametrize.is_parametrized(module):
+            continue
+        weights = {}
+        for name, parts in cast(nn.ModuleDict, module.parametrizations).items():
+            with torch.no_grad():
+                value = parts.eval()()
+            trainable = any(p.requires_grad for p in parts.parameters())
+            weights[name] = nn.Parameter(value, requires_grad=trainable)
+        # parametrize.remove_parametrizations would strip the class, which the copy shares with the model.
+        module.__class__ = parametrize.type_before_parametrizations(module)
+        del module.parametrizations
+        rest = dict(module._parameters)
+        module._parameters.clear()
+        # Weights first, as PyTorch's layers register them: the order of the state dict is the old one again.
+        module._parameters.update({**weights, **rest})
+    return copy
+
+
+def set_threshold(model: nn.Module, value: float) -> None:
+    """In every factorised layer, let entries of mu below `value` count as zero in eval mode; 0 keeps all."""
+    _check_threshold(value)
+    found = [module for module in model.modules() if isinstance(module, RankOneSparse)]
+    if not found:
+        raise UserError("The model has no factorised layer whose mu could be pruned; call factorize first.")
+    for part in found:
+        part.threshold = float(value)
+
+
+def factored(model: nn.Module) -> Iterator[tuple[RankOneSparse, Tensor]]:
+    """Every rank-one parametrisation of the model with its original tensor (mu, or v without mu)."""
+    for module in model.modules():
+        if isinstance(module, ParametrizationList) and isinstance(module[0], RankOneSparse):
+            yield module[0], module.original
+
+
+def factor_shapes(shape: Sequence[int], layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes in which u and v of a weight (O, I, *kernel) broadcast to the matrix the layout factorises."""
+    out, inp, *kernel = shape
+    ones = [1] * len(kernel)
+    if not kernel:
+        return (1, inp), (out, 1)
+    if layout == "taps":
+        return (1, 1, *kernel), (out, inp, *ones)
+    if layout == "mixed":
+        cut = math.ceil(len(kernel) / 2)
+        return (1, inp, *kernel[:cut], *ones[cut:]), (out, 1, *ones[:cut], *kernel[cut:])
+    return (math.prod(kernel), 1), (1, out * inp)
+
+
+def xavier(shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """A Xavier-uniform vector, its fans 1 and its length, of the type and on the device of `like`."""
+    bound = math.sqrt(6 / (1 + math.prod(shape)))
+    device = generator.device if generator else like.device
+    return torch.empty(*shape, dtype=like.dtype, device=device).uniform_(-bound, bound, generator=generator).to(like)
+
+
+def leading_pair(weight: Tensor, u_shape: Sequence[int], v_shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The best rank-one factors of a weight, sqrt(s) times each leading singular vector, in the given shapes.
+
+    Computed in float64 on the CPU with a fixed sign, so that all sites starting from one model agree on them.
+    """
+    rows = [axis for axis, size in enumerate(v_shape) if size == 1]
+    columns = [axis for axis, size in enumerate(v_shape) if size != 1]
+    tensor = weight.detach().to("cpu", torch.float64).reshape(torch.broadcast_shapes(u_shape, v_shape))
+    matrix = tensor.permute(*rows, *columns).reshape(math.prod(u_shape), math.prod(v_shape))
+
+    # The Gram matrix of the shorter side: a kernel's matrix is often 9 x 65,536.
+    if matrix.shape[0] <= matrix.shape[1]:
+        a = torch.linalg.eigh(matrix @ matrix.T).eigenvectors[:, -1]
+    else:
+        b = torch.linalg.eigh(matrix.T @ matrix).eigenvectors[:, -1]
+        a = matrix @ b
+        # A zero weight has no direction; any unit vector will do, and lets v learn.
+        a = a / a.norm() if a.norm() > 0 else torch.eye(len(a), 1, dtype=a.dtype)[:, 0]
+    a = a * a[a.abs().argmax()].sign()
+    b = matrix.T @ a
+    root = float(b.norm().sqrt()) or 1.0
+    return (root * a).reshape(*u_shape).to(weight), (b / root).reshape(*v_shape).to(weight)
+
+
+def _select(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Module]:
+    found = layers(model)
+    if not found:
+        raise UserError("The model has no Linear or convolution layer to factorise.")
+    for entry in skip:
+        if not entry or not any(under(name, entry) for name in found):
+            raise UserError(f"skip names '{entry}', but no layer is called so; the layers are {', '.join(found)}.")
+    chosen = {name: layer for name, layer in found.items() if not any(under(name, entry) for entry in skip)}
+    if not chosen:
+        raise UserError("skip leaves no layer to factorise; name fewer layers in it.")
+    return chosen
+
+
+def _check(name: str, layer: nn.Module, model: nn.Module, init: str) -> None:
+    title = f"Layer '{name}'" if name else "The layer"
+    if any(isinstance(part, RankOneSparse) for part in layer.modules()):
+        raise UserError(f"{title} is factorised already; fold the model first to factorise it anew.")
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        raise UserError(f"{title} has a weight under another parametrisation or pruning; remove it or skip the layer.")
+    if is_lazy(weight):
+        raise UserError(f"{title} does not know its shape yet; run one batch through the model first.")
+    if sum(weight is other for module in model.modules() for other in module._parameters.values()) > 1:
+        raise UserError(f"{title} shares its weight with another module; untie the two or skip the layer.")
+    if init == "fit" and not weight.isfinite().all():
+        raise UserError(f"{title} has weights that are not finite, so no factors fit them.")
+
+
+def _check_threshold(value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise UserError(f"The threshold must be a number of at least 0, not {value}.")
+
+
+def _parameter(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.detach().clone())
+
+
+def _list(layer: nn.Module) -> ParametrizationList:
+    return cast(ParametrizationList, cast(nn.ModuleDict, layer.parametrizations)["weight"])

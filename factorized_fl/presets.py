@@ -1,0 +1,67 @@
+"""Named starting points: the embedded demo and the paper's scenarios."""
+
+from typing import Any
+
+from factorized_fl.errors import unknown
+
+Table = dict[str, Any]
+
+
+def _matching(tau: float, epsilon: float, **more: Any) -> Table:
+    """The same matching options for every method that matches by similarity."""
+    options = {"tau": tau, "epsilon": epsilon, **more}
+    return dict.fromkeys(("factorized-fl", "factorized-fl-beta"), options)
+
+
+def _released(tau: float, epsilon: float, minimum: int) -> Table:
+    """What the authors' released code sets: a minimum of peers and no gradient from the L1 term."""
+    return _matching(tau, epsilon, minimum=minimum, l1=False)
+
+
+def _label_presets() -> dict[str, Table]:
+    presets = {}
+    for dataset in ("cifar10", "svhn"):
+        for permuted in (False, True):
+            for partition, ending in (("iid", "iid"), ("dirichlet", "non-iid")):
+                name = f"{dataset}-{'permuted-' if permuted else ''}{ending}"
+                table = {"dataset": dataset, "partition": partition, "permuted": permuted}
+                presets[name] = {**table, "methods": _matching(0.0, 1.0)}
+                minimum = 10 if permuted else 20
+                presets[f"{name}-released"] = {**table, "methods": _released(0.0, 1.0, minimum)}
+    return presets
+
+
+_DOMAINS: Table = {"dataset": "cifar100-domains", "permuted": True, "rounds": 100}
+
+_SMALL: Table = {
+    "model": "cnn",
+    "batch_size": 16,
+    "lr": 0.02,
+    "augment": "none",
+    "clients": 12,
+    "train_share": 0.6,
+    "images_per_client": 60,
+    "rounds": 12,
+    "epochs": 2,
+}
+
+PRESETS: dict[str, Table] = {
+    "demo": {
+        **_SMALL,
+        "dataset": "embedded",
+        "permuted": True,
+        "methods": _matching(0.0, 20.0),
+    },
+    "digits-iid": {**_SMALL, "dataset": "digits", "methods": _matching(0.0, 1.0)},
+    "digits-permuted-iid": {**_SMALL, "dataset": "digits", "permuted": True, "methods": _matching(0.0, 1.0)},
+    **_label_presets(),
+    "cifar100-domains": {**_DOMAINS, "methods": _matching(0.75, 20.0)},
+    "cifar100-domains-released": {**_DOMAINS, "methods": _released(0.95, 20.0, 4)},
+}
+
+
+def find_preset(name: str) -> Table:
+    """The table of a preset, with its name in it."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return {**PRESETS[name], "preset": name}

@@ -1,0 +1,72 @@
+"""Live progress of a run: a bar on a terminal, one plain line per round elsewhere."""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from factorized_fl.federation.build import Federation
+from factorized_fl.federation.rundir import Record
+from factorized_fl.report.tables import size
+
+
+class ProgressObserver:
+    """Shows rounds, clients, accuracy so far, bytes and time left."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console, self.title = console, title
+        self.bytes = 0
+        self.latest: dict[int, float] = {}
+        self.rounds = 0
+        self.began = time.monotonic()
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> "ProgressObserver":
+        self.bar.start()
+        self.task = self.bar.add_task(self.title, total=None, note="reading data")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def started(self, federation: Federation, done: int) -> None:
+        """Know how much there is to do."""
+        config = federation.config
+        self.rounds = config.rounds
+        self.per_round = max(1, int(config.fraction * config.clients + 0.5))
+        total = self.rounds * self.per_round
+        self.bar.update(self.task, total=total, completed=done * self.per_round, note="")
+
+    def client_done(self, round: int, client: int) -> None:
+        """One more client trained."""
+        self.bar.update(self.task, advance=1, note=self._note(round))
+
+    def round_done(self, round: int, records: Sequence[Record]) -> None:
+        """One more round complete."""
+        self.latest |= {record["client"]: record["accuracy"] for record in records}
+        self.bytes += sum(record["up_bytes"] + record["down_bytes"] for record in records)
+        note = self._note(round)
+        self.bar.update(self.task, note=note)
+        if not self.console.is_terminal:
+            self.console.print(f"{self.title}: {note}, {time.monotonic() - self.began:.0f} s", highlight=False)
+
+    def _note(self, round: int) -> str:
+        parts = [f"round {round}/{self.rounds}"]
+        if self.latest:
+            mean = sum(self.latest.values()) / len(self.latest)
+            parts += [f"accuracy {100 * mean:.1f}%", size(self.bytes)]
+        return ", ".join(parts)

@@ -1,0 +1,135 @@
+"""Tables for a person: what a run is about to do, what it achieved, how methods compare."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from factorized_fl.data.scenarios import Scenario
+from factorized_fl.federation.build import Federation
+from factorized_fl.federation.rundir import Record
+from factorized_fl.methods import METHODS
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that reads best."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def scenario_table(scenario: Scenario) -> Table:
+    """Who holds how many images under which labels."""
+    agree = "labels agree" if scenario.labels_agree else "labels differ, classifiers stay at home"
+    table = Table(title=f"{len(scenario.clients)} clients, {agree}", title_justify="left")
+    for heading in ("client", "domain", "train", "validation", "test", "label of class 0, 1, 2, ..."):
+        table.add_column(heading, justify="right" if heading in ("train", "validation", "test") else "left")
+    for client in scenario.clients:
+        table.add_row(
+            client.name.removeprefix("client "),
+            client.domain,
+            f"{len(client.train):,}",
+            f"{len(client.validation):,}",
+            f"{len(client.test):,}",
+            " ".join(str(label) for label in client.labelling.tolist()),
+        )
+    return table
+
+
+def model_line(federation: Federation) -> str:
+    """Parameter counts by role and what travels, in one line."""
+    counts: dict[str, int] = {}
+    tensors = federation.state.client(0)
+    for name, role in federation.roles.items():
+        if tensors[name].dim():  # a step counter is not a parameter
+            counts[role.kind] = counts.get(role.kind, 0) + tensors[name].numel()
+    shared = sum(tensors[name].numel() for name in federation.shared)
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+    return f"{federation.config.model}: {sum(counts.values()):,} numbers ({kinds}); {shared:,} shared"
+
+
+def result_table(summary: Record) -> Table:
+    """Final accuracy of every client."""
+    title = (
+        f"{METHODS[summary['method']].title}: {100 * summary['accuracy_mean']:.2f}% "
+        f"± {100 * summary['accuracy_spread']:.2f} over {len(summary['clients'])} clients, "
+        f"up {size(summary['up_bytes'])}, down {size(summary['down_bytes'])}"
+    )
+    table = Table(title=title, title_justify="left")
+    for heading in ("client", "domain", "accuracy", "right / tested"):
+        table.add_column(heading, justify="left" if heading == "domain" else "right")
+    for client in summary["clients"]:
+        table.add_row(
+            str(client["client"] + 1),
+            client["domain"],
+            f"{100 * client['accuracy']:.2f}%",
+            f"{client['correct']:,} / {client['total']:,}",
+        )
+    return table
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One method's row in a comparison."""
+
+    method: str
+    accuracy: float
+    client_spread: float  # between clients, averaged over seeds
+    seed_spread: float | None  # between seeds' means
+    better: int | None  # clients that beat their own Stand-Alone accuracy, summed over seeds
+    paired: int  # clients times seeds compared
+    up_bytes: float
+    down_bytes: float
+
+
+def compare(summaries: Mapping[str, Sequence[Record]], baseline: str = "stand-alone") -> list[Comparison]:
+    """Rows of a comparison; summaries are given per method, one per seed in the same order."""
+    rows = []
+    for method, runs in summaries.items():
+        means = [run["accuracy_mean"] for run in runs]
+        better = paired = None
+        if baseline in summaries:
+            pairs = [
+                (ours["accuracy"], alone[ours["client"]])
+                for run, base in zip(runs, summaries[baseline], strict=True)
+                for alone in [{client["client"]: client["accuracy"] for client in base["clients"]}]
+                for ours in run["clients"]
+                if ours["client"] in alone
+            ]
+            better, paired = sum(ours > alone for ours, alone in pairs), len(pairs)
+        rows.append(
+            Comparison(
+                method=method,
+                accuracy=statistics.mean(means),
+                client_spread=statistics.mean(run["accuracy_spread"] for run in runs),
+                seed_spread=statistics.stdev(means) if len(means) > 1 else None,
+                better=None if method == baseline else better,
+                paired=paired or 0,
+                up_bytes=statistics.mean(run["up_bytes"] for run in runs),
+                down_bytes=statistics.mean(run["down_bytes"] for run in runs),
+            )
+        )
+    return rows
+
+
+def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
+    """The comparison for a terminal."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("method", "accuracy", "± clients", "± seeds", "beat Stand-Alone", "up", "down"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    best = max(row.accuracy for row in rows)
+    for row in rows:
+        accuracy = f"{100 * row.accuracy:.2f}%"
+        table.add_row(
+            METHODS[row.method].title,
+            f"[bold]{accuracy}[/bold]" if row.accuracy == best else accuracy,
+            f"{100 * row.client_spread:.2f}",
+            "-" if row.seed_spread is None else f"{100 * row.seed_spread:.2f}",
+            "-" if row.better is None else f"{row.better} of {row.paired}",
+            size(row.up_bytes),
+            size(row.down_bytes),
+        )
+    return table

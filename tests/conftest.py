@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with the paper's data sets, which a clone of this repository does not have."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("the paper's data sets are not beside this checkout (../shared/data)")
+    return SHARED / "data"
+
+
+@pytest.fixture(scope="session")
+def paper() -> str:
+    if not (SHARED / "paper.tex").is_file():
+        pytest.skip("the paper's source is not beside this checkout (../shared/paper.tex)")
+    return (SHARED / "paper.tex").read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test touches the user's cache; decoded images are shared within a test session."""
+    monkeypatch.setenv("FFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)

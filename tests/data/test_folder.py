@@ -1,0 +1,90 @@
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from factorized_fl.data.folder import read_folder
+from factorized_fl.errors import UserError
+
+
+def fill(folder, values, suffix="png", side=4) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for value in values:
+        Image.fromarray(np.full((side, side, 3), value, np.uint8)).save(folder / f"{value:03d}.{suffix}")
+
+
+def test_classes_and_images_are_sorted(tmp_path) -> None:
+    fill(tmp_path / "pets" / "dog", [30, 10])
+    fill(tmp_path / "pets" / "cat", [20])
+    fill(tmp_path / "pets" / ".hidden", [99])
+    (tmp_path / "pets" / "cat" / "notes.txt").write_text("not an image")
+    (tmp_path / "pets" / "cat" / "._020.png").write_text("left by a Mac")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pets = read_folder(tmp_path / "pets", size=None, channels=3)
+    assert pets.name == "pets"
+    assert pets.classes == ("cat", "dog")
+    assert pets.labels.tolist() == [0, 1, 1]
+    assert pets.images[:, 0, 0, 0].tolist() == [20, 10, 30]
+
+
+@pytest.mark.parametrize("suffix", ["png", "JPG", "jpeg", "bmp", "webp", "tif", "tiff", "gif"])
+def test_formats(tmp_path, suffix) -> None:
+    fill(tmp_path / "a", [100], suffix)
+    fill(tmp_path / "b", [200], suffix)
+    both = read_folder(tmp_path, size=2, channels=1, name="both")
+    assert both.name == "both"
+    assert both.images.shape == (2, 1, 2, 2)
+    assert np.allclose(both.images[:, 0, 0, 0], [100, 200], atol=3)
+
+
+def test_a_few_unreadable_images_are_left_out_and_told(tmp_path) -> None:
+    fill(tmp_path / "a", range(15))
+    fill(tmp_path / "b", range(4))
+    (tmp_path / "a" / "007.png").write_bytes(b"broken")
+    with pytest.warns(UserWarning, match=r"Left out 1 unreadable images of 19 .*a.007\.png"):
+        rest = read_folder(tmp_path, size=4, channels=3)
+    assert rest.images[:15, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 0]
+
+
+def test_many_unreadable_images_are_refused(tmp_path) -> None:
+    fill(tmp_path / "a", range(15))
+    fill(tmp_path / "b", range(4))
+    for name in ("001.png", "002.png"):
+        (tmp_path / "a" / name).write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"2 of 19 images .*a.001\.png, a.002\.png"):
+        read_folder(tmp_path, size=4, channels=3)
+
+
+def test_an_empty_class_is_refused(tmp_path) -> None:
+    fill(tmp_path / "a", range(3))
+    fill(tmp_path / "b", [])
+    with pytest.raises(UserError, match=r"class folder .*b holds no readable image"):
+        read_folder(tmp_path, size=4, channels=3)
+
+
+def test_a_class_of_unreadable_images_is_refused(tmp_path) -> None:
+    fill(tmp_path / "a", range(20))
+    fill(tmp_path / "b", [])
+    (tmp_path / "b" / "x.png").write_bytes(b"broken")
+    with pytest.warns(UserWarning, match="unreadable"), pytest.raises(UserError, match="b holds no readable image"):
+        read_folder(tmp_path, size=4, channels=3)
+
+
+def test_too_few_classes(tmp_path) -> None:
+    with pytest.raises(UserError, match="no folder"):
+        read_folder(tmp_path / "none", size=4, channels=3)
+    with pytest.raises(UserError, match="no sub-folders"):
+        read_folder(tmp_path, size=4, channels=3)
+    fill(tmp_path / "a", [1])
+    with pytest.raises(UserError, match="only the sub-folder 'a'"):
+        read_folder(tmp_path, size=4, channels=3)
+
+
+def test_unequal_sizes_ask_for_a_size(tmp_path) -> None:
+    fill(tmp_path / "a", [1])
+    fill(tmp_path / "b", [2], side=5)
+    with pytest.raises(UserError, match=r"002\.png is 5x5 .*give a size"):
+        read_folder(tmp_path, size=None, channels=3)
+    assert read_folder(tmp_path, size=3, channels=3).size == 3

@@ -1,0 +1,135 @@
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from factorized_fl.data.scenarios import Client, Scenario
+from factorized_fl.engine import Trained
+from factorized_fl.federation.build import build_federation
+from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
+
+
+def train(federation, round: int = 1, clients=(0,)) -> dict[int, Trained]:
+    return federation.engine.train(round, clients, federation.state, federation.momentum, lambda client: None)
+
+
+@pytest.mark.parametrize("method", ["stand-alone", "factorized-fl-beta"])
+def test_two_rounds_equal_a_plain_pytorch_loop(method: str) -> None:
+    """The same batches through an ordinary module, autograd's backward and torch.optim.SGD."""
+    federation = tiny_federation(method, epochs=2, weight_decay=1e-2)
+    engine, config = federation.engine, federation.config
+    model = copy.deepcopy(engine.models[3])
+    model.load_state_dict(federation.state.client(0))
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    sparsity = config.options.get("sparsity", 0.0)
+    for round in (1, 2):
+        losses = []
+        model.train()
+        for batch in engine.batches(round, 0):
+            loss = torch.nn.functional.cross_entropy(model(batch.images), batch.labels)
+            losses.append(loss.item())
+            mu = sum(p.abs().sum() for n, p in model.named_parameters() if n.endswith("weight.original"))
+            optimiser.zero_grad()
+            (loss + sparsity * mu).backward()
+            optimiser.step()
+        result = train(federation, round)[0]
+        assert result.steps == len(losses)
+        assert result.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(tensor, federation.state.client(0)[name], rtol=1e-5, atol=1e-6), name
+
+
+def test_epochs_shuffle_drop_the_last_incomplete_batch_and_repeat_by_seed() -> None:
+    federation = tiny_federation("stand-alone", batch_size=8, epochs=2)
+    own = len(federation.scenario.clients[0].train)
+    assert own == 18
+    batches = list(federation.engine.batches(1, 0))
+    assert [len(batch.labels) for batch in batches] == [8, 8, 8, 8]
+    again = list(federation.engine.batches(1, 0))
+    assert all(torch.equal(a.images, b.images) for a, b in zip(batches, again, strict=True))
+    assert not torch.equal(batches[0].images, batches[2].images)
+    assert not torch.equal(batches[0].images, next(federation.engine.batches(2, 0)).images)
+
+
+def test_less_than_one_batch_makes_one_smaller_step_per_epoch() -> None:
+    federation = tiny_federation("stand-alone", batch_size=64, epochs=3)
+    assert [len(batch.labels) for batch in federation.engine.batches(1, 0)] == [18, 18, 18]
+    assert train(federation)[0].steps == 3
+
+
+def test_labels_are_the_clients_own() -> None:
+    federation = tiny_federation("stand-alone", batch_size=18)
+    client = federation.scenario.clients[1]
+    batch = next(federation.engine.batches(1, 1))
+    rows = (batch.images * 0.25 + 0.5)[:, 0].mean(2).argmax(1)  # class c is a bright row c
+    assert torch.equal(batch.labels, client.labelling[rows])
+
+
+def test_evaluation_scores_every_test_image_under_own_labels() -> None:
+    federation = tiny_federation("factorized-fl", epochs=20)
+    train(federation)
+    result = federation.engine.evaluate([0], federation.state)[0]
+    client, scenario = federation.scenario.clients[0], federation.scenario
+    model = federation.engine.models[3].eval()
+    images = (scenario.images[client.test].float() / 255 - 0.5) / 0.25
+    with torch.no_grad():
+        logits = functional_call(model, federation.state.client(0), (images,))
+    right = logits.argmax(1) == client.labelling[scenario.labels[client.test]]
+    assert (result.correct, result.total) == (int(right.sum()), len(client.test))
+    assert result.correct > 0.5 * result.total
+
+
+def test_evaluation_changes_nothing() -> None:
+    federation = tiny_federation("factorized-fl")
+    before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
+    federation.engine.evaluate(range(4), federation.state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
+
+
+def test_training_touches_only_the_clients_named() -> None:
+    federation = tiny_federation("fedavg")
+    before = {name: tensor.clone() for name, tensor in federation.state.common.items()}
+    train(federation, clients=(2,))
+    for name, tensor in federation.state.common.items():
+        assert torch.equal(tensor[[0, 1, 3]], before[name][[0, 1, 3]])
+    assert any(not torch.equal(t[2], before[name][2]) for name, t in federation.state.common.items())
+
+
+def test_momentum_is_kept_across_rounds() -> None:
+    federation = tiny_federation("stand-alone")
+    train(federation)
+    kept = {name: tensor.clone() for name, tensor in federation.momentum.client(0).items()}
+    assert any(tensor.abs().sum() > 0 for tensor in kept.values())
+    federation.momentum.client(0)[next(iter(kept))].zero_()
+    without = {name: tensor.clone() for name, tensor in federation.state.client(0).items()}
+    train(federation, 2)
+    assert not torch.equal(federation.state.client(0)[next(iter(kept))], without[next(iter(kept))])
+
+
+def test_bodies_start_equal_whatever_the_number_of_classes() -> None:
+    for method in ("stand-alone", "factorized-fl"):
+        federation = tiny_federation(method)
+        body = [name for name, role in federation.roles.items() if not role.head]
+        first, last = federation.state.client(0), federation.state.client(3)
+        assert all(torch.equal(first[name], last[name]) for name in body)
+
+
+def test_augmentation_reaches_the_batches() -> None:
+    plain = tiny_config("stand-alone")
+    augmented = tiny_config("stand-alone", augment="paper")
+    batches = []
+    for config in (plain, augmented):
+        federation = build_federation(config, tiny_scenario(config, (tiny_set(),)), torch.device("cpu"))
+        batches.append(next(federation.engine.batches(1, 0)))
+    assert torch.equal(batches[0].labels, batches[1].labels)
+    assert not torch.allclose(batches[0].images, batches[1].images)
+
+
+def test_images_are_held_once() -> None:
+    federation = tiny_federation("fedavg")
+    assert isinstance(federation.scenario, Scenario)
+    assert isinstance(federation.scenario.clients[0], Client)
+    assert federation.engine.images.data_ptr() == federation.scenario.images.data_ptr()

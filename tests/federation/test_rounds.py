@@ -1,0 +1,119 @@
+import pytest
+import torch
+
+from factorized_fl.federation.mixing import mix
+from factorized_fl.federation.rounds import choose, download, run_round
+from factorized_fl.methods import METHODS
+from tests.tiny import tiny_config, tiny_federation
+
+
+def copy(federation) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in federation.tensors.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_with_different_numbers_of_classes(method: str) -> None:
+    federation = tiny_federation(method, rounds=6, epochs=3)
+    for round in range(1, 7):
+        records, _ = run_round(federation, round)
+    assert len(records) == 4
+    mean = sum(record["accuracy"] for record in records) / 4
+    assert mean > 0.45  # chance is 0.33 and 0.2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_does_not_travel_stays_bit_identical_when_mixing(method: str) -> None:
+    federation = tiny_federation(method)
+    run_round(federation, 1)
+    before = copy(federation)
+    download(federation, 2, range(4))
+    for name, tensor in federation.tensors.items():
+        bare = name.split("/", 2)[-1]
+        if not (name.startswith("state/") and bare in federation.shared):
+            assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_classifier_and_statistics_never_travel_when_labels_differ(method: str) -> None:
+    federation = tiny_federation(method)
+    assert not any(federation.roles[name].head for name in federation.shared)
+    assert not any(federation.roles[name].kind == "stat" for name in federation.shared)
+
+
+def test_classifier_travels_when_labels_agree() -> None:
+    from factorized_fl.federation.build import build_federation
+    from tests.tiny import tiny_scenario, tiny_set
+
+    for method, kinds in (("fedavg", {"body", "bias"}), ("factorized-fl", {"u"}), ("stand-alone", set())):
+        config = tiny_config(method, permuted=False)
+        federation = build_federation(config, tiny_scenario(config, (tiny_set(),)), torch.device("cpu"))
+        shared = {federation.roles[name].kind for name in federation.shared if federation.roles[name].head}
+        assert shared == kinds
+
+
+def test_fedavg_gives_everybody_the_weighted_mean_of_a_snapshot() -> None:
+    federation = tiny_federation("fedavg")
+    run_round(federation, 1)
+    before = {name: tensor.clone() for name, tensor in federation.state.common.items()}
+    mixing = download(federation, 2, range(4))
+    assert mixing is not None
+    sizes = federation.scenario.sizes
+    for name in federation.shared:
+        expected = mix((sizes / sizes.sum()).expand(4, 4), before[name])
+        assert torch.equal(federation.state.common[name], expected)
+
+
+def test_first_round_has_no_mixing_and_all_start_alike() -> None:
+    federation = tiny_federation("factorized-fl-beta")
+    for tensor in federation.state.common.values():
+        assert torch.equal(tensor, tensor[:1].expand_as(tensor))
+    records, mixing = run_round(federation, 1)
+    assert mixing is None
+    assert [record["down_bytes"] for record in records] == [0] * 4
+    assert all(record["up_bytes"] > 0 for record in records)
+
+
+def test_only_the_chosen_take_part_and_at_the_end_all_who_ever_did_are_tested() -> None:
+    federation = tiny_federation("factorized-fl-beta", fraction=0.5, rounds=4)
+    seen: set[int] = set()
+    for round in range(1, 5):
+        before = copy(federation)
+        chosen = choose(federation.config, round)
+        assert len(chosen) == 2
+        seen |= set(chosen)
+        records, _ = run_round(federation, round)
+        assert [r["client"] for r in records if r["steps"]] == chosen
+        if round < 4:
+            assert [r["client"] for r in records] == chosen
+        for name, tensor in federation.state.flat("state").items():
+            for k in set(range(4)) - set(chosen):
+                if name.startswith("state/all/"):
+                    assert torch.equal(tensor[k], before[name][k])
+    assert [r["client"] for r in records] == sorted(seen)
+    assert all(r["up_bytes"] == 0 and r["train_loss"] is None for r in records if r["client"] not in chosen)
+
+
+def test_choice_is_seeded() -> None:
+    config = tiny_config(clients=40, fraction=0.25)
+    assert choose(config, 3) == choose(config, 3)
+    assert choose(config, 3) != choose(config, 4)
+    assert len(choose(config, 3)) == 10
+    assert len(choose(tiny_config(clients=4, fraction=0.01), 1)) == 1
+
+
+def test_permuting_one_clients_labels_changes_nothing_that_others_receive() -> None:
+    """Labels and head permuted together is the same learning problem, so u, v and mu evolve identically."""
+    plain, renamed = (tiny_federation("factorized-fl", permuted=False) for _ in range(2))
+    order = torch.tensor([2, 0, 1])
+    client = renamed.scenario.clients[1]
+    client.labelling.copy_(order)
+    inverse = order.argsort()
+    own = renamed.state.own[1]
+    for tensor in own.values():
+        if tensor.shape[0] == 3:
+            tensor.copy_(tensor[inverse])
+    for round in (1, 2):
+        run_round(plain, round)
+        run_round(renamed, round)
+    for name in plain.shared:
+        assert torch.allclose(plain.state.common[name], renamed.state.common[name], atol=1e-6), name

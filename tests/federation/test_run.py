@@ -1,0 +1,211 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from factorized_fl.config import Config
+from factorized_fl.errors import UserError
+from factorized_fl.federation import rundir
+from factorized_fl.federation.run import run
+from factorized_fl.federation.rundir import RunDirectory
+from tests.tiny import tiny_config, write_folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("images"))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Everything that must be equal between equal runs."""
+    names = ["metrics.jsonl", "summary.json", "config.toml", "checkpoint.safetensors"]
+    names += sorted(str(path.relative_to(directory)) for path in (directory / "mixing").iterdir())
+    return {name: (directory / name).read_bytes() for name in names}
+
+
+class StopIn:
+    """An observer that breaks off in the middle of a round, as Ctrl-C does."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def started(self, federation, done) -> None: ...
+
+    def client_done(self, round: int, client: int) -> None:
+        if round == self.round and client == 1:
+            raise KeyboardInterrupt
+
+    def round_done(self, round, records) -> None: ...
+
+
+@pytest.mark.parametrize("method", ["factorized-fl-beta", "fedavg"])
+def test_same_seed_same_run_and_interrupted_run_ends_the_same(method: str, images: Path, tmp_path: Path) -> None:
+    config = tiny_config(method)
+    run(config, tmp_path / "a", data=images)
+    run(config, tmp_path / "b", data=images)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "c", data=images, observers=[StopIn(2)])
+    run(config, tmp_path / "c", data=images, resume=True)
+    assert contents(tmp_path / "a") == contents(tmp_path / "c")
+    run(tiny_config(method, seed=2), tmp_path / "d", data=images)
+    assert contents(tmp_path / "a")["metrics.jsonl"] != contents(tmp_path / "d")["metrics.jsonl"]
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from factorized_fl.config import read_config
+from factorized_fl.federation.run import run
+
+class Slow:
+    def started(self, federation, done): pass
+    def client_done(self, round, client):
+        if round == 2 and client == 2:
+            print("in round 2", flush=True)
+            time.sleep(60)
+    def round_done(self, round, records): pass
+
+run(read_config(Path(sys.argv[1])), sys.argv[2], data=Path(sys.argv[3]), observers=[Slow()])
+"""
+
+
+def test_killed_in_round_2_of_3_and_resumed_is_identical_to_the_unbroken_run(images: Path, tmp_path: Path) -> None:
+    """A real process and a real kill -9; resumed by the real command."""
+    config = tiny_config("factorized-fl-beta")
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    run(config, tmp_path / "whole", data=images)
+    broken = tmp_path / "broken"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, tmp_path / "config.toml", broken, images], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in round 2\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert RunDirectory(broken).checkpoint_round() == 1
+    # What a process killed while writing could leave behind:
+    with (broken / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "client": 0, "accura')
+    (broken / "checkpoint.part").write_bytes(b"half a checkpoint")
+    command = [sys.executable, "-m", "factorized_fl.cli", "run", str(tmp_path / "config.toml")]
+    finished = subprocess.run(
+        [*command, "--out", str(broken), "--data", str(images), "--resume"], capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert contents(tmp_path / "whole") == contents(broken)
+
+
+def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path) -> None:
+    directory = run(tiny_config(), tmp_path / "run", data=images)
+    assert [(r["round"], r["client"]) for r in directory.metrics()] == [(r, k) for r in (1, 2, 3) for k in range(4)]
+    assert [record["round"] for record in directory.timing()] == [1, 2, 3]
+    assert set(directory.mixing(2)) == {"matrix", "similarity"}
+    assert directory.mixing(3)["matrix"].shape == (4, 4)
+    assert not (tmp_path / "run" / "mixing" / "round-0001.safetensors").exists()
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["seed"] == 1
+    summary = directory.summary()
+    assert summary is not None
+    last = [r["accuracy"] for r in directory.metrics() if r["round"] == 3]
+    assert summary["accuracy_mean"] == pytest.approx(sum(last) / 4)
+    assert summary["up_bytes"] == sum(r["up_bytes"] for r in directory.metrics())
+
+
+def test_finished_run_is_not_run_again(images: Path, tmp_path: Path) -> None:
+    config = tiny_config(rounds=1)
+    run(config, tmp_path / "run", data=images)
+    before = (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns
+    run(config, tmp_path / "run", data=images, resume=True)
+    assert (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns == before
+
+
+def test_existing_run_is_never_overwritten(images: Path, tmp_path: Path) -> None:
+    run(tiny_config(rounds=1), tmp_path / "run", data=images)
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match="add --resume"):
+        run(tiny_config(rounds=1), tmp_path / "run", data=images)
+    with pytest.raises(UserError, match=r"rounds was 1, now 2.*tau was 0.5, now 0.25"):
+        run(tiny_config(rounds=2, options={"tau": 0.25}), tmp_path / "run", data=images, resume=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_foreign_folder_file_and_damaged_checkpoint_are_refused(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("precious")
+    with pytest.raises(UserError, match="not empty"):
+        run(tiny_config(), tmp_path / "full", data=images)
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match="is a file"):
+        run(tiny_config(), tmp_path / "file", data=images)
+    run(tiny_config(rounds=1), tmp_path / "run", data=images)
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="damaged"):
+        run(tiny_config(rounds=1), tmp_path / "run", data=images, resume=True)
+
+
+def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        run(tiny_config(), tmp_path / "runs" / "new", data=tmp_path / "nowhere")
+    assert not (tmp_path / "runs" / "new").exists()
+
+
+def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
+    with (
+        RunDirectory(tmp_path / "run").lock(),
+        pytest.raises(UserError, match="Another process"),
+        RunDirectory(tmp_path / "run").lock(),
+    ):
+        pass
+
+
+def test_full_disk_is_one_sentence_and_keeps_the_old_checkpoint(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: Config = tiny_config()
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "run", data=images, observers=[StopIn(3)])
+    before = (tmp_path / "run" / "checkpoint.safetensors").read_bytes()
+
+    def full(tensors, path, metadata) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rundir.safetensors.torch, "save_file", full)
+    with pytest.raises(UserError, match="free some space"):
+        run(config, tmp_path / "run", data=images, resume=True)
+    assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() == before
+    assert not (tmp_path / "run" / "checkpoint.part").exists()
+    monkeypatch.undo()
+    os.environ["FFL_CACHE"] = str(tmp_path / "cache")
+    run(config, tmp_path / "run", data=images, resume=True)
+    run(config, tmp_path / "whole", data=images)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+def test_checkpoint_holds_no_pickle(images: Path, tmp_path: Path) -> None:
+    directory = run(tiny_config(rounds=1), tmp_path / "run", data=images)
+    tensors = safetensors.torch.load_file(directory.checkpoint_path)
+    assert {name.split("/")[0] for name in tensors} == {"state", "momentum", "received"}
+    suffixes = {path.suffix for path in directory.path.rglob("*") if path.is_file()}
+    assert suffixes <= {".toml", ".json", ".jsonl", ".safetensors"}
+
+
+def test_small_checkpoints_are_written_every_round(images: Path, tmp_path: Path) -> None:
+    seen = []
+
+    class Look(StopIn):
+        def round_done(self, round, records) -> None:
+            time.sleep(0.3)
+            seen.append(RunDirectory(tmp_path / "run").checkpoint_round())
+
+    run(tiny_config(), tmp_path / "run", data=images, observers=[Look(0)])
+    assert seen == [1, 2, 3]

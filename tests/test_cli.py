@@ -1,0 +1,150 @@
+"""The command line as a person uses it: exit codes, one-sentence errors, plain output off a terminal."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from factorized_fl import cli
+from tests.tiny import TABLE, tiny_set, write_folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in TABLE.items()))
+    return path
+
+
+def ffl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run the command in this process; returns exit code, output, errors."""
+    code = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ffl", *map(str, arguments)])
+        patch.setenv("COLUMNS", "200")
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_run_prints_progress_and_result(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    code, out, err = ffl(capsys, "run", config, "--method", "fedavg", "--data", images, "--out", tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert "round 3/3" in out
+    assert "FedAvg:" in out
+    assert "\x1b" not in out  # no colour codes off a terminal
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    arguments = ["compare", config, "--methods", "stand-alone,fedavg", "--seeds", "1,2", "--set", "rounds=2"]
+    code, out, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c")
+    assert code == 0
+    rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert [row["method"] for row in rows] == ["stand-alone", "fedavg"]
+    assert (rows[1]["paired"], rows[0]["up_bytes"]) == (8, 0)
+    assert f"{100 * rows[1]['accuracy']:.2f}%" in out
+    assert f"{rows[1]['better']} of 8" in out
+    code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")
+    assert code == 0
+    assert again.strip() == out[out.index(str(config)) :].strip()
+
+
+def test_lists(capsys) -> None:
+    code, out, _ = ffl(capsys, "presets")
+    assert code == 0
+    assert "cifar10-permuted-non-iid" in out
+    code, out, _ = ffl(capsys, "methods", "--options")
+    assert code == 0
+    assert "factorized-fl-beta" in out
+    assert "tau = 0.5" in out
+    assert ffl(capsys, "--version")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "demoo"], "Unknown preset 'demoo'. Did you mean 'demo'?"),
+        (["run", "demo", "--method", "fedavgg"], "Did you mean 'fedavg'?"),
+        (["run", "demo", "--set", "round=3"], "Did you mean 'rounds'?"),
+        (["run", "demo", "--set", "rounds"], "write key=value"),
+        (["run", "demo", "--set", "rounds=-1"], "rounds = -1 must be at least 1"),
+        (["run", "demo", "--device", "tpu"], "There is no device 'tpu'"),
+        (["run", "missing.toml"], "no configuration file 'missing.toml'"),
+        (["run", "cifar10-iid", "--data", "nowhere"], "nowhere"),
+        (["run", "demo", "--set", "clients=5000"], "too many"),
+        (["compare", "demo", "--seeds", "one"], "whole numbers"),
+        (["compare", "demo", "--methods", "stand-alone,nothing"], "Unknown method 'nothing'"),
+        (["data", "fetch", "imagenet"], "imagenet"),
+        (["dance"], "No such command 'dance'"),
+    ],
+)
+def test_user_errors_are_one_sentence_with_exit_code_2(capsys, tmp_path, monkeypatch, arguments, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = ffl(capsys, *arguments)
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err
+    assert list(tmp_path.rglob("*.toml")) == []  # nothing was begun
+
+
+def test_truncated_parquet(capsys, tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "train.parquet").write_bytes(b"PAR1 and then nothing")
+    code, _, err = ffl(capsys, "run", "cifar10-iid", "--data", tmp_path, "--out", tmp_path / "run")
+    assert code == 2
+    assert "train.parquet" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_folder_with_one_class(capsys, config: Path, tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "one", (tiny_set("bars", 1),))
+    code, _, err = ffl(capsys, "run", config, "--data", root / "bars", "--out", tmp_path / "run")
+    assert code == 2
+    assert "class" in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_unwritable_directory(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    code, _, err = ffl(capsys, "run", config, "--data", images, "--out", tmp_path / "locked" / "run")
+    assert code == 2
+    assert "choose another folder" in err
+
+
+def test_directory_that_cannot_exist(capsys, config: Path, images: Path) -> None:
+    code, _, err = ffl(capsys, "run", config, "--data", images, "--out", "/proc/nowhere/run")
+    assert code == 2
+    assert "choose another folder with --out" in err
+
+
+def test_interrupt_says_how_to_go_on(config: Path, images: Path, tmp_path: Path) -> None:
+    """A real Ctrl-C in a real process."""
+    import signal
+
+    command = [sys.executable, "-u", "-m", "factorized_fl.cli", "run", str(config), "--set", "rounds=100000"]
+    process = subprocess.Popen(
+        [*command, "--data", str(images), "--out", str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "round 2/" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "continue with --resume" in err
+    assert "Traceback" not in err

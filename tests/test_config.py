@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factorized_fl.api import configure
+from factorized_fl.config import Config, parse_setting, read_config, resolve
+from factorized_fl.errors import UserError
+from factorized_fl.presets import PRESETS
+
+
+@given(
+    rounds=st.integers(1, 10**6),
+    lr=st.floats(1e-12, 1e6),
+    seed=st.integers(0, 2**40),
+    preset=st.text(max_size=20),
+    tau=st.floats(-1, 1),
+    shares=st.lists(st.integers(1, 99), max_size=4),
+)
+def test_toml_round_trip(tmp_path_factory, rounds, lr, seed, preset, tau, shares) -> None:
+    config = Config(
+        preset=preset, rounds=rounds, lr=lr, seed=seed, clients_per_domain=tuple(shares), options={"tau": tau}
+    )
+    path = tmp_path_factory.getbasetemp() / "round-trip.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    assert read_config(path) == config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_valid_for_every_method(preset: str) -> None:
+    for method in ("stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta"):
+        assert configure(preset, method).method == method
+
+
+def test_paper_setting() -> None:
+    config = configure("cifar10-permuted-non-iid", "factorized-fl-beta")
+    assert (config.clients, config.rounds, config.epochs, config.batch_size) == (20, 50, 5, 256)
+    assert (config.lr, config.momentum, config.weight_decay) == (1e-3, 0.9, 1e-6)
+    assert (config.partition, config.alpha, config.permuted, config.model) == ("dirichlet", 0.5, True, "resnet9")
+    assert config.options == {"tau": 0.0, "epsilon": 1.0, "minimum": 1, "sparsity": 5e-4, "l1": True}
+    released = configure("cifar100-domains-released", "factorized-fl")
+    assert released.rounds == 100
+    assert released.options == {"tau": 0.95, "epsilon": 20.0, "minimum": 4, "sparsity": 5e-4, "l1": False}
+
+
+def test_settings_go_to_the_run_or_to_the_method() -> None:
+    config = configure("demo", "factorized-fl", rounds=3, tau=0.25)
+    assert (config.rounds, config.options["tau"]) == (3, 0.25)
+
+
+def test_a_files_options_belong_to_its_own_method() -> None:
+    table = {"method": "factorized-fl", "options": {"tau": 0.1}}
+    assert resolve(table).options["tau"] == 0.1
+    assert resolve(table, "fedavg").options == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rounds=3", ("rounds", 3)),
+        ("lr=1e-3", ("lr", 1e-3)),
+        ("permuted=true", ("permuted", True)),
+        ("model=cnn", ("model", "cnn")),
+        ("clients_per_domain=[1, 2]", ("clients_per_domain", [1, 2])),
+    ],
+)
+def test_parse_setting(text: str, expected: tuple) -> None:
+    assert parse_setting(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rounds": 0}, "rounds = 0 must be at least 1"),
+        ({"rounds": 2.5}, "must be a whole number"),
+        ({"rounds": True}, "must be a whole number"),
+        ({"lr": 0.0}, "must be above 0"),
+        ({"lr": float("nan")}, "must be a finite number"),
+        ({"lr": "fast"}, "must be a number"),
+        ({"fraction": 1.5}, "must be at most 1"),
+        ({"partition": "random"}, "must be one of iid, dirichlet"),
+        ({"rouns": 3}, "Did you mean 'rounds'"),
+        ({"tau": 2.0}, "tau = 2.0 must be at most 1"),
+        ({"clients_per_domain": [0, 3]}, "must be at least 1"),
+        ({"permuted": "yes"}, "must be true or false"),
+    ],
+)
+def test_bad_settings(settings: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        configure("demo", "factorized-fl", **settings)
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(UserError, match="Did you mean 'factorized-fl'"):
+        configure("demo", "factorised-fl")
+    with pytest.raises(UserError, match="Did you mean 'cifar10-permuted-iid'"):
+        configure("cifar10-permutd-iid")
+
+
+def test_bad_files(tmp_path) -> None:
+    with pytest.raises(UserError, match="no configuration file"):
+        configure(str(tmp_path / "none.toml"))
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(UserError, match="Cannot read the configuration"):
+        configure(str(tmp_path / "bad.toml"))
