@@ -38,6 +38,7 @@ class Config:
     rounds: int = option(50, "communication rounds", low=1)
     epochs: int = option(5, "local epochs per round", low=1)
     fraction: float = option(1.0, "share of the clients that takes part in a round", above=0, high=1)
+    dropout: float = option(0.0, "chance that a chosen client fails to answer", low=0, high=0.95)
     batch_size: int = option(256, "images per step; the last incomplete batch of an epoch is dropped", low=2)
     lr: float = option(1e-3, "learning rate of SGD", above=0)
     momentum: float = option(0.9, "momentum of SGD, kept by each client across rounds", low=0, high=0.9999)

@@ -5,17 +5,19 @@ from typing import Any
 from factorized_fl.errors import unknown
 
 Table = dict[str, Any]
+MATCHED = ("factorized-fl", "factorized-fl-beta", "random-matching", "worst-matching", "mixed-layout")
 
 
 def _matching(tau: float, epsilon: float, **more: Any) -> Table:
     """The same matching options for every method that matches by similarity."""
     options = {"tau": tau, "epsilon": epsilon, **more}
-    return dict.fromkeys(("factorized-fl", "factorized-fl-beta"), options)
+    return dict.fromkeys(MATCHED, options)
 
 
 def _released(tau: float, epsilon: float, minimum: int) -> Table:
-    """What the authors' released code sets: a minimum of peers and no gradient from the L1 term."""
-    return _matching(tau, epsilon, minimum=minimum, l1=False)
+    """All departures of the authors' released code from their paper that we have options for."""
+    code = {"l1": False, "layout": "released", "head": "reset", "head_mu": "xavier", "sequential": True}
+    return _matching(tau, epsilon, minimum=minimum, **code)
 
 
 def _label_presets() -> dict[str, Table]:
@@ -42,7 +44,7 @@ _SMALL: Table = {
     "train_share": 0.6,
     "images_per_client": 60,
     "rounds": 12,
-    "epochs": 2,
+    "epochs": 4,
 }
 
 PRESETS: dict[str, Table] = {
@@ -50,7 +52,7 @@ PRESETS: dict[str, Table] = {
         **_SMALL,
         "dataset": "embedded",
         "permuted": True,
-        "methods": _matching(0.0, 20.0),
+        "methods": _matching(0.0, 1.0),
     },
     "digits-iid": {**_SMALL, "dataset": "digits", "methods": _matching(0.0, 1.0)},
     "digits-permuted-iid": {**_SMALL, "dataset": "digits", "permuted": True, "methods": _matching(0.0, 1.0)},

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from factorized_fl.api import configure
 from factorized_fl.config import Config, parse_setting, read_config, resolve
 from factorized_fl.errors import UserError
+from factorized_fl.methods import METHODS
 from factorized_fl.presets import PRESETS
 
 
@@ -27,7 +28,7 @@ def test_toml_round_trip(tmp_path_factory, rounds, lr, seed, preset, tau, shares
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_valid_for_every_method(preset: str) -> None:
-    for method in ("stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta"):
+    for method in METHODS:
         assert configure(preset, method).method == method
 
 
@@ -36,10 +37,14 @@ def test_paper_setting() -> None:
     assert (config.clients, config.rounds, config.epochs, config.batch_size) == (20, 50, 5, 256)
     assert (config.lr, config.momentum, config.weight_decay) == (1e-3, 0.9, 1e-6)
     assert (config.partition, config.alpha, config.permuted, config.model) == ("dirichlet", 0.5, True, "resnet9")
-    assert config.options == {"tau": 0.0, "epsilon": 1.0, "minimum": 1, "sparsity": 5e-4, "l1": True}
+    matching = {"tau": 0.0, "epsilon": 1.0, "minimum": 1, "sparsity": 5e-4, "l1": True}
+    faithful = {"layout": "taps", "prune": "test", "head": "share", "head_mu": "zero", "sequential": False}
+    assert config.options == matching | faithful
     released = configure("cifar100-domains-released", "factorized-fl")
     assert released.rounds == 100
-    assert released.options == {"tau": 0.95, "epsilon": 20.0, "minimum": 4, "sparsity": 5e-4, "l1": False}
+    matching = {"tau": 0.95, "epsilon": 20.0, "minimum": 4, "sparsity": 5e-4, "l1": False}
+    departures = {"layout": "released", "prune": "test", "head": "reset", "head_mu": "xavier", "sequential": True}
+    assert released.options == matching | departures
 
 
 def test_settings_go_to_the_run_or_to_the_method() -> None:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ class Client:
     test: torch.Tensor
     labelling: torch.Tensor  # the domain's class c is called labelling[c] here
     classes: tuple[str, ...]  # names, in this client's own order
+    holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # kept from `train`
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,17 @@ def build_scenario(
         mean=normalisation[0],
         std=normalisation[1],
     )
+
+
+def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:
+    """Let every client keep a share of its training images aside, at least one and never all."""
+    clients = []
+    for k, client in enumerate(scenario.clients):
+        count = min(max(1, round(share * len(client.train))), len(client.train) - 1)
+        order = torch.from_numpy(numpy_rng(seed, "holdout", k).permutation(len(client.train)))
+        kept = client.train[order[count:].sort().values]
+        clients.append(replace(client, train=kept, holdout=client.train[order[:count].sort().values]))
+    return replace(scenario, clients=tuple(clients))
 
 
 def _clients_of(domains: Sequence[ImageSet], clients: int, per_domain: Sequence[int]) -> list[int]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from factorized_fl.federation.state import ClientStack
+from factorized_fl.methods.base import Tensors
 
 
 @dataclass(frozen=True)
@@ -42,5 +43,11 @@ class Engine(Protocol):
     ) -> dict[int, Trained]:
         """Train each client for its local epochs; `done` is told after each."""
 
-    def evaluate(self, clients: Sequence[int], state: ClientStack) -> dict[int, Evaluated]:
-        """Test each client's own model on its test images under its own labels."""
+    def evaluate(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> dict[int, Evaluated]:
+        """Test each client's own model on its test images under its own labels.
+
+        A method that tests what a round began with finds that in `start` (name -> [K, ...]).
+        """
+
+    def validation_loss(self, client: int, tensors: Tensors) -> float:
+        """Mean loss of a client's model with these tensors on the images that it holds out."""

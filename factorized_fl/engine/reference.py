@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import cycle, islice
 
 import torch
 from torch import nn
@@ -58,10 +58,27 @@ class ReferenceEngine:
         return results
 
     def _train_one(self, round: int, k: int, tensors: Tensors, momentum: Tensors) -> Trained:
-        model = self._model(k).train()
         parameters = {name: tensors[name].detach().requires_grad_() for name in momentum}
-        statistics = {name: tensor for name, tensor in tensors.items() if name not in momentum}
         losses: list[torch.Tensor] = []
+        local = self._local(k, tensors, parameters, losses)
+        batches = self.batches(round, k)
+        need, steps = self.method.batches_per_step, 0
+        while step := tuple(islice(batches, need)):
+            if len(step) < need:
+                if steps:
+                    break
+                step = tuple(islice(cycle(step), need))  # too few images for even one step of distinct batches
+            gradient = self.method.gradient(local, parameters, step)
+            self._sgd(parameters, gradient, momentum)
+            steps += 1
+        with torch.no_grad():
+            self.method.finish(tensors, self.roles)
+        return Trained(float(torch.stack(losses).mean()), steps)
+
+    def _local(self, k: int, tensors: Tensors, parameters: Tensors, losses: list[torch.Tensor]) -> Local:
+        """What the method may use in a step; every loss it looks at is noted in `losses`."""
+        model = self._model(k).train()
+        statistics = {name: tensor for name, tensor in tensors.items() if name not in parameters}
 
         def loss_gradient(at: Tensors, batch: Batch) -> Tensors:
             loss = cross_entropy(functional_call(model, (at, statistics), (batch.images,)), batch.labels)
@@ -69,14 +86,7 @@ class ReferenceEngine:
             return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
 
         start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        local = Local(loss_gradient, self.roles, self.shared, start)
-        batches = self.batches(round, k)
-        steps = 0
-        while step := tuple(islice(batches, self.method.batches_per_step)):
-            gradient = self.method.gradient(local, parameters, step)
-            self._sgd(parameters, gradient, momentum)
-            steps += 1
-        return Trained(float(torch.stack(losses).mean()), steps)
+        return Local(loss_gradient, self.roles, self.shared, start)
 
     @torch.no_grad()
     def _sgd(self, parameters: Tensors, gradient: Tensors, momentum: Tensors) -> None:
@@ -94,7 +104,7 @@ class ReferenceEngine:
         own = self.scenario.clients[k].train
         size = min(self.config.batch_size, len(own))
         rng = torch_rng(self.config.seed, "train", round, k)
-        for _ in range(self.config.epochs):
+        for _ in range(self.config.epochs * self.method.passes):
             order = own[torch.randperm(len(own), generator=rng)]
             for first in range(0, len(own) - size + 1, size):
                 chosen = order[first : first + size]
@@ -105,22 +115,39 @@ class ReferenceEngine:
                     pixels = images.float() / 255
                 yield Batch(normalise(pixels, self.mean, self.std), self._labels(k, chosen))
 
-    def evaluate(self, clients: Sequence[int], state: ClientStack) -> dict[int, Evaluated]:
+    def evaluate(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> dict[int, Evaluated]:
         """Test the clients in turn."""
-        return {k: self._evaluate_one(k, state.client(k)) for k in clients}
+        results = {}
+        for k in clients:
+            tensors = state.client(k)
+            if self.method.tests_start:
+                tensors = self._adapted(round, k, tensors | {name: tensor[k] for name, tensor in start.items()})
+            results[k] = self._test(k, tensors, self.scenario.clients[k].test)
+        return results
+
+    def _adapted(self, round: int, k: int, tensors: Tensors) -> Tensors:
+        """The tensors that a method makes of a round's start with one training batch; nothing is changed by it."""
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        trained = {name for name, _ in self._model(k).named_parameters()}
+        parameters = {name: tensor.requires_grad_() for name, tensor in tensors.items() if name in trained}
+        local = self._local(k, tensors, parameters, [])
+        return tensors | self.method.adapt(local, parameters, next(self.batches(round, k)))
+
+    def validation_loss(self, client: int, tensors: Tensors) -> float:
+        """Loss on the held-out images, in evaluation mode."""
+        return self._test(client, tensors, self.scenario.clients[client].holdout).loss
 
     @torch.no_grad()
-    def _evaluate_one(self, k: int, tensors: Tensors) -> Evaluated:
+    def _test(self, k: int, tensors: Tensors, positions: torch.Tensor) -> Evaluated:
         model = self._model(k).eval()
         correct, loss = 0, 0.0
-        test = self.scenario.clients[k].test
-        for chosen in test.split(_EVALUATION_BATCH):
+        for chosen in positions.split(_EVALUATION_BATCH):
             images = normalise(self.images[chosen.to(self.device)].float() / 255, self.mean, self.std)
             labels = self._labels(k, chosen)
             logits = functional_call(model, tensors, (images,))
             correct += int((logits.argmax(1) == labels).sum())
             loss += float(cross_entropy(logits, labels, reduction="sum"))
-        return Evaluated(correct, len(test), loss / len(test))
+        return Evaluated(correct, len(positions), loss / len(positions))
 
     def _labels(self, k: int, chosen: torch.Tensor) -> torch.Tensor:
         """The images' classes under the client's own labelling."""

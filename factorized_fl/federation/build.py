@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from factorized_fl.config import Config
-from factorized_fl.data.scenarios import Scenario, build_scenario
+from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Engine
 from factorized_fl.engine.reference import ReferenceEngine
@@ -27,6 +27,8 @@ class Federation:
     shared: frozenset[str]
     state: ClientStack
     momentum: ClientStack
+    start: Tensors  # [K, ...]: where each client's last training began, if the method wants to know
+    initial: Tensors  # [K, ...]: what the method resets
     received: torch.Tensor  # bool [K]
     method_state: Tensors
     engine: Engine
@@ -38,6 +40,7 @@ class Federation:
             **self.state.flat("state"),
             **self.momentum.flat("momentum"),
             **{f"method/{name}": tensor for name, tensor in self.method_state.items()},
+            **{f"start/{name}": tensor for name, tensor in self.start.items()},
             "received": self.received,
         }
 
@@ -45,6 +48,8 @@ class Federation:
         """Go back to where a checkpoint was taken."""
         self.state.load("state", tensors)
         self.momentum.load("momentum", tensors)
+        for name, tensor in self.start.items():
+            tensor.copy_(tensors[f"start/{name}"])
         self.received.copy_(tensors["received"])
         self.method_state = {
             name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
@@ -72,6 +77,8 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
 def build_federation(config: Config, scenario: Scenario, device: torch.device) -> Federation:
     """All clients at their common start."""
     method = config.build_method()
+    if method.holdout:
+        scenario = hold_out(scenario, method.holdout, config.seed)
     channels = scenario.images.shape[1]
     models = {}
     for classes in {len(client.classes) for client in scenario.clients}:
@@ -85,7 +92,7 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device) -
                 head_layers=config.head_layers,
                 head_norm=config.head_norm,
             )
-        models[classes] = method.parametrize(model, torch_rng(config.seed, "parametrisation"))
+        models[classes] = method.parametrize(model, torch_rng(config.seed, "parametrisation"), scenario.labels_agree)
     initial = {classes: model.state_dict() for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
@@ -96,6 +103,8 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device) -
         {name: t.to(device) for name, t in state.common.items()},
         [{name: t.to(device) for name, t in own.items()} for own in state.own],
     )
+    kept = shared if method.needs_start or method.tests_start else frozenset()
+    reset = {name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)}
     return Federation(
         config=config,
         scenario=scenario,
@@ -104,6 +113,8 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device) -
         shared=shared,
         state=state,
         momentum=state.zeros_like(trained),
+        start={name: state.common[name].clone() for name in sorted(kept)},
+        initial={name: state.common[name].clone() for name in sorted(reset)},
         received=torch.zeros(len(scenario.clients), dtype=torch.bool),
         method_state={},
         engine=ReferenceEngine(config, method, scenario, models, role_of, shared, device),

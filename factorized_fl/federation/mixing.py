@@ -1,5 +1,7 @@
 """Mixing matrices: K x K, non-negative, rows summing to 1; and their one use, ``mixing @ stack``."""
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -9,29 +11,46 @@ def weighted_mean(weights: torch.Tensor, received: torch.Tensor) -> torch.Tensor
     return (row / row.sum()).expand(len(row), -1).clone()
 
 
+def group_mean(same: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """Everybody receives the plain mean of its group's members who have answered; nobody did: one's own."""
+    members = (same & received).double()
+    alone = members.sum(1) == 0
+    members[alone, alone] = 1.0
+    return members / members.sum(1, keepdim=True)
+
+
 def cosine(vectors: torch.Tensor) -> torch.Tensor:
     """Cosine similarity of all pairs of rows (paper, Eq. 4), float64; a zero vector is similar to nobody."""
     unit = torch.nn.functional.normalize(vectors.double(), dim=1)
     return (unit @ unit.T).clamp(-1, 1)
 
 
-def matched(
-    similarity: torch.Tensor, received: torch.Tensor, *, tau: float, epsilon: float, minimum: int
-) -> torch.Tensor:
-    """Softmax of epsilon * similarity over the peers whose similarity reaches tau (paper, Eq. 4 and 5).
+def similar_peers(similarity: torch.Tensor, received: torch.Tensor, tau: float, minimum: int) -> torch.Tensor:
+    """Whose similarity reaches tau, filled up to `minimum` (oneself included) with the most similar (paper, Eq. 4).
 
-    A client is always its own peer, with similarity 1. `minimum` fills the peers up to that number, oneself
-    included, with the most similar others; those who never answered are nobody's peers.
+    A client is always its own peer; those who never answered are nobody else's.
     """
-    count = len(similarity)
-    own = torch.eye(count, dtype=torch.bool, device=similarity.device)
-    sigma = similarity.masked_fill(own, 1.0)
-    candidates = received.expand(count, -1) | own
-    reach = sigma.masked_fill(~candidates, -torch.inf)
+    own = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+    candidates = received | own
     # Oneself comes first even when somebody else's vector is the same.
-    rank = reach.masked_fill(own, torch.inf).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    peers = candidates & ((sigma >= tau) | (rank < minimum) | own)
+    ranked = similarity.masked_fill(~candidates, -torch.inf).masked_fill(own, torch.inf)
+    rank = ranked.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    return candidates & ((similarity >= tau) | (rank < minimum) | own)
+
+
+def softmax_over(peers: torch.Tensor, similarity: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Softmax of epsilon * similarity over the peers; similarity to oneself counts as 1 (paper, Eq. 5)."""
+    own = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+    sigma = similarity.masked_fill(own, 1.0)
     return torch.softmax((epsilon * sigma).masked_fill(~peers, -torch.inf), dim=1)
+
+
+def in_place(matrix: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The matrix that mixing client by client amounts to when later ones read what earlier ones received."""
+    effective = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    for client in order:
+        effective[client] = matrix[client] @ effective
+    return effective
 
 
 def mix(matrix: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:

@@ -7,108 +7,111 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.federation.build import Federation
-from factorized_fl.federation.ledger import Traffic, parameters, payload_bytes
+from factorized_fl.federation.ledger import Traffic, download_loads, traffic, upload_loads
 from factorized_fl.federation.mixing import mix
 from factorized_fl.federation.rundir import Record
-from factorized_fl.methods import Mixing, Server
+from factorized_fl.methods import Mixing, Server, Tensors
 from factorized_fl.seeds import numpy_rng
 
 
-def choose(config: Config, round: int) -> list[int]:
-    """The clients of a round: a seeded draw, at least one."""
-    count = max(1, round_half_up(config.fraction * config.clients))
-    if count == config.clients:
-        return list(range(config.clients))
-    return sorted(numpy_rng(config.seed, "choose", round).permutation(config.clients)[:count].tolist())
+def choose(config: Config, round: int) -> tuple[list[int], list[int]]:
+    """The clients of a round by a seeded draw, at least one, and those of them that will answer.
+
+    A client that drops out received its download and then failed: it keeps the state it had before the round.
+    """
+    rng = numpy_rng(config.seed, "choose", round)
+    chosen = sorted(rng.permutation(config.clients)[: clients_per_round(config)].tolist())
+    return chosen, [client for client in chosen if rng.random() >= config.dropout]
 
 
-def round_half_up(value: float) -> int:
-    """Ordinary rounding; Python's own goes to the even neighbour."""
-    return int(value + 0.5)
+def clients_per_round(config: Config) -> int:
+    """How many are chosen: the fraction, rounded half up, at least one."""
+    return max(1, int(config.fraction * config.clients + 0.5))
 
 
-def download(federation: Federation, round: int, clients: Sequence[int]) -> Mixing | None:
-    """Mix from what the server last received and give each chosen client its row; round 1 has nothing to mix."""
+def download(federation: Federation, round: int, chosen: Sequence[int], clients: Sequence[int]) -> Mixing | None:
+    """Mix for the chosen from what the server last received, and give each client its row.
+
+    The first round has nothing to mix; `clients` are those of the chosen that will answer.
+    """
+    state = federation.state.common
+    for name, initial in federation.initial.items():
+        state[name][list(clients)] = initial[list(clients)]
     if not federation.shared or not federation.received.any():
         return None
-    stack = {name: tensor for name, tensor in federation.state.common.items() if name in federation.shared}
-    prints = [_fingerprint(federation, k) for k in range(len(federation.state))]
+    stack = {name: tensor for name, tensor in state.items() if name in federation.shared}
+    mixing = federation.method.mix(_server(federation, round, chosen, stack))
+    rows = mixing.matrix[list(clients)]
+    for name, stacked in stack.items():
+        # The right-hand side is complete before anything is overwritten: a snapshot, one tensor at a time.
+        stacked[list(clients)] = mix(rows, stacked)
+        if mixing.revert is not None:
+            back = [client for client in clients if mixing.revert[client]]
+            stacked[back] = federation.start[name][back]
+    federation.method_state = mixing.state
+    return mixing
+
+
+def _server(federation: Federation, round: int, clients: Sequence[int], stack: Tensors) -> Server:
+    prints = [
+        federation.method.fingerprint(federation.state.client(k), federation.roles)
+        for k in range(len(federation.state))
+    ]
     known = [vector for vector in prints if vector is not None]
-    server = Server(
+
+    def validation_loss(client: int, tensors: Tensors) -> float:
+        return federation.engine.validation_loss(client, federation.state.client(client) | tensors)
+
+    return Server(
         round=round,
+        clients=clients,
         stack=stack,
+        start=federation.start,
         fingerprints=torch.stack(known) if known else None,
         sizes=federation.scenario.sizes,
         received=federation.received,
         state=federation.method_state,
         rng=numpy_rng(federation.config.seed, "mix", round),
+        validation_loss=validation_loss,
     )
-    mixing = federation.method.mix(server)
-    rows = mixing.matrix[list(clients)]
-    for stacked in stack.values():
-        # The right-hand side is complete before anything is overwritten: a snapshot, one tensor at a time.
-        stacked[list(clients)] = mix(rows, stacked)
-    federation.method_state = mixing.state
-    return mixing
-
-
-def _fingerprint(federation: Federation, k: int) -> torch.Tensor | None:
-    return federation.method.fingerprint(federation.state.client(k), federation.roles)
-
-
-def account(federation: Federation, client: int, downloaded: bool) -> Traffic:
-    """What the client sent and received in this round."""
-    tensors = federation.state.client(client)
-    shared = {name: tensors[name] for name in tensors if name in federation.shared}
-    up = dict(shared)
-    vector = _fingerprint(federation, client)
-    if vector is not None and not federation.method.fingerprint_is_shared:
-        up["fingerprint"] = vector
-    down = shared if downloaded else {}
-    return Traffic(parameters(up), parameters(down), payload_bytes(up), payload_bytes(down))
 
 
 def run_round(
     federation: Federation, round: int, done: Callable[[int], None] = lambda client: None
 ) -> tuple[list[Record], Mixing | None]:
     """One round for the chosen clients; returns their metrics and the mixing that began it."""
-    clients = choose(federation.config, round)
-    mixing = download(federation, round, clients)
+    chosen, clients = choose(federation.config, round)
+    mixing = download(federation, round, chosen, clients)
+    down = download_loads(federation, chosen, mixing)
+    for name, start in federation.start.items():
+        start[clients] = federation.state.common[name][clients]
     trained = federation.engine.train(round, clients, federation.state, federation.momentum, done)
     federation.received[clients] = True
+    up = upload_loads(federation, clients)
     tested = list(clients)
     if round == federation.config.rounds:
         tested = federation.received.nonzero().flatten().tolist()
-    evaluated = federation.engine.evaluate(tested, federation.state)
-    records = [
-        _record(
-            federation,
-            round,
-            k,
-            evaluated[k],
-            trained.get(k),
-            account(federation, k, mixing is not None) if k in trained else Traffic(),
-        )
-        for k in tested
-    ]
+    evaluated = federation.engine.evaluate(round, tested, federation.state, federation.start)
+    records = []
+    for k in sorted({*chosen, *tested}):
+        cost = traffic(federation, k, down[k], up.get(k)) if k in chosen else Traffic()
+        records.append(_record(federation, round, k, evaluated.get(k), trained.get(k), cost))
     return records, mixing
 
 
 def _record(
-    federation: Federation, round: int, k: int, result: Evaluated, trained: Trained | None, traffic: Traffic
+    federation: Federation, round: int, k: int, result: Evaluated | None, trained: Trained | None, cost: Traffic
 ) -> Record:
+    """One line of the metrics; a client that dropped out has traffic but no result."""
     return {
         "round": round,
         "client": k,
         "domain": federation.scenario.clients[k].domain,
-        "accuracy": result.accuracy,
-        "correct": result.correct,
-        "total": result.total,
-        "loss": result.loss,
+        "accuracy": result.accuracy if result else None,
+        "correct": result.correct if result else None,
+        "total": result.total if result else None,
+        "loss": result.loss if result else None,
         "train_loss": trained.loss if trained else None,
         "steps": trained.steps if trained else 0,
-        "up_parameters": traffic.up_parameters,
-        "down_parameters": traffic.down_parameters,
-        "up_bytes": traffic.up_bytes,
-        "down_bytes": traffic.down_bytes,
+        **cost.record(),
     }

@@ -1,5 +1,6 @@
 """A whole run: rounds until the end, everything on disk as it goes, resumable at any moment."""
 
+import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation, build_federation, build_scenario_of
 from factorized_fl.federation.environment import describe_environment
+from factorized_fl.federation.ledger import summarise_traffic
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.rundir import Record, RunDirectory
 
@@ -94,21 +96,17 @@ def _go_on(federation: Federation, directory: RunDirectory, done: int, observers
 
 def summarise(directory: RunDirectory) -> Record:
     """Final accuracies and total traffic, from the run's metrics."""
-    last: dict[int, Record] = {}
-    totals = {"up_parameters": 0, "down_parameters": 0, "up_bytes": 0, "down_bytes": 0}
-    for record in directory.metrics():
-        last[record["client"]] = record
-        for name in totals:
-            totals[name] += record[name]
+    records = directory.metrics()
+    last = {record["client"]: record for record in records if record["accuracy"] is not None}
     clients = [last[k] for k in sorted(last)]
-    accuracies = torch.tensor([record["accuracy"] for record in clients], dtype=torch.float64)
+    accuracies = [record["accuracy"] for record in clients]
     return {
         "method": directory.config().method,
         "clients": [
             {name: record[name] for name in ("client", "domain", "accuracy", "correct", "total", "round")}
             for record in clients
         ],
-        "accuracy_mean": accuracies.mean().item(),
-        "accuracy_spread": accuracies.std(unbiased=False).item(),
-        **totals,
+        "accuracy_mean": statistics.fmean(accuracies) if clients else None,
+        "accuracy_spread": statistics.pstdev(accuracies) if clients else None,
+        **summarise_traffic(records),
     }

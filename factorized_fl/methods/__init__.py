@@ -4,9 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from factorized_fl.errors import unknown
-from factorized_fl.methods.base import Batch, Local, Method, Mixing, Server, Tensors
+from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
+from factorized_fl.methods.base import Batch, Cost, Local, Method, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.clustered_fl import ClusteredFL
 from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
 from factorized_fl.methods.fedavg import FedAvg
+from factorized_fl.methods.fedfomo import FedFOMO
+from factorized_fl.methods.fedprox import FedProx
+from factorized_fl.methods.per_fedavg import PerFedAvg
+from factorized_fl.methods.pfedpara import PFedPara
 from factorized_fl.methods.stand_alone import StandAlone
 from factorized_fl.options import make
 
@@ -19,7 +25,10 @@ def register(method: type[Method]) -> type[Method]:
     return method
 
 
-for _method in (StandAlone, FedAvg, FactorizedFL, FactorizedFLBeta):
+for _method in (
+    *(StandAlone, FedAvg, FedProx, ClusteredFL, PerFedAvg, FedFOMO, PFedPara, FactorizedFL, FactorizedFLBeta),
+    *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout),
+):
     register(_method)
 
 
@@ -38,14 +47,12 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
 __all__ = [
     "METHODS",
     "Batch",
-    "FactorizedFL",
-    "FactorizedFLBeta",
-    "FedAvg",
+    "Cost",
     "Local",
     "Method",
     "Mixing",
+    "Roles",
     "Server",
-    "StandAlone",
     "Tensors",
     "find_method",
     "make_method",

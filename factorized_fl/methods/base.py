@@ -12,6 +12,7 @@ from factorized_fl.nn import Role
 from factorized_fl.options import check
 
 Tensors = dict[str, torch.Tensor]
+Roles = Mapping[str, Role]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Local:
     """What a method may look at while it computes a local step."""
 
     loss_gradient: Callable[[Tensors, Batch], Tensors]  # of the cross-entropy, at any parameters
-    roles: Mapping[str, Role]
+    roles: Roles
     shared: frozenset[str]  # the names that travel
     start: Tensors  # the parameters this round began with
 
@@ -37,12 +38,16 @@ class Server:
     """What the server knows when it mixes: what it last received from every client, and nothing else."""
 
     round: int
+    clients: Sequence[int]  # who takes part in this round
     stack: Tensors  # name -> [K, ...] for the names that travel
+    start: Tensors  # the same names: where each client's last training began (only if the method asks)
     fingerprints: torch.Tensor | None  # [K, D]
     sizes: torch.Tensor  # training images, float64 [K]
     received: torch.Tensor  # bool [K]: has this client ever answered?
     state: Tensors  # the method's own memory, as `mix` left it
     rng: np.random.Generator
+    # Client k's loss on its held-out images with these shared tensors in its own model.
+    validation_loss: Callable[[int, Tensors], float]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,16 @@ class Mixing:
     matrix: torch.Tensor  # float64 [K, K], rows sum to 1
     similarity: torch.Tensor | None = None  # float64 [K, K], what the choice was based on
     state: Tensors = field(default_factory=dict)
+    downloads: torch.Tensor | None = None  # models sent to each client [K]; one each if not given
+    revert: torch.Tensor | None = None  # bool [K]: go back to where the last training began, whatever the row says
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Numbers that the paper's cost formula counts for one client and one round, each way."""
+
+    up: int
+    down: int
 
 
 @dataclass(frozen=True)
@@ -61,29 +76,74 @@ class Method:
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
-    # The method's row in the table of methods, in words.
-    row: ClassVar[tuple[str, str, str, str]]  # parametrisation, local step, what travels, mixing
-    batches_per_step: ClassVar[int] = 1
+    # The method's row in the table of methods, in words: parametrisation, local step, what travels, mixing.
+    row: ClassVar[tuple[str, str, str, str]]
+    published_gb: ClassVar[float | None] = None  # the paper's cost column for 20 clients and 50 rounds
     fingerprint_is_shared: ClassVar[bool] = False  # it travels among the shared tensors already
+    needs_start: ClassVar[bool] = False  # `mix` looks at server.start
 
     def __post_init__(self) -> None:
         check(self)
 
-    def parametrize(self, model: nn.Module, generator: torch.Generator) -> nn.Module:
+    # -- parametrisation
+
+    def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """Put the method's parametrisation on a fresh model."""
         return model
+
+    # -- local step
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches that one step consumes."""
+        return 1
+
+    @property
+    def passes(self) -> int:
+        """How often each local epoch goes through the data."""
+        return 1
+
+    @property
+    def holdout(self) -> float:
+        """Share of its training images that a client keeps aside for `server.validation_loss`."""
+        return 0.0
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient that the optimiser steps along."""
         return local.loss_gradient(parameters, batches[0])
 
+    def finish(self, tensors: Tensors, roles: Roles) -> None:
+        """Last touch to a client's tensors after its local training, in place."""
+
+    @property
+    def tests_start(self) -> bool:
+        """Whether `adapt` says what is tested, instead of the trained model."""
+        return False
+
+    def adapt(self, local: Local, parameters: Tensors, batch: Batch) -> Tensors:
+        """With `tests_start`: the parameters to test, made from those a round began with and one training batch."""
+        return parameters
+
+    # -- what travels
+
     def shares(self, role: Role) -> bool:
         """Whether tensors of this role travel. Running statistics never do, and a classifier only if labels agree."""
         return False
 
-    def fingerprint(self, tensors: Tensors, roles: Mapping[str, Role]) -> torch.Tensor | None:
+    def resets(self, role: Role) -> bool:
+        """Whether tensors of this role go back to their initial values before each round."""
+        return False
+
+    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
         """What a client sends, besides the shared tensors, to be matched by: a vector, or nothing."""
         return None
+
+    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
+        """What the paper's cost formula counts: for dense methods every tensor of the model, statistics included."""
+        count = sum(t.numel() for t in tensors.values() if t.dim()) if any(map(self.shares, roles.values())) else 0
+        return Cost(count, count)
+
+    # -- who receives whose
 
     def mix(self, server: Server) -> Mixing:
         """Who receives whose in this round."""

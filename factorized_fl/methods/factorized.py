@@ -1,17 +1,17 @@
 """Factorized-FL and Factorized-FL beta: rank-one plus sparse weights, aggregated among similar clients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from factorized_fl.federation.mixing import cosine, matched
-from factorized_fl.methods.base import Batch, Local, Method, Mixing, Server, Tensors
+from factorized_fl.federation.mixing import cosine, in_place, similar_peers, softmax_over
+from factorized_fl.methods.base import Batch, Cost, Local, Method, Mixing, Roles, Server, Tensors
 from factorized_fl.nn import Role, factorize, last_body_v
+from factorized_fl.nn.factorized import LAYOUTS, head_mu_xavier
 from factorized_fl.options import option
-
-_PAPER = "Jeong and Hwang, Factorized-FL: Agnostic Personalized Federated Learning, 2022"
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,33 @@ class FactorizedFL(Method):
 
     name = "factorized-fl"
     title = "Factorized-FL"
-    paper = _PAPER
+    paper = "Jeong and Hwang, Factorized-FL: Agnostic Personalized Federated Learning, 2022"
     row = ("u v^T + mu", "SGD + L1 on mu", "u, norm; matching v up", "softmax of similarity above tau")
+    published_gb: ClassVar[float | None] = 0.32
 
     tau: float = option(0.5, "least similarity of a peer; the paper uses 0 to 0.75", low=-1, high=1)
     epsilon: float = option(10.0, "sharpness of the softmax over peers; the paper uses 1 to 20", low=0)
     minimum: int = option(1, "fewest peers, oneself included; the paper has no minimum", low=1)
     sparsity: float = option(5e-4, "lambda: weight of the L1 penalty and pruning threshold of mu", low=0)
     l1: bool = option(True, "let the L1 penalty have a gradient (the authors' code has none)")
+    layout: str = option("taps", "which matrix of a kernel has rank one", choices=LAYOUTS)
+    prune: str = option(
+        "test", "zero |mu| < lambda when testing only, or for good at the end of each round", choices=("test", "round")
+    )
+    head: str = option(
+        "share",
+        "a classifier whose labels agree: share it, or reset it each round (authors' code)",
+        choices=("share", "reset"),
+    )
+    head_mu: str = option(
+        "zero", "the classifier's initial mu: zero, or Xavier (authors' code)", choices=("zero", "xavier")
+    )
+    sequential: bool = option(False, "mix client after client, in place (authors' code)")
 
-    def parametrize(self, model: nn.Module, generator: torch.Generator) -> nn.Module:
+    def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """Factorise every layer, the classifier included; |mu| < lambda counts as zero at evaluation."""
-        return factorize(model, threshold=self.sparsity, generator=generator)
+        factorize(model, layout=self.layout, threshold=self.sparsity, generator=generator)
+        return head_mu_xavier(model, generator) if self.head_mu == "xavier" else model
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """Cross-entropy plus lambda * ||mu||_1 (paper, Eq. 6)."""
@@ -42,19 +57,41 @@ class FactorizedFL(Method):
                     gradient[name] = gradient[name].add(parameters[name].sign(), alpha=self.sparsity)
         return gradient
 
+    def finish(self, tensors: Tensors, roles: Roles) -> None:
+        """Prune for good, if asked to: the test result is the same and mu travels sparse."""
+        if self.prune == "round":
+            for name, role in roles.items():
+                if role.kind == "mu":
+                    tensors[name].masked_fill_(tensors[name].abs() < self.sparsity, 0.0)
+
     def shares(self, role: Role) -> bool:
         """u; and the normalisation's affine terms, as the authors' code has it (the paper is silent)."""
-        return role.kind in ("u", "norm")
+        return role.kind in ("u", "norm") and not self.resets(role)
 
-    def fingerprint(self, tensors: Tensors, roles: Mapping[str, Role]) -> torch.Tensor | None:
+    def resets(self, role: Role) -> bool:
+        """The whole classifier, if asked to."""
+        return self.head == "reset" and role.head
+
+    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
         """v of the layer before the classifier."""
         return tensors[last_body_v(roles)].flatten()
+
+    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
+        """All u each way, and v up."""
+        u = sum(tensors[name].numel() for name, role in roles.items() if role.kind == "u")
+        return Cost(u + tensors[last_body_v(roles)].numel(), u)
+
+    def peers(self, similarity: torch.Tensor, server: Server) -> torch.Tensor:
+        """Whom each client listens to, bool [K, K]."""
+        return similar_peers(similarity, server.received, self.tau, self.minimum)
 
     def mix(self, server: Server) -> Mixing:
         """Similar clients get more weight, dissimilar ones none."""
         assert server.fingerprints is not None
         similarity = cosine(server.fingerprints)
-        matrix = matched(similarity, server.received, tau=self.tau, epsilon=self.epsilon, minimum=self.minimum)
+        matrix = softmax_over(self.peers(similarity, server), similarity, self.epsilon)
+        if self.sequential:
+            matrix = in_place(matrix, server.rng.permutation(list(server.clients)).tolist())
         return Mixing(matrix, similarity)
 
 
@@ -65,8 +102,16 @@ class FactorizedFLBeta(FactorizedFL):
     name = "factorized-fl-beta"
     title = "Factorized-FL beta"
     row = ("u v^T + mu", "SGD + L1 on mu", "u, v, mu, norm, bias", "softmax of similarity above tau")
+    published_gb: ClassVar[float | None] = 18.25
     fingerprint_is_shared = True
 
     def shares(self, role: Role) -> bool:
         """Everything."""
-        return True
+        return not self.resets(role)
+
+    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
+        """u, v and what survives of mu."""
+        count = sum(tensors[name].numel() for name, role in roles.items() if role.kind in ("u", "v"))
+        mu = [tensors[name] for name, role in roles.items() if role.kind == "mu"]
+        count += sum(int((tensor.abs() >= self.sparsity).sum()) for tensor in mu)
+        return Cost(count, count)

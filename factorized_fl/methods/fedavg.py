@@ -15,6 +15,7 @@ class FedAvg(Method):
     title = "FedAvg"
     paper = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017"
     row = ("dense", "SGD", "all but statistics", "sample-weighted mean")
+    published_gb = 20.39
 
     def shares(self, role: Role) -> bool:
         """Everything; the federation itself keeps statistics and disagreeing classifiers at home."""

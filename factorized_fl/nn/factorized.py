@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 
 from factorized_fl.errors import UserError, unknown
-from factorized_fl.nn.roles import layers, under
+from factorized_fl.nn.roles import find_head, layers, under
 
 LAYOUTS = ("taps", "mixed", "released")
 INITS = ("xavier", "fit")
@@ -146,6 +146,15 @@ def set_threshold(model: nn.Module, value: float) -> None:
         raise UserError("The model has no factorised layer whose mu could be pruned; call factorize first.")
     for part in found:
         part.threshold = float(value)
+
+
+def head_mu_xavier(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
+    """Draw the classifier's mu as the authors' code does, Xavier-uniform, instead of leaving it zero."""
+    head = find_head(model)
+    for name, layer in layers(model).items():
+        if under(name, head):
+            nn.init.xavier_uniform_(_list(layer).original, generator=generator)
+    return model
 
 
 def factored(model: nn.Module) -> Iterator[tuple[RankOneSparse, Tensor]]:

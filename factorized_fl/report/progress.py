@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from factorized_fl.federation.build import Federation
+from factorized_fl.federation.rounds import clients_per_round
 from factorized_fl.federation.rundir import Record
 from factorized_fl.report.tables import size
 
@@ -47,7 +48,7 @@ class ProgressObserver:
         """Know how much there is to do."""
         config = federation.config
         self.rounds = config.rounds
-        self.per_round = max(1, int(config.fraction * config.clients + 0.5))
+        self.per_round = clients_per_round(config)
         total = self.rounds * self.per_round
         self.bar.update(self.task, total=total, completed=done * self.per_round, note="")
 
@@ -57,10 +58,10 @@ class ProgressObserver:
 
     def round_done(self, round: int, records: Sequence[Record]) -> None:
         """One more round complete."""
-        self.latest |= {record["client"]: record["accuracy"] for record in records}
+        self.latest |= {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
         self.bytes += sum(record["up_bytes"] + record["down_bytes"] for record in records)
         note = self._note(round)
-        self.bar.update(self.task, note=note)
+        self.bar.update(self.task, completed=round * self.per_round, note=note)
         if not self.console.is_terminal:
             self.console.print(f"{self.title}: {note}, {time.monotonic() - self.began:.0f} s", highlight=False)
 

@@ -71,7 +71,7 @@ def test_labels_are_the_clients_own() -> None:
 def test_evaluation_scores_every_test_image_under_own_labels() -> None:
     federation = tiny_federation("factorized-fl", epochs=20)
     train(federation)
-    result = federation.engine.evaluate([0], federation.state)[0]
+    result = federation.engine.evaluate(1, [0], federation.state, {})[0]
     client, scenario = federation.scenario.clients[0], federation.scenario
     model = federation.engine.models[3].eval()
     images = (scenario.images[client.test].float() / 255 - 0.5) / 0.25
@@ -85,7 +85,7 @@ def test_evaluation_scores_every_test_image_under_own_labels() -> None:
 def test_evaluation_changes_nothing() -> None:
     federation = tiny_federation("factorized-fl")
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
-    federation.engine.evaluate(range(4), federation.state)
+    federation.engine.evaluate(1, range(4), federation.state, {})
     assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
 
 

@@ -5,12 +5,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorized_fl.federation.mixing import cosine, matched, mix, weighted_mean
+from factorized_fl.federation.mixing import (
+    cosine,
+    group_mean,
+    in_place,
+    mix,
+    similar_peers,
+    softmax_over,
+    weighted_mean,
+)
 
 ALL = torch.ones(4, dtype=torch.bool)
 SIGMA = torch.tensor(
     [[1.0, 0.9, 0.2, 0.5], [0.9, 1.0, 0.4, 0.1], [0.2, 0.4, 1.0, 0.8], [0.5, 0.1, 0.8, 1.0]], dtype=torch.float64
 )
+
+
+def matched(
+    similarity: torch.Tensor, received: torch.Tensor, *, tau: float, epsilon: float, minimum: int
+) -> torch.Tensor:
+    return softmax_over(similar_peers(similarity, received, tau, minimum), similarity, epsilon)
 
 
 def softmax(*values: float) -> list[float]:
@@ -64,6 +78,20 @@ def test_mix_reads_a_snapshot() -> None:
     matrix = torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64)
     assert mix(matrix, stack).tolist() == [[2.0, 20.0], [2.5, 25.0]]
     assert stack.tolist() == [[1.0, 10.0], [3.0, 30.0]]
+
+
+def test_group_mean_leaves_out_those_who_never_answered() -> None:
+    same = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
+    matrix = group_mean(same, torch.tensor([True, False, False]))
+    assert matrix.tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+
+
+def test_in_place_mixing_reads_what_earlier_clients_received() -> None:
+    """By hand: client 1 becomes (1 + 3) / 2 = 2 first, then client 0 averages 1 and 2."""
+    matrix = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    stack = torch.tensor([[1.0], [3.0]])
+    assert mix(in_place(matrix, [1, 0]), stack).flatten().tolist() == [1.5, 2.0]
+    assert mix(in_place(matrix, [0, 1]), stack).flatten().tolist() == [2.0, 2.5]
 
 
 @settings(max_examples=50, deadline=None)

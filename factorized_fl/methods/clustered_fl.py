@@ -1,0 +1,56 @@
+"""Clustered-FL: split the clients wherever their updates pull apart, and average inside each cluster."""
+
+from dataclasses import dataclass
+
+import torch
+from sklearn.cluster import AgglomerativeClustering
+
+from factorized_fl.federation.mixing import cosine, group_mean
+from factorized_fl.methods.base import Mixing, Server
+from factorized_fl.methods.fedavg import FedAvg
+from factorized_fl.options import option
+
+
+@dataclass(frozen=True)
+class ClusteredFL(FedAvg):
+    """A cluster at rest as a whole whose members still move is made of groups that want different things.
+
+    eps1 and eps2 are absolute norms and depend on model and data: `ffl pilot PRESET` runs FedAvg, looks at both
+    norms and prints values to use (the rule is in docs/methods.md). Without them nothing splits and this is an
+    unweighted FedAvg.
+    """
+
+    name = "clustered-fl"
+    title = "Clustered-FL"
+    paper = "Sattler et al., Clustered Federated Learning, 2019"
+    row = ("dense", "SGD", "all but statistics", "mean inside clusters of similar updates")
+    needs_start = True
+
+    eps1: float = option(0.0, "split only if the cluster's mean update is shorter than this", low=0)
+    eps2: float = option(0.0, "and its longest update is longer than this", low=0)
+    warm_up: int = option(20, "no split before this round is over", low=0)
+
+    def mix(self, server: Server) -> Mixing:
+        """Split what is to be split, then average inside the new clusters."""
+        updates = torch.cat([(server.stack[n] - server.start[n]).flatten(1) for n in sorted(server.stack)], 1)
+        similarity = cosine(updates)
+        clusters = server.state.get("clusters", torch.zeros(len(updates), dtype=torch.int64)).clone()
+        for cluster in clusters.unique().tolist():
+            members = ((clusters == cluster) & server.received).nonzero().flatten()
+            if server.round - 1 > self.warm_up and self._pulls_apart(updates[members]):
+                apart = members[halves(similarity[members][:, members])]  # ids of clients, not places in the cluster
+                clusters[apart] = clusters.max() + 1
+        same = clusters.unsqueeze(0) == clusters.unsqueeze(1)
+        return Mixing(group_mean(same, server.received), similarity, {"clusters": clusters})
+
+    def _pulls_apart(self, updates: torch.Tensor) -> bool:
+        if len(updates) <= 2:
+            return False
+        return bool(updates.mean(0).norm() < self.eps1 and updates.norm(dim=1).max() > self.eps2)
+
+
+def halves(similarity: torch.Tensor) -> torch.Tensor:
+    """Which clients form the second of two groups by complete linkage of the distance -similarity."""
+    clustering = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage="complete")
+    labels = torch.from_numpy(clustering.fit_predict(-similarity.cpu().numpy()))
+    return labels != labels[0]

@@ -1,0 +1,86 @@
+"""FedFOMO: try other clients' models on own held-out images and take from those that help."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from factorized_fl.methods.base import Cost, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.fedavg import FedAvg
+from factorized_fl.options import option
+
+
+@dataclass(frozen=True)
+class FedFOMO(FedAvg):
+    """Client i weighs model n by (L_i(start_i) - L_i(theta_n)) / ||theta_n - start_i||, keeping positive weights.
+
+    When labels differ the classifier does not travel, so L_i tries n's body under i's own classifier.
+    """
+
+    name = "fedfomo"
+    title = "FedFOMO"
+    paper = "Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021"
+    row = ("dense", "SGD", "all but statistics, M models down", "first-order weights from held-out loss")
+    published_gb = 122.33
+    needs_start = True
+
+    models: int = option(10, "M: models a client tries, its own included", low=1)
+    explore: float = option(0.3, "probability of trying a random client, falling by 0.05 a round", low=0, high=1)
+    held_out: float = option(0.2, "share of the training images kept for trying", above=0, high=0.5)
+
+    @property
+    def holdout(self) -> float:
+        """The images to try models on."""
+        return self.held_out
+
+    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
+        """One model up, M down."""
+        up = super().formula(tensors, roles).up
+        return Cost(up, self.models * up)
+
+    def mix(self, server: Server) -> Mixing:
+        """Try, weigh, remember; whom nothing helps goes back to where its last training began."""
+        count = len(server.sizes)
+        matrix = torch.eye(count, dtype=torch.float64)
+        preference = server.state.get("preference", 0.1 * torch.eye(count, dtype=torch.float64)).clone()
+        downloads = torch.zeros(count, dtype=torch.int64)
+        revert = torch.zeros(count, dtype=torch.bool)
+        for i in server.clients:
+            tried = self.candidates(preference[i].numpy(), i, server)
+            weights = self.weigh(server, i, tried)
+            downloads[i] = len(tried) - (i in tried)  # a client need not be sent its own model
+            if total := weights.sum().abs():
+                preference[i, tried] += weights / total
+            positive = weights.clamp(min=0)
+            if positive.sum() > 0:
+                matrix[i] = 0
+                matrix[i, tried] = positive / positive.sum()
+            else:
+                revert[i] = server.received[i]
+        return Mixing(matrix, preference, {"preference": preference}, downloads, revert)
+
+    def candidates(self, preference: np.ndarray, i: int, server: Server) -> list[int]:
+        """Oneself and up to M - 1 others: the most preferred, now and then a random one; ties fall at random."""
+        pool = [n for n in server.received.nonzero().flatten().tolist() if n != i]
+        tried = [i] if server.received[i] else []
+        chance = max(0.0, self.explore - 0.05 * (server.round - 1))
+        while pool and len(tried) < self.models:
+            if server.rng.random() < chance:
+                choice = pool[server.rng.integers(len(pool))]
+            else:
+                best = max(preference[n] for n in pool)
+                choice = server.rng.choice([n for n in pool if preference[n] == best])
+            pool.remove(choice)
+            tried.append(int(choice))
+        return tried
+
+    def weigh(self, server: Server, i: int, tried: list[int]) -> torch.Tensor:
+        """First-order weights of the tried models."""
+        start = {name: tensor[i] for name, tensor in server.start.items()}
+        base = server.validation_loss(i, start)
+        weights = []
+        for n in tried:
+            model = {name: tensor[n] for name, tensor in server.stack.items()}
+            distance = sum(float((model[name] - start[name]).double().square().sum()) for name in model) ** 0.5
+            weights.append((base - server.validation_loss(i, model)) / (distance + 1e-5))
+        return torch.tensor(weights, dtype=torch.float64)

@@ -1,0 +1,75 @@
+"""Per-FedAvg: meta-learn a start from which one step makes a good personal model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from factorized_fl.federation.mixing import weighted_mean
+from factorized_fl.methods.base import Batch, Local, Mixing, Server, Tensors
+from factorized_fl.methods.fedavg import FedAvg
+from factorized_fl.options import option
+
+
+def moved(parameters: Tensors, direction: Tensors, by: float) -> Tensors:
+    """Parameters some way along a direction; fit to be differentiated at."""
+    with torch.no_grad():
+        return {n: (p + by * direction[n]).requires_grad_() for n, p in parameters.items()}
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """Steps along the gradient of f(w - alpha grad f(w)), first-order or with a finite-difference Hessian product.
+
+    beta is the run's learning rate. A first-order step consumes two batches and a Hessian-free one three; the run
+    still makes `epochs` passes over the data, so there are half or a third as many steps, unless `compensate`
+    multiplies the passes to give as many steps as the other methods make.
+    """
+
+    name = "per-fedavg"
+    title = "Per-FedAvg"
+    paper = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, 2020"
+    row = ("dense", "meta step (FO or HF)", "all but statistics", "plain mean")
+
+    alpha: float = option(1e-3, "size of the inner step", above=0)
+    hessian_free: bool = option(False, "HF instead of FO: a finite difference for the Hessian's part")
+    delta: float = option(1e-3, "step of that finite difference", above=0)
+    compensate: bool = option(True, "as many steps as other methods, by more passes over the data")
+    test: str = option(
+        "trained",
+        "what is tested: the locally trained model, as for all methods, or the round's start after one inner step",
+        choices=("trained", "adapted"),
+    )
+
+    @property
+    def batches_per_step(self) -> int:
+        """Independent batches for each gradient."""
+        return 3 if self.hessian_free else 2
+
+    @property
+    def passes(self) -> int:
+        """How often an epoch's data is gone through."""
+        return self.batches_per_step if self.compensate else 1
+
+    @property
+    def tests_start(self) -> bool:
+        """The protocol of the method's own paper."""
+        return self.test == "adapted"
+
+    def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
+        """g(w - alpha g(w; D); D'), for HF less alpha times the Hessian at w along it."""
+        inner = local.loss_gradient(parameters, batches[0])
+        outer = local.loss_gradient(moved(parameters, inner, -self.alpha), batches[1])
+        if not self.hessian_free:
+            return outer
+        ahead = local.loss_gradient(moved(parameters, outer, self.delta), batches[2])
+        behind = local.loss_gradient(moved(parameters, outer, -self.delta), batches[2])
+        return {n: g - self.alpha * (ahead[n] - behind[n]) / (2 * self.delta) for n, g in outer.items()}
+
+    def adapt(self, local: Local, parameters: Tensors, batch: Batch) -> Tensors:
+        """One inner step on a training batch."""
+        return moved(parameters, local.loss_gradient(parameters, batch), -self.alpha)
+
+    def mix(self, server: Server) -> Mixing:
+        """Everybody counts the same."""
+        return Mixing(weighted_mean(torch.ones_like(server.sizes), server.received))

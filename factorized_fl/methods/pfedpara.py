@@ -1,0 +1,47 @@
+"""pFedPara: weights W1 * (W2 + 1) of low rank; W1 is averaged factor by factor, W2 stays personal."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from factorized_fl.federation.mixing import weighted_mean
+from factorized_fl.methods.base import Cost, Method, Mixing, Roles, Server, Tensors
+from factorized_fl.nn import Role, find_head
+from factorized_fl.nn.lowrank import low_rank
+from factorized_fl.options import option
+
+
+@dataclass(frozen=True)
+class PFedPara(Method):
+    """A classifier that stays at home is left dense."""
+
+    name = "pfedpara"
+    title = "pFedPara"
+    paper = "Hyeon-Woo et al., FedPara: Low-rank Hadamard Product for Communication-Efficient Federated Learning, 2022"
+    row = ("W1 * (W2 + 1), low rank", "SGD", "W1, norm", "sample-weighted mean")
+    published_gb = 7.4
+
+    gamma: float = option(
+        0.95, "rank between the least (0) and the largest (1); 0.95 holds 93% of ResNet-9", low=0, high=1
+    )
+    capacity: float = option(0.0, "share of the dense size to fill instead of gamma; 0: use gamma", low=0, high=1)
+
+    def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
+        """Low rank everywhere, but for a classifier that would not travel."""
+        skip = () if labels_agree else (find_head(model),)
+        return low_rank(model, gamma=self.gamma, capacity=self.capacity, skip=skip, generator=generator)
+
+    def shares(self, role: Role) -> bool:
+        """The shared halves and the normalisation; biases stay."""
+        return role.kind in ("w1", "norm")
+
+    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
+        """W1 and all of BatchNorm, statistics included, each way."""
+        kinds = ("w1", "norm", "stat")
+        count = sum(tensors[n].numel() for n, role in roles.items() if role.kind in kinds and tensors[n].dim())
+        return Cost(count, count)
+
+    def mix(self, server: Server) -> Mixing:
+        """As FedAvg."""
+        return Mixing(weighted_mean(server.sizes, server.received))
