@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from factorized_fl.config import Config, read_table, resolve
+from factorized_fl.errors import UserError
 from factorized_fl.federation import run as federation_run
 from factorized_fl.federation.run import Observer
 from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
@@ -83,5 +84,44 @@ def compare(
         assert summary is not None
         summaries[method].append(summary)
     rows = compare_summaries(summaries)
-    write_atomically(root / "comparison.json", json.dumps([asdict(row) for row in rows], indent=2).encode())
+    content = [asdict(row) | {"better": row.better} for row in rows]
+    write_atomically(root / "comparison.json", json.dumps(content, indent=2).encode())
     return rows
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What Clustered-FL's two norms did while nothing split, and the thresholds that follow (docs/methods.md)."""
+
+    norms: list[tuple[int, float, float]]  # round, norm of the mean update, norm of the longest update
+
+    @property
+    def eps1(self) -> float:
+        """A tenth of the largest mean update."""
+        return max(mean for _, mean, _ in self.norms) / 10
+
+    @property
+    def eps2(self) -> float:
+        """The lenient end of the range from eps1 to ten times eps1."""
+        return self.eps1
+
+
+def pilot(
+    preset: str,
+    out: Path | str | None = None,
+    *,
+    data: Path | str | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    device: str = "auto",
+    **settings: Any,
+) -> Pilot:
+    """Run Clustered-FL without splits and look at its norms."""
+    config = configure(preset, "clustered-fl", **settings, eps1=0.0)
+    directory = run(
+        config, out or f"runs/{Path(preset).stem}-pilot", data=data, resume=resume, observers=observers, device=device
+    )
+    norms = [(round, *directory.mixing(round)["state.norms"].tolist()) for round in range(2, config.rounds + 1)]
+    if not norms:
+        raise UserError("A pilot needs at least 2 rounds: the first one has nothing to mix.")
+    return Pilot(norms)

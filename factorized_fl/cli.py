@@ -19,8 +19,16 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.methods import METHODS
 from factorized_fl.presets import PRESETS
+from factorized_fl.report.costs import CLIENTS, ROUNDS, method_costs
 from factorized_fl.report.progress import ProgressObserver
-from factorized_fl.report.tables import comparison_table, model_line, result_table, scenario_table
+from factorized_fl.report.tables import (
+    Comparison,
+    comparison_table,
+    model_line,
+    result_table,
+    scenario_table,
+    verdict_lines,
+)
 
 app = typer.Typer(
     help="Agnostic personalised federated learning.",
@@ -70,6 +78,12 @@ def _settings(texts: list[str] | None) -> dict[str, Any]:
 
 def _watch(config: Config) -> ProgressObserver:
     return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}")
+
+
+def _print_comparison(rows: list[Comparison], title: str) -> None:
+    console.print(comparison_table(rows, title))
+    for line in verdict_lines(rows):
+        console.print(line, highlight=False)
 
 
 @app.command()
@@ -128,7 +142,7 @@ def compare(
         watch=None if quiet else _watch,
         **_settings(settings),
     )
-    console.print(comparison_table(rows, f"{preset}, {len(numbers)} seed{'s' if len(numbers) > 1 else ''}"))
+    _print_comparison(rows, f"{preset}, {len(numbers)} seed{'s' if len(numbers) > 1 else ''}")
 
 
 @app.command()
@@ -152,7 +166,7 @@ def demo(
         watch=_watch,
         **_settings(settings),
     )
-    console.print(comparison_table(rows, "Accuracy of every client's own model on its own test images"))
+    _print_comparison(rows, "Accuracy of every client's own model on its own test images")
 
 
 @app.command()
@@ -179,17 +193,46 @@ def presets() -> None:
 def methods(
     options: Annotated[bool, typer.Option("--options", help="List the options of each method, too.")] = False,
 ) -> None:
-    """List the methods: four choices each."""
-    table = Table()
+    """List the methods: four choices each, and what they cost in the paper's setting."""
+    table = Table(
+        title=f"Cost in GB of a whole run: ResNet-9, {CLIENTS} clients, {ROUNDS} rounds, labels agree, mu dense",
+        caption="A, B: the paper's formula without and with the first download. serialised: what we would really send.",
+        title_justify="left",
+        caption_justify="left",
+    )
     for heading in ("method", "parametrisation", "local step", "what travels", "mixing"):
         table.add_column(heading)
-    for name, method in METHODS.items():
-        table.add_row(name, *method.row)
+    for heading in ("A", "B", "published", "serialised"):
+        table.add_column(heading, justify="right")
+    for name, cost in method_costs().items():
+        published = "-" if cost.published is None else f"{cost.published:g}"
+        costs = (f"{cost.formula_a:.3f}", f"{cost.formula_b:.3f}", published, f"{cost.serialised:.3f}")
+        table.add_row(name, *METHODS[name].row, *costs)
     console.print(table)
     if options:
         for name, method in METHODS.items():
             for field in dataclasses.fields(method):
                 console.print(f"{name}: {field.name} = {field.default}  ({field.metadata['limits'].help})")
+
+
+@app.command()
+@resumable()
+def pilot(
+    preset: Annotated[str, typer.Argument(metavar="PRESET|file.toml", help="See `ffl presets`.")],
+    settings: Setting = None,
+    out: Out = None,
+    data: Data = None,
+    resume: Resume = False,
+    device: Device = "auto",
+) -> None:
+    """Find thresholds for Clustered-FL: watch its two norms while nothing splits."""
+    with ProgressObserver(console, "Clustered-FL, pilot") as observer:
+        found = api.pilot(
+            preset, out, data=data, resume=resume, device=device, observers=[observer], **_settings(settings)
+        )
+    for round, mean, longest in found.norms:
+        console.print(f"round {round}: mean update {mean:.4g}, longest update {longest:.4g}", highlight=False)
+    console.print(f"Use: --set eps1={found.eps1:.4g} --set eps2={found.eps2:.4g}", highlight=False)
 
 
 @data_app.command("fetch")

@@ -53,9 +53,10 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     assert code == 0
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [row["method"] for row in rows] == ["stand-alone", "fedavg"]
-    assert (rows[1]["paired"], rows[0]["up_bytes"]) == (8, 0)
+    assert (len(rows[1]["verdicts"]), rows[0]["up_bytes"]) == (4, 0)
     assert f"{100 * rows[1]['accuracy']:.2f}%" in out
-    assert f"{rows[1]['better']} of 8" in out
+    assert f"{rows[1]['better']} of 4" in out
+    assert "FedAvg: helped " in out
     code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")
     assert code == 0
     assert again.strip() == out[out.index(str(config)) :].strip()
@@ -69,7 +70,16 @@ def test_lists(capsys) -> None:
     assert code == 0
     assert "factorized-fl-beta" in out
     assert "tau = 0.5" in out
+    assert "20.388" in out
     assert ffl(capsys, "--version")[0] == 0
+
+
+def test_pilot_suggests_thresholds(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    code, out, _ = ffl(capsys, "pilot", config, "--data", images, "--out", tmp_path / "pilot")
+    assert code == 0
+    means = [float(line.split()[4].rstrip(",")) for line in out.splitlines() if line.startswith("round ")]
+    assert len(means) == 2
+    assert f"--set eps1={max(means) / 10:.3g}"[:-1] in out
 
 
 @pytest.mark.parametrize(

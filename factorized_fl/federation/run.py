@@ -80,8 +80,7 @@ def _go_on(federation: Federation, directory: RunDirectory, done: int, observers
         began = time.monotonic()
         records, mixing = run_round(federation, round, partial(_client_done, observers, round))
         if mixing is not None:
-            matrices = {"matrix": mixing.matrix, "similarity": mixing.similarity}
-            directory.save_mixing(round, {name: m for name, m in matrices.items() if m is not None})
+            directory.save_mixing(round, mixing)
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
         directory.append("timing.jsonl", [{"round": round, "seconds": now - began}])

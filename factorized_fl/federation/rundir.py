@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from factorized_fl.config import Config, from_table, read_table
 from factorized_fl.errors import UserError
+from factorized_fl.methods import Mixing
 
 Record = dict[str, Any]
 
@@ -139,10 +140,14 @@ class RunDirectory:
             file.flush()
             os.fsync(file.fileno())
 
-    def save_mixing(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keep the round's matrices."""
+    def save_mixing(self, round: int, mixing: Mixing) -> None:
+        """Keep the round's matrices and what the method remembers of it."""
+        tensors = {"matrix": mixing.matrix} | {f"state.{name}": tensor for name, tensor in mixing.state.items()}
+        if mixing.similarity is not None:
+            tensors["similarity"] = mixing.similarity
         path = self.path / "mixing" / f"round-{round:04d}.safetensors"
-        write_atomically(path, safetensors.torch.save({name: t.cpu() for name, t in tensors.items()}))
+        # Cloned, for a matrix and the method's memory may be one and the same tensor.
+        write_atomically(path, safetensors.torch.save({name: t.cpu().clone() for name, t in tensors.items()}))
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the checkpoint. Tensors are streamed to disk: no second copy of the state is made."""
@@ -197,7 +202,7 @@ class RunDirectory:
         return list(self._records("timing.jsonl"))
 
     def mixing(self, round: int) -> dict[str, torch.Tensor]:
-        """The matrices of a round: `matrix`, and `similarity` where the method has one."""
+        """The matrices of a round: `matrix`, `similarity` where the method has one, `state.*` what it remembered."""
         return safetensors.torch.load_file(self.path / "mixing" / f"round-{round:04d}.safetensors")
 
     def summary(self) -> Record | None:

@@ -138,6 +138,11 @@ class Method:
         """What a client sends, besides the shared tensors, to be matched by: a vector, or nothing."""
         return None
 
+    @property
+    def models_down(self) -> int:
+        """Models that a client receives in a round."""
+        return 1
+
     def formula(self, tensors: Tensors, roles: Roles) -> Cost:
         """What the paper's cost formula counts: for dense methods every tensor of the model, statistics included."""
         count = sum(t.numel() for t in tensors.values() if t.dim()) if any(map(self.shares, roles.values())) else 0

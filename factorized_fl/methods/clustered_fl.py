@@ -15,9 +15,8 @@ from factorized_fl.options import option
 class ClusteredFL(FedAvg):
     """A cluster at rest as a whole whose members still move is made of groups that want different things.
 
-    eps1 and eps2 are absolute norms and depend on model and data: `ffl pilot PRESET` runs FedAvg, looks at both
-    norms and prints values to use (the rule is in docs/methods.md). Without them nothing splits and this is an
-    unweighted FedAvg.
+    eps1 and eps2 are absolute norms and depend on model and data: `ffl pilot PRESET` watches both norms while nothing
+    splits and prints values to use (the rule is in docs/methods.md). By default nothing splits: an unweighted FedAvg.
     """
 
     name = "clustered-fl"
@@ -35,18 +34,19 @@ class ClusteredFL(FedAvg):
         updates = torch.cat([(server.stack[n] - server.start[n]).flatten(1) for n in sorted(server.stack)], 1)
         similarity = cosine(updates)
         clusters = server.state.get("clusters", torch.zeros(len(updates), dtype=torch.int64)).clone()
+        norms = torch.zeros(2, dtype=torch.float64)
         for cluster in clusters.unique().tolist():
             members = ((clusters == cluster) & server.received).nonzero().flatten()
-            if server.round - 1 > self.warm_up and self._pulls_apart(updates[members]):
+            if not len(members):
+                continue
+            mean, longest = updates[members].mean(0).norm(), updates[members].norm(dim=1).max()
+            norms = torch.maximum(norms, torch.stack([mean, longest]).double().cpu())
+            if len(members) > 2 and server.round - 1 > self.warm_up and mean < self.eps1 and longest > self.eps2:
                 apart = members[halves(similarity[members][:, members])]  # ids of clients, not places in the cluster
                 clusters[apart] = clusters.max() + 1
         same = clusters.unsqueeze(0) == clusters.unsqueeze(1)
-        return Mixing(group_mean(same, server.received), similarity, {"clusters": clusters})
-
-    def _pulls_apart(self, updates: torch.Tensor) -> bool:
-        if len(updates) <= 2:
-            return False
-        return bool(updates.mean(0).norm() < self.eps1 and updates.norm(dim=1).max() > self.eps2)
+        state = {"clusters": clusters, "norms": norms}  # norms: the largest mean and single update of any cluster
+        return Mixing(group_mean(same, server.received), similarity, state)
 
 
 def halves(similarity: torch.Tensor) -> torch.Tensor:

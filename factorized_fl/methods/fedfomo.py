@@ -33,6 +33,11 @@ class FedFOMO(FedAvg):
         """The images to try models on."""
         return self.held_out
 
+    @property
+    def models_down(self) -> int:
+        """All it tries but its own."""
+        return self.models - 1
+
     def formula(self, tensors: Tensors, roles: Roles) -> Cost:
         """One model up, M down."""
         up = super().formula(tensors, roles).up

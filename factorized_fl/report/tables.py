@@ -10,6 +10,7 @@ from factorized_fl.data.scenarios import Scenario
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import METHODS
+from factorized_fl.report.verdict import Verdict, verdicts
 
 
 def size(count: float) -> str:
@@ -79,10 +80,18 @@ class Comparison:
     accuracy: float
     client_spread: float  # between clients, averaged over seeds
     seed_spread: float | None  # between seeds' means
-    better: int | None  # clients that beat their own Stand-Alone accuracy, summed over seeds
-    paired: int  # clients times seeds compared
-    up_bytes: float
+    up_bytes: float  # of one run
     down_bytes: float
+    verdicts: tuple[Verdict, ...]  # against Stand-Alone, if that was run, too
+
+    def clients(self, word: str) -> list[int]:
+        """The clients, counted from 1, of whom that is the verdict."""
+        return [verdict.client + 1 for verdict in self.verdicts if verdict.word == word]
+
+    @property
+    def better(self) -> int:
+        """Clients whose accuracy is above their own Stand-Alone model's, surely or not."""
+        return sum(verdict.difference > 0 for verdict in self.verdicts)
 
 
 def compare(summaries: Mapping[str, Sequence[Record]], baseline: str = "stand-alone") -> list[Comparison]:
@@ -90,26 +99,16 @@ def compare(summaries: Mapping[str, Sequence[Record]], baseline: str = "stand-al
     rows = []
     for method, runs in summaries.items():
         means = [run["accuracy_mean"] for run in runs]
-        better = paired = None
-        if baseline in summaries:
-            pairs = [
-                (ours["accuracy"], alone[ours["client"]])
-                for run, base in zip(runs, summaries[baseline], strict=True)
-                for alone in [{client["client"]: client["accuracy"] for client in base["clients"]}]
-                for ours in run["clients"]
-                if ours["client"] in alone
-            ]
-            better, paired = sum(ours > alone for ours, alone in pairs), len(pairs)
+        compared = baseline in summaries and method != baseline
         rows.append(
             Comparison(
                 method=method,
-                accuracy=statistics.mean(means),
-                client_spread=statistics.mean(run["accuracy_spread"] for run in runs),
+                accuracy=statistics.fmean(means),
+                client_spread=statistics.fmean(run["accuracy_spread"] for run in runs),
                 seed_spread=statistics.stdev(means) if len(means) > 1 else None,
-                better=None if method == baseline else better,
-                paired=paired or 0,
-                up_bytes=statistics.mean(run["up_bytes"] for run in runs),
-                down_bytes=statistics.mean(run["down_bytes"] for run in runs),
+                up_bytes=statistics.fmean(run["up_bytes"] for run in runs),
+                down_bytes=statistics.fmean(run["down_bytes"] for run in runs),
+                verdicts=tuple(verdicts(runs, summaries[baseline])) if compared else (),
             )
         )
     return rows
@@ -118,7 +117,8 @@ def compare(summaries: Mapping[str, Sequence[Record]], baseline: str = "stand-al
 def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
     """The comparison for a terminal."""
     table = Table(title=title, title_justify="left")
-    for heading in ("method", "accuracy", "± clients", "± seeds", "beat Stand-Alone", "up", "down"):
+    headings = ("method", "accuracy", "± clients", "± seeds", "beat Stand-Alone", "helped", "harmed", "up", "down")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "method" else "right")
     best = max(row.accuracy for row in rows)
     for row in rows:
@@ -128,8 +128,26 @@ def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
             f"[bold]{accuracy}[/bold]" if row.accuracy == best else accuracy,
             f"{100 * row.client_spread:.2f}",
             "-" if row.seed_spread is None else f"{100 * row.seed_spread:.2f}",
-            "-" if row.better is None else f"{row.better} of {row.paired}",
+            f"{row.better} of {len(row.verdicts)}" if row.verdicts else "-",
+            str(len(row.clients("helped"))) if row.verdicts else "-",
+            str(len(row.clients("harmed"))) if row.verdicts else "-",
             size(row.up_bytes),
             size(row.down_bytes),
         )
     return table
+
+
+def verdict_lines(rows: Sequence[Comparison]) -> list[str]:
+    """In plain words: whom each method helped and whom it harmed."""
+    lines = []
+    for row in rows:
+        if row.verdicts:
+            parts = [f"{word} {_clients(row.clients(word))}" for word in ("helped", "harmed")]
+            lines.append(f"{METHODS[row.method].title}: {', '.join(parts)}; the rest within two standard errors.")
+    return lines
+
+
+def _clients(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "nobody"
+    return f"client{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

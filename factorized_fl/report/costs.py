@@ -1,0 +1,59 @@
+"""What the methods cost in the paper's setting: ResNet-9, 20 clients, 50 rounds."""
+
+from dataclasses import dataclass
+
+import torch
+
+from factorized_fl.federation.ledger import formula_bytes
+from factorized_fl.federation.payload import measure
+from factorized_fl.methods import METHODS, Method, Tensors
+from factorized_fl.nn import Role, build_model, roles
+
+CLIENTS, ROUNDS, CLASSES = 20, 50, 10
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """Gigabytes of a whole run whose labels agree; a dense mu counts in full."""
+
+    formula_a: float
+    formula_b: float
+    serialised: float
+    published: float | None
+
+
+def method_cost(method: Method) -> MethodCost:
+    """Count and serialise one model, multiply."""
+    model = method.parametrize(build_model("resnet9", CLASSES), torch.Generator().manual_seed(0), True)
+    role_of = roles(model)
+    tensors = {
+        name: torch.ones_like(tensor) if role_of[name].kind == "mu" else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    cost = method.formula(tensors, role_of)
+    formula = formula_bytes((round, cost.up, cost.down) for round in range(1, ROUNDS + 1))
+    up, down = _serialised(method, tensors, role_of)
+    return MethodCost(
+        formula_a=formula["formula_a_bytes"] * CLIENTS / 1e9,
+        formula_b=formula["formula_b_bytes"] * CLIENTS / 1e9,
+        serialised=(up * ROUNDS + down * (ROUNDS - 1)) * CLIENTS / 1e9,
+        published=method.published_gb,
+    )
+
+
+def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> tuple[int, int]:
+    shared = {
+        name: (tuple(tensors[name].shape), tensors[name].dtype, tensors[name].numel())
+        for name, role in role_of.items()
+        if role.kind != "stat" and method.shares(role)
+    }
+    down = measure(shared)[1] * method.models_down
+    vector = method.fingerprint(tensors, role_of) if shared else None
+    if vector is not None and not method.fingerprint_is_shared:
+        shared["fingerprint"] = (tuple(vector.shape), vector.dtype, vector.numel())
+    return measure(shared)[1], down
+
+
+def method_costs() -> dict[str, MethodCost]:
+    """The cost of every method with its default options."""
+    return {name: method_cost(method()) for name, method in METHODS.items()}
