@@ -6,12 +6,14 @@ from factorized_fl.api import compare, configure, run
 from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.methods import Method, Mixing, Server, register
-from factorized_fl.nn import describe, factorize, fold
+from factorized_fl.nn import Role, describe, factorize, fold
+from factorized_fl.options import option
 
 __all__ = [
     "Config",
     "Method",
     "Mixing",
+    "Role",
     "Server",
     "UserError",
     "compare",
@@ -19,6 +21,7 @@ __all__ = [
     "describe",
     "factorize",
     "fold",
+    "option",
     "register",
     "run",
 ]

@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Fetch and look at data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 180)  # tables in a log or a pipe are not squeezed
 notes = Console(stderr=True)
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder that holds the data sets.")]

@@ -6,6 +6,8 @@ same images on every device and in every engine.
 """
 
 import math
+from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 
@@ -24,11 +26,40 @@ def draw(count: int, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(count, DRAWS, generator=generator)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done to each of n images; every tensor is float32 and has n rows."""
+
+    box: torch.Tensor  # [n, 4]: top, height, left, width of the crop, in whole pixels
+    flip: torch.Tensor  # [n]: 1 to mirror
+    factors: torch.Tensor  # [n, 3]: brightness, contrast, saturation
+    turn: torch.Tensor  # [n]: hue, as a share of the colour circle
+    order: torch.Tensor  # [n, 4]: the order of these four, as 0 .. 3
+    grey: torch.Tensor  # [n]: 1 to take away all colour
+
+
+def plan(draws: torch.Tensor, height: int, width: int) -> Plan:
+    """Turn draws [n, DRAWS] into decisions."""
+    rest = draws[:, 2 * TRIES :]
+    chosen = rest[:, 7] < _JITTER
+    strength = torch.tensor(_STRENGTH[:3], device=draws.device)
+    factors = torch.where(chosen.unsqueeze(1), 1 + strength * (2 * rest[:, 3:6] - 1), 1.0)
+    turn = torch.where(chosen, _STRENGTH[3] * (2 * rest[:, 6] - 1), 0.0)
+    orders = torch.tensor(list(permutations(range(4))), device=draws.device, dtype=draws.dtype)
+    return Plan(
+        box=_boxes(draws[:, : 2 * TRIES], rest[:, 0:2], height, width),
+        flip=(rest[:, 2] < 0.5).to(draws.dtype),
+        factors=factors,
+        turn=turn,
+        order=orders[(rest[:, 8] * 24).long().clamp(max=23)],
+        grey=(rest[:, 9] < _GREYSCALE).to(draws.dtype),
+    )
+
+
 def augment(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Augment uint8 images [n, C, H, W] by their draws [n, DRAWS]; returns floats in [0, 1]."""
-    crop, rest = draws[:, : 2 * TRIES], draws[:, 2 * TRIES :]
-    out = _crop_and_flip(images.float() / 255, crop, rest[:, 0:3])
-    return _jitter(out, rest[:, 3:9], rest[:, 9])
+    todo = plan(draws, *images.shape[-2:])
+    return _colour(_crop(images.float() / 255, todo), todo)
 
 
 def normalise(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
@@ -36,9 +67,8 @@ def normalise(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> to
     return (images - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
 
 
-def _crop_and_flip(images: torch.Tensor, draws: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Bilinear resampling of an axis-parallel box is separable: one small matrix per image and axis."""
-    height, width = images.shape[-2:]
+def _boxes(draws: torch.Tensor, place: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """The first of several random boxes that fits; if none does, the largest centred one of an allowed shape."""
     area = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * draws[:, :TRIES])
     low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
     ratio = torch.exp(low + (high - low) * draws[:, TRIES:])
@@ -46,14 +76,19 @@ def _crop_and_flip(images: torch.Tensor, draws: torch.Tensor, place: torch.Tenso
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     first = fits.to(torch.uint8).argmax(1, keepdim=True)
     found = fits.any(1)
-    # No attempt fitted: the largest centred box whose shape is allowed, which for a square image is all of it.
     w = torch.where(found, w.gather(1, first)[:, 0], min(width, round(height * _RATIO[1])))
     h = torch.where(found, h.gather(1, first)[:, 0], min(height, round(width / _RATIO[0])))
-    y_place = torch.where(found, place[:, 0], 0.5)
-    x_place = torch.where(found, place[:, 1], 0.5)
-    rows = _resampler(torch.floor(y_place * (height - h + 1)), h, height)
-    columns = _resampler(torch.floor(x_place * (width - w + 1)), w, width)
-    columns = torch.where((place[:, 2] < 0.5)[:, None, None], columns.flip(1), columns)
+    top = torch.floor(torch.where(found, place[:, 0], 0.5) * (height - h + 1))
+    left = torch.floor(torch.where(found, place[:, 1], 0.5) * (width - w + 1))
+    return torch.stack([top, h, left, w], 1)
+
+
+def _crop(images: torch.Tensor, todo: Plan) -> torch.Tensor:
+    """Bilinear resampling of an axis-parallel box is separable: one small matrix per image and axis."""
+    top, h, left, w = todo.box.unbind(1)
+    rows = _resampler(top, h, images.shape[-2])
+    columns = _resampler(left, w, images.shape[-1])
+    columns = torch.where(todo.flip.bool()[:, None, None], columns.flip(1), columns)
     return rows.unsqueeze(1) @ images @ columns.transpose(1, 2).unsqueeze(1)
 
 
@@ -65,34 +100,20 @@ def _resampler(start: torch.Tensor, length: torch.Tensor, size: int) -> torch.Te
     return (1 - (pixel - source.unsqueeze(2)).abs()).clamp(min=0)
 
 
-def _jitter(images: torch.Tensor, draws: torch.Tensor, greyscale: torch.Tensor) -> torch.Tensor:
+def _colour(images: torch.Tensor, todo: Plan) -> torch.Tensor:
     """Brightness, contrast, saturation and hue in an order of each image's own, then perhaps no colour at all."""
     if images.shape[1] != 3:
         return images
-    chosen = draws[:, 4] < _JITTER
-    strength = torch.tensor(_STRENGTH[:3], device=images.device)
-    factor = 1 + strength * (2 * draws[:, :3] - 1)
-    factor = torch.where(chosen.unsqueeze(1), factor, 1.0)
-    turn = torch.where(chosen, _STRENGTH[3] * (2 * draws[:, 3] - 1), 0.0)
     out = images
-    order = _orders(images.device)[(draws[:, 5] * 24).long().clamp(max=23)]
     for step in range(4):
-        operation = order[:, step].view(-1, 1, 1, 1)
+        operation = todo.order[:, step].view(-1, 1, 1, 1)
         grey = _grey(out)
         target = torch.where(operation == 1, grey.mean((2, 3), keepdim=True), grey)
         target = torch.where(operation == 0, 0.0, target)
-        blend = factor.gather(1, order[:, step : step + 1].clamp(max=2)).view(-1, 1, 1, 1)
-        blended = (target + blend * (out - target)).clamp(0, 1)
-        out = torch.where(operation == 3, _turn_hue(out, turn), blended)
-    colourless = (greyscale < _GREYSCALE).view(-1, 1, 1, 1)
-    return torch.where(colourless, _grey(out), out)
-
-
-def _orders(device: torch.device) -> torch.Tensor:
-    """The 24 orders of the four colour operations."""
-    from itertools import permutations
-
-    return torch.tensor(list(permutations(range(4))), device=device)
+        factor = todo.factors.gather(1, todo.order[:, step : step + 1].long().clamp(max=2)).view(-1, 1, 1, 1)
+        blended = (target + factor * (out - target)).clamp(0, 1)
+        out = torch.where(operation == 3, _turn_hue(out, todo.turn), blended)
+    return torch.where(todo.grey.bool().view(-1, 1, 1, 1), _grey(out), out)
 
 
 def _grey(images: torch.Tensor) -> torch.Tensor:

@@ -10,13 +10,13 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from factorized_fl.config import Config
-from factorized_fl.data.augment import augment, draw, normalise
+from factorized_fl.data.augment import augment, normalise
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.engine import Evaluated, Trained
+from factorized_fl.engine.batches import batches_of
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Method, Tensors
 from factorized_fl.nn import Role
-from factorized_fl.seeds import torch_rng
 
 _EVALUATION_BATCH = 500
 
@@ -97,23 +97,11 @@ class ReferenceEngine:
             parameter.add_(momentum[name], alpha=-self.config.lr)
 
     def batches(self, round: int, k: int) -> Iterator[Batch]:
-        """The client's shuffled and augmented batches of all local epochs of a round.
-
-        The last incomplete batch of an epoch is dropped; a client with less than one batch makes one smaller step.
-        """
-        own = self.scenario.clients[k].train
-        size = min(self.config.batch_size, len(own))
-        rng = torch_rng(self.config.seed, "train", round, k)
-        for _ in range(self.config.epochs * self.method.passes):
-            order = own[torch.randperm(len(own), generator=rng)]
-            for first in range(0, len(own) - size + 1, size):
-                chosen = order[first : first + size]
-                images = self.images[chosen.to(self.device)]
-                if self.config.augment == "paper":
-                    pixels = augment(images, draw(size, rng).to(self.device))
-                else:
-                    pixels = images.float() / 255
-                yield Batch(normalise(pixels, self.mean, self.std), self._labels(k, chosen))
+        """The client's shuffled and augmented batches of all local epochs of a round."""
+        for chosen, draws in batches_of(self.config, self.method, self.scenario.clients[k], round, k):
+            images = self.images[chosen.to(self.device)]
+            pixels = images.float() / 255 if draws is None else augment(images, draws.to(self.device))
+            yield Batch(normalise(pixels, self.mean, self.std), self._labels(k, chosen))
 
     def evaluate(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> dict[int, Evaluated]:
         """Test the clients in turn."""

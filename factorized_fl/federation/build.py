@@ -9,7 +9,7 @@ from factorized_fl.config import Config
 from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Engine
-from factorized_fl.engine.reference import ReferenceEngine
+from factorized_fl.engine.choice import build_engine
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Method, Tensors
 from factorized_fl.nn import Role, build_model, roles
@@ -74,8 +74,8 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
     )
 
 
-def build_federation(config: Config, scenario: Scenario, device: torch.device) -> Federation:
-    """All clients at their common start."""
+def build_federation(config: Config, scenario: Scenario, device: torch.device, engine: str = "auto") -> Federation:
+    """All clients at their common start; `engine` is "reference" or "auto", the fastest that can do it."""
     method = config.build_method()
     if method.holdout:
         scenario = hold_out(scenario, method.holdout, config.seed)
@@ -117,7 +117,7 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device) -
         initial={name: state.common[name].clone() for name in sorted(reset)},
         received=torch.zeros(len(scenario.clients), dtype=torch.bool),
         method_state={},
-        engine=ReferenceEngine(config, method, scenario, models, role_of, shared, device),
+        engine=build_engine(engine, config, method, scenario, models, role_of, shared, device),
     )
 
 

@@ -8,7 +8,6 @@ import torch
 
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.payload import measure, occupied
-from factorized_fl.methods import Mixing, Tensors
 
 BYTES_PER_NUMBER = 4
 
@@ -40,39 +39,40 @@ class Traffic:
         return asdict(self)
 
 
-def loads(tensors: Tensors, clients: Sequence[int], fingerprint: int = 0) -> dict[int, Load]:
-    """What each client's row of the stacked tensors costs to send, with a fingerprint of so many numbers."""
-    nonzero = {name: occupied(t.detach()).flatten(1).sum(1).tolist() for name, t in tensors.items()}
-    found = {}
-    for k in clients:
-        shapes = {name: (tuple(t.shape[1:]), t.dtype, nonzero[name][k]) for name, t in tensors.items()}
-        if fingerprint:
-            shapes["fingerprint"] = ((fingerprint,), torch.float32, fingerprint)
-        found[k] = Load(*measure(shapes))
-    return found
+class Payloads:
+    """What several clients send or are sent, tensor by tensor, until it is all measured."""
 
+    def __init__(self, clients: Sequence[int]) -> None:
+        self.clients = clients
+        self.entries: list[tuple[str, tuple[int, ...], torch.dtype, list[int]]] = []
 
-def download_loads(federation: Federation, clients: Sequence[int], mixing: Mixing | None) -> dict[int, Load]:
-    """What was sent to the clients just now; to be asked before they train."""
-    if mixing is None:
-        return dict.fromkeys(clients, Load())
-    one = loads(_shared(federation), clients)
-    if mixing.downloads is None:
-        return one
-    return {k: one[k] * int(mixing.downloads[k]) for k in clients}
+    def add(self, name: str, rows: torch.Tensor) -> None:
+        """One tensor, a row per client."""
+        nonzero = occupied(rows.detach()).flatten(1).sum(1).tolist()
+        self.entries.append((name, tuple(rows.shape[1:]), rows.dtype, nonzero))
+
+    def loads(self, copies: torch.Tensor | None = None) -> dict[int, Load]:
+        """Each client's load; `copies` [K] says how often each is sent, if not once."""
+        found = {}
+        for row, k in enumerate(self.clients):
+            shapes = {name: (shape, dtype, nonzero[row]) for name, shape, dtype, nonzero in self.entries}
+            found[k] = Load(*measure(shapes)) * (1 if copies is None else int(copies[k]))
+        return found
 
 
 def upload_loads(federation: Federation, clients: Sequence[int]) -> dict[int, Load]:
     """What the clients send after training."""
-    if not federation.shared:
+    method, state = federation.method, federation.state
+    if not federation.shared or not clients:
         return dict.fromkeys(clients, Load())
-    vector = federation.method.fingerprint(federation.state.client(0), federation.roles)
-    separate = vector is not None and not federation.method.fingerprint_is_shared
-    return loads(_shared(federation), clients, vector.numel() if vector is not None and separate else 0)
-
-
-def _shared(federation: Federation) -> Tensors:
-    return {name: t for name, t in federation.state.common.items() if name in federation.shared}
+    sent = Payloads(clients)
+    for name, stacked in state.common.items():
+        if name in federation.shared:
+            sent.add(name, stacked[list(clients)])
+    vectors = [method.fingerprint(state.client(k), federation.roles) for k in clients]
+    if not method.fingerprint_is_shared and all(vector is not None for vector in vectors):
+        sent.add("fingerprint", torch.stack([vector for vector in vectors if vector is not None]))
+    return sent.loads()
 
 
 def traffic(federation: Federation, k: int, down: Load, up: Load | None) -> Traffic:

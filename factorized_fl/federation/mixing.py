@@ -20,9 +20,12 @@ def group_mean(same: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
 
 
 def cosine(vectors: torch.Tensor) -> torch.Tensor:
-    """Cosine similarity of all pairs of rows (paper, Eq. 4), float64; a zero vector is similar to nobody."""
+    """Cosine similarity of all pairs of rows (paper, Eq. 4), float64 on the CPU, where matrices are made.
+
+    A zero vector is similar to nobody, and one that is not finite is as unlike everybody as can be.
+    """
     unit = torch.nn.functional.normalize(vectors.double(), dim=1)
-    return (unit @ unit.T).clamp(-1, 1)
+    return (unit @ unit.T).nan_to_num(-1.0).clamp(-1, 1).cpu()
 
 
 def similar_peers(similarity: torch.Tensor, received: torch.Tensor, tau: float, minimum: int) -> torch.Tensor:
@@ -55,5 +58,8 @@ def in_place(matrix: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 def mix(matrix: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
     """Personalised aggregation of one tensor for all rows of the matrix: a new tensor, the old one is only read."""
+    used = (matrix != 0).any(0)
+    if not used.all():  # weight 0 must mean nothing at all, even of a client whose training diverged
+        matrix, stacked = matrix[:, used], stacked[used.to(stacked.device)]
     flat = stacked.flatten(1)
     return (matrix.to(flat) @ flat).view(len(matrix), *stacked.shape[1:])

@@ -1,5 +1,6 @@
 """One round: choose clients, mix from a snapshot, train, evaluate, account."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.federation.build import Federation
-from factorized_fl.federation.ledger import Traffic, download_loads, traffic, upload_loads
+from factorized_fl.federation.ledger import Load, Payloads, Traffic, traffic, upload_loads
 from factorized_fl.federation.mixing import mix
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import Mixing, Server, Tensors
@@ -29,8 +30,10 @@ def clients_per_round(config: Config) -> int:
     return max(1, int(config.fraction * config.clients + 0.5))
 
 
-def download(federation: Federation, round: int, chosen: Sequence[int], clients: Sequence[int]) -> Mixing | None:
-    """Mix for the chosen from what the server last received, and give each client its row.
+def download(
+    federation: Federation, round: int, chosen: Sequence[int], clients: Sequence[int]
+) -> tuple[Mixing | None, dict[int, Load]]:
+    """Mix for the chosen from what the server last received, and give each client its row; returns what was sent.
 
     The first round has nothing to mix; `clients` are those of the chosen that will answer.
     """
@@ -38,18 +41,22 @@ def download(federation: Federation, round: int, chosen: Sequence[int], clients:
     for name, initial in federation.initial.items():
         state[name][list(clients)] = initial[list(clients)]
     if not federation.shared or not federation.received.any():
-        return None
+        return None, {}
     stack = {name: tensor for name, tensor in state.items() if name in federation.shared}
     mixing = federation.method.mix(_server(federation, round, chosen, stack))
-    rows = mixing.matrix[list(clients)]
+    rows = mixing.matrix[list(chosen)]
+    answering = [row for row, client in enumerate(chosen) if client in clients]
+    sent = Payloads(chosen)
     for name, stacked in stack.items():
-        # The right-hand side is complete before anything is overwritten: a snapshot, one tensor at a time.
-        stacked[list(clients)] = mix(rows, stacked)
+        # All rows are made before any is overwritten: a snapshot, one tensor at a time.
+        mixed = mix(rows, stacked)
+        sent.add(name, mixed)
+        stacked[list(clients)] = mixed[answering]
         if mixing.revert is not None:
             back = [client for client in clients if mixing.revert[client]]
             stacked[back] = federation.start[name][back]
     federation.method_state = mixing.state
-    return mixing
+    return mixing, sent.loads(copies=mixing.downloads)
 
 
 def _server(federation: Federation, round: int, clients: Sequence[int], stack: Tensors) -> Server:
@@ -81,8 +88,7 @@ def run_round(
 ) -> tuple[list[Record], Mixing | None]:
     """One round for the chosen clients; returns their metrics and the mixing that began it."""
     chosen, clients = choose(federation.config, round)
-    mixing = download(federation, round, chosen, clients)
-    down = download_loads(federation, chosen, mixing)
+    mixing, down = download(federation, round, chosen, clients)
     for name, start in federation.start.items():
         start[clients] = federation.state.common[name][clients]
     trained = federation.engine.train(round, clients, federation.state, federation.momentum, done)
@@ -94,7 +100,7 @@ def run_round(
     evaluated = federation.engine.evaluate(round, tested, federation.state, federation.start)
     records = []
     for k in sorted({*chosen, *tested}):
-        cost = traffic(federation, k, down[k], up.get(k)) if k in chosen else Traffic()
+        cost = traffic(federation, k, down.get(k, Load()), up.get(k)) if k in chosen else Traffic()
         records.append(_record(federation, round, k, evaluated.get(k), trained.get(k), cost))
     return records, mixing
 
@@ -110,8 +116,13 @@ def _record(
         "accuracy": result.accuracy if result else None,
         "correct": result.correct if result else None,
         "total": result.total if result else None,
-        "loss": result.loss if result else None,
-        "train_loss": trained.loss if trained else None,
+        "loss": _finite(result.loss) if result else None,
+        "train_loss": _finite(trained.loss) if trained else None,
         "steps": trained.steps if trained else 0,
         **cost.record(),
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: a client whose training diverged has no loss."""
+    return value if math.isfinite(value) else None

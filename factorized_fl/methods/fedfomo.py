@@ -88,4 +88,5 @@ class FedFOMO(FedAvg):
             model = {name: tensor[n] for name, tensor in server.stack.items()}
             distance = sum(float((model[name] - start[name]).double().square().sum()) for name in model) ** 0.5
             weights.append((base - server.validation_loss(i, model)) / (distance + 1e-5))
-        return torch.tensor(weights, dtype=torch.float64)
+        # A model that diverged, or a start that did, says nothing about anybody.
+        return torch.tensor(weights, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)

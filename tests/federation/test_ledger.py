@@ -127,3 +127,18 @@ def test_fedfomo_pays_for_every_model_it_tries_but_its_own() -> None:
 
 def test_conventions_of_the_formula() -> None:
     assert formula_bytes([(1, 10, 4), (2, 10, 4)]) == {"formula_a_bytes": 4 * 24, "formula_b_bytes": 4 * 28}
+
+
+def test_a_client_that_drops_out_pays_for_what_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same download costs the same whether its receiver answers or not, also when mu is sparse."""
+    options = {"prune": "round", "sparsity": 0.02, "tau": -1.0}
+    costs = []
+    for answering in ([0, 1, 2, 3], [0, 1, 3]):
+        federation = tiny_federation("factorized-fl-beta", options=options)
+        run_round(federation, 1)
+        monkeypatch.setattr("factorized_fl.federation.rounds.choose", lambda *_, a=answering: ([0, 1, 2, 3], a))
+        records, _ = run_round(federation, 2)
+        monkeypatch.undo()
+        costs.append(records[2]["down_bytes"])
+        assert (records[2]["up_bytes"] > 0) == (2 in answering)
+    assert costs[0] == costs[1] > 0

@@ -113,3 +113,13 @@ def test_matching_is_stochastic_and_equivariant(
     assert torch.allclose(matrix.sum(1), torch.ones(6, dtype=torch.float64))
     renumbered = matched(cosine(vectors[order]), received[order], tau=tau, epsilon=epsilon, minimum=minimum)
     assert torch.allclose(renumbered, matrix[order][:, order], atol=1e-12)
+
+
+def test_a_client_that_diverged_ruins_nobody_who_gives_it_no_weight() -> None:
+    vectors = torch.tensor([[1.0, 0.1], [1.0, 0.0], [float("nan"), 1.0]])
+    everybody = torch.ones(3, dtype=torch.bool)
+    matrix = matched(cosine(vectors), everybody, tau=0.5, epsilon=1.0, minimum=2)
+    assert matrix[:2, 2].tolist() == [0, 0]
+    assert torch.allclose(matrix.sum(1), torch.ones(3, dtype=torch.float64))
+    mixed = mix(matrix[:2], torch.tensor([[1.0], [3.0], [float("nan")]]))
+    assert mixed.isfinite().all()

@@ -56,7 +56,7 @@ def test_fedavg_gives_everybody_the_weighted_mean_of_a_snapshot() -> None:
     federation = tiny_federation("fedavg")
     run_round(federation, 1)
     before = {name: tensor.clone() for name, tensor in federation.state.common.items()}
-    mixing = download(federation, 2, range(4), range(4))
+    mixing, _ = download(federation, 2, range(4), range(4))
     assert mixing is not None
     sizes = federation.scenario.sizes
     for name in federation.shared:

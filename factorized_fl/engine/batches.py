@@ -1,0 +1,33 @@
+"""Which images a client trains on, batch by batch: the same for every engine."""
+
+from collections.abc import Iterator
+
+import torch
+
+from factorized_fl.config import Config
+from factorized_fl.data.augment import draw
+from factorized_fl.data.scenarios import Client
+from factorized_fl.methods import Method
+from factorized_fl.seeds import torch_rng
+
+
+def batch_size(config: Config, client: Client) -> int:
+    """A client with less than one batch makes one smaller step per epoch."""
+    return min(config.batch_size, len(client.train))
+
+
+def batch_count(config: Config, method: Method, client: Client) -> int:
+    """Batches of one round; the last incomplete one of an epoch is dropped."""
+    return config.epochs * method.passes * (len(client.train) // batch_size(config, client))
+
+
+def batches_of(
+    config: Config, method: Method, client: Client, round: int, k: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Positions in the pool and draws of the augmentation, if any, of each batch of a client's round."""
+    size = batch_size(config, client)
+    rng = torch_rng(config.seed, "train", round, k)
+    for _ in range(config.epochs * method.passes):
+        order = client.train[torch.randperm(len(client.train), generator=rng)]
+        for first in range(0, len(order) - size + 1, size):
+            yield order[first : first + size], draw(size, rng) if config.augment == "paper" else None

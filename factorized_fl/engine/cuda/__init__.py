@@ -1,0 +1,1 @@
+"""The fast engine: several clients at once on one GPU."""

@@ -1,0 +1,273 @@
+"""The CUDA engine: groups of clients train side by side in one captured graph per step.
+
+The data set stays on the GPU as uint8; a round's batches are decided on the CPU (the same as in the reference engine)
+and sent ahead. Parameters, momentum and statistics are float32. The host does not wait for the device inside a round.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from factorized_fl.engine import Evaluated, Trained
+from factorized_fl.engine.batches import batch_count, batches_of
+from factorized_fl.engine.cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
+from factorized_fl.engine.cuda.stacked import StackedResNet9
+from factorized_fl.engine.reference import ReferenceEngine
+from factorized_fl.federation.state import ClientStack
+from factorized_fl.methods import Batch, Local, Tensors
+
+LANES = 5  # clients side by side; docs/performance.md has the figures
+_TEST_BATCH = 1000
+
+
+class CudaEngine:
+    """Same results as the reference engine up to rounding; what it cannot do it hands to that."""
+
+    def __init__(self, reference: ReferenceEngine, lanes: int = LANES) -> None:
+        self.reference = reference
+        self.config, self.method, self.scenario = reference.config, reference.method, reference.scenario
+        self.device, self.images = reference.device, reference.images
+        self.lanes = min(lanes, len(self.scenario.clients))
+        self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = True
+        (self.model,) = reference.models.values()
+        self.stacked = StackedResNet9(self.model, self.dtype)
+        self.step: Step | None = None
+        self.uploads = torch.cuda.Stream()
+
+    # -- training
+
+    def train(
+        self,
+        round: int,
+        clients: Sequence[int],
+        state: ClientStack,
+        momentum: ClientStack,
+        done: Callable[[int], None],
+    ) -> dict[int, Trained]:
+        """Train the clients in groups; those with less than one batch go to the reference engine."""
+        full = [k for k in clients if len(self.scenario.clients[k].train) >= self.config.batch_size]
+        short = [k for k in clients if k not in full]
+        # Clients of similar length share a group: a lane that is done early idles until its group is.
+        full.sort(key=lambda k: (-self._steps(k), k))
+        logs = []
+        for first in range(0, len(full), self.lanes):
+            group = full[first : first + self.lanes]
+            logs.append((group, self._train_group(round, group, state, momentum)))
+            for k in group:
+                done(k)
+        results = self.reference.train(round, short, state, momentum, done) if short else {}
+        for group, log in logs:
+            losses = log.cpu()
+            for lane, k in enumerate(group):
+                results[k] = Trained(float(losses[: self._steps(k), lane].mean()), self._steps(k))
+        return {k: results[k] for k in clients}
+
+    def _steps(self, k: int) -> int:
+        return max(1, batch_count(self.config, self.method, self.scenario.clients[k]) // self.method.batches_per_step)
+
+    def _train_group(self, round: int, group: Sequence[int], state: ClientStack, momentum: ClientStack) -> torch.Tensor:
+        """Run a group's steps; returns its losses [steps, lanes], still on the device."""
+        steps = [self._steps(k) for k in group]
+        positions, labels, rows = self._upload(round, group, max(steps))
+        if self.step is None:
+            self.step = Step(self, state, momentum)
+        step = self.step
+        step.load(group, state, momentum)
+        log = torch.empty(max(steps), self.lanes, device=self.device)
+        for index in range(max(steps)):
+            step.run(positions[index], labels[index], rows[index])
+            log[index].copy_(step.loss)
+            for lane, k in enumerate(group):
+                if steps[lane] == index + 1:
+                    step.store(lane, k, state, momentum)
+        return log
+
+    def _upload(self, round: int, group: Sequence[int], steps: int) -> tuple[torch.Tensor, ...]:
+        """A group's batches of a round: positions, labels and plans, each [steps, per step, lanes, B, ...]."""
+        need, size = self.method.batches_per_step, self.config.batch_size
+        positions = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
+        labels = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
+        draws: list[torch.Tensor] = []
+        height, width = self.images.shape[2:]
+        for lane, k in enumerate(group):
+            client = self.scenario.clients[k]
+            batches = list(islice(batches_of(self.config, self.method, client, round, k), self._steps(k) * need))
+            while len(batches) < need:  # too few images for even one step of distinct batches
+                batches += batches[: need - len(batches)]
+            own = torch.stack([chosen for chosen, _ in batches])
+            positions[: len(own), lane] = own
+            labels[: len(own), lane] = client.labelling[self.scenario.labels[own]]
+            draws.append(
+                torch.stack([draw for _, draw in batches if draw is not None]) if batches[0][1] is not None else own
+            )
+        with torch.cuda.stream(self.uploads):
+            sent = [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in (positions, labels)]
+            rows = plain_row(height, width).to(self.device).expand(steps * need, self.lanes, size, COLUMNS).clone()
+            if self.config.augment == "paper":
+                for lane, drawn in enumerate(draws):
+                    there = drawn.pin_memory().to(self.device, non_blocking=True)
+                    rows[: len(drawn), lane] = plan_rows(there.flatten(0, 1), height, width).view(*drawn.shape[:2], -1)
+        torch.cuda.current_stream().wait_stream(self.uploads)
+        found = [*sent, rows]
+        for tensor in found:
+            tensor.record_stream(torch.cuda.current_stream())
+        return tuple(tensor.view(steps, need, *tensor.shape[1:]) for tensor in found)
+
+    # -- testing
+
+    def evaluate(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> dict[int, Evaluated]:
+        """Test the clients in groups, all test images of a group in few large batches."""
+        if self.method.tests_start:
+            return self.reference.evaluate(round, clients, state, start)
+        counted = []
+        for first in range(0, len(clients), self.lanes):
+            group = list(clients[first : first + self.lanes])
+            tensors = {name: stacked[group] for name, stacked in state.common.items()}
+            counted.append((group, self._test(group, tensors, [self.scenario.clients[k].test for k in group])))
+        return {
+            k: Evaluated(round_to_int(correct), len(self.scenario.clients[k].test), loss)
+            for group, totals in counted
+            for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
+        }
+
+    def validation_loss(self, client: int, tensors: Tensors) -> float:
+        """Loss on the held-out images, in evaluation mode."""
+        one = {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
+        return float(self._test([client], one, [self.scenario.clients[client].holdout])[0, 1])
+
+    @torch.no_grad()
+    def _test(self, group: Sequence[int], tensors: Tensors, positions: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Right answers and mean loss of each lane, [G, 2]."""
+        self.model.eval()
+        height, width = self.images.shape[2:]
+        longest = max(map(len, positions))
+        size = min(_TEST_BATCH, longest)
+        padded = torch.zeros(len(group), -(-longest // size) * size, dtype=torch.int64)
+        labels = torch.full_like(padded, -100)  # cross_entropy's sign for "does not count"
+        for lane, k in enumerate(group):
+            client, own = self.scenario.clients[k], positions[lane]
+            padded[lane, : len(own)] = own
+            labels[lane, : len(own)] = client.labelling[self.scenario.labels[own]]
+        padded, labels = padded.to(self.device), labels.to(self.device)
+        row = plain_row(height, width).to(self.device).expand(len(group) * size, COLUMNS).contiguous()
+        pixels = torch.empty(len(group) * size, 3, height, width, dtype=self.dtype, device=self.device)
+        weights = self.stacked.weights(tensors)
+        totals = torch.zeros(len(group), 2, device=self.device, dtype=torch.float64)
+        for first in range(0, padded.shape[1], size):
+            chosen = padded[:, first : first + size].reshape(-1)
+            make_batch(self.images, chosen, row, pixels, self.scenario.mean, self.scenario.std, False)
+            logits = self.stacked.logits(tensors, weights, pixels.view(len(group), size, 3, height, width))
+            own = labels[:, first : first + size]
+            totals[:, 0] += (logits.argmax(2) == own).sum(1)
+            totals[:, 1] += cross_entropy(logits.flatten(0, 1), own.reshape(-1), reduction="none").view_as(own).sum(1)
+        totals[:, 1] /= torch.tensor([len(own) for own in positions], device=self.device)
+        return totals
+
+
+class Step:
+    """One captured optimisation step of all lanes, with the static tensors it reads and writes."""
+
+    def __init__(self, engine: CudaEngine, state: ClientStack, momentum: ClientStack) -> None:
+        self.engine = engine
+        config, method, lanes = engine.config, engine.method, engine.lanes
+        need, size = method.batches_per_step, config.batch_size
+        height, width = engine.images.shape[2:]
+        device = engine.device
+        some = [lane % len(state) for lane in range(lanes)]
+        self.tensors = {name: stacked[some].clone() for name, stacked in state.common.items()}
+        self.momentum = {name: stacked[some].clone() for name, stacked in momentum.common.items()}
+        self.parameters = {name: self.tensors[name].requires_grad_() for name in self.momentum}
+        self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.positions = torch.zeros(need, lanes, size, dtype=torch.int64, device=device)
+        self.labels = torch.zeros_like(self.positions)
+        self.rows = plain_row(height, width).to(device).expand(need, lanes, size, COLUMNS).clone()
+        self.pixels = torch.empty(need, lanes, size, 3, height, width, dtype=engine.dtype, device=device)
+        self.loss = torch.zeros(lanes, device=device)
+        self.losses: list[torch.Tensor] = []
+        self.local = Local(self.loss_gradient, engine.reference.roles, engine.reference.shared, self.start)
+        self._capture()
+
+    def _capture(self) -> None:
+        """Warm up beside the main stream, as capturing demands, then record one step."""
+        self.engine.model.train()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._step()
+
+    def loss_gradient(self, at: Tensors, batch: Batch) -> Tensors:
+        """Gradients of all lanes at once: a lane's loss depends on its own tensors only."""
+        stacked = self.engine.stacked
+        logits = stacked.logits({**self.tensors, **at}, stacked.weights(at), batch.images)
+        each = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+        losses = each.view_as(batch.labels).mean(1)
+        self.losses.append(losses.detach())
+        return dict(zip(at, torch.autograd.grad(losses.sum(), list(at.values())), strict=True))
+
+    def _step(self) -> None:
+        engine, config = self.engine, self.engine.config
+        batches = []
+        for positions, labels, rows, pixels in zip(self.positions, self.labels, self.rows, self.pixels, strict=True):
+            make_batch(
+                engine.images, positions, rows, pixels, engine.scenario.mean, engine.scenario.std,
+                jitter=config.augment == "paper",
+            )  # fmt: skip
+            batches.append(Batch(pixels, labels))
+        self.losses.clear()
+        gradient = engine.method.gradient(self.local, self.parameters, batches)
+        with torch.no_grad():
+            torch._fused_sgd_(
+                list(self.parameters.values()),
+                [gradient[name].contiguous() for name in self.parameters],
+                [self.momentum[name] for name in self.parameters],
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                lr=config.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+            self.loss.copy_(torch.stack(self.losses).mean(0))
+
+    @torch.no_grad()
+    def load(self, group: Sequence[int], state: ClientStack, momentum: ClientStack) -> None:
+        """Put clients into the lanes; lanes left over repeat the last one and are never stored."""
+        self.engine.model.train()
+        clients = torch.tensor([*group, *[group[-1]] * (self.engine.lanes - len(group))], device=self.engine.device)
+        for name, lane in self.tensors.items():
+            lane.copy_(state.common[name][clients])
+        for name, lane in self.momentum.items():
+            lane.copy_(momentum.common[name][clients])
+        for name, start in self.start.items():
+            start.copy_(self.parameters[name])
+
+    @torch.no_grad()
+    def store(self, lane: int, k: int, state: ClientStack, momentum: ClientStack) -> None:
+        """Take a client out of its lane."""
+        for name, tensor in self.tensors.items():
+            state.common[name][k].copy_(tensor[lane])
+        for name, tensor in self.momentum.items():
+            momentum.common[name][k].copy_(tensor[lane])
+        self.engine.method.finish(state.client(k), self.engine.reference.roles)
+
+    def run(self, positions: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
+        """One step on these batches."""
+        self.positions.copy_(positions)
+        self.labels.copy_(labels)
+        self.rows.copy_(rows)
+        self.graph.replay()
+
+
+def round_to_int(value: float) -> int:
+    """A count that was added up in floating point."""
+    return int(value + 0.5)

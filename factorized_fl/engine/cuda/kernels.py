@@ -1,0 +1,407 @@
+"""Triton kernels: batch normalisation with ReLU for several clients at once, and augmentation.
+
+Activations of G clients ("lanes") lie side by side: row r (a pixel of an image), lane g and channel c are at
+``r * row_stride + g * lane_stride + c``. What normalisation writes goes where the next layer wants it:
+
+    PLAIN  where it came from (packed: row_stride = G * C, lane_stride = C), optionally plus a residual
+    DEPTH  2 x 2 blocks of pixels moved into the channels, so that a 5 x 5 convolution of stride 2 becomes 3 x 3
+    POOL   only the largest of each 2 x 2 block
+
+Sums are made in two stages of fixed order and relative to the channel's first value: deterministic and exact enough
+in float32.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+PLAIN, DEPTH, POOL = 0, 1, 2
+ROWS, CHANNELS = 64, 64  # a tile
+
+
+@triton.jit
+def _place(rows, lane, channel, lanes, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MODE: tl.constexpr):
+    """Where normalisation's output of these rows lies."""
+    if MODE == 1:
+        b = rows // (H * W)
+        y = (rows // W) % H
+        x = rows % W
+        cell = (b * (H // 2) + y // 2) * (W // 2) + x // 2
+        phase = (y % 2) * 2 + x % 2
+        return (cell * (lanes * 4 * C) + phase * C + lane * 4 * C)[:, None] + channel[None, :]
+    return (rows * (lanes * C) + lane * C)[:, None] + channel[None, :]
+
+
+@triton.jit
+def _corner(pooled, H: tl.constexpr, W: tl.constexpr):
+    """The first row of each 2 x 2 block."""
+    b = pooled // ((H // 2) * (W // 2))
+    y = (pooled // (W // 2)) % (H // 2)
+    x = pooled % (W // 2)
+    return (b * H + 2 * y) * W + 2 * x
+
+
+@triton.jit
+def sums(
+    x,
+    partial,
+    count,
+    row_stride,
+    lane_stride,
+    lanes,
+    per_program,
+    C: tl.constexpr,
+    BC: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Per channel: sum of (x - x0) and of its square over some of the rows; x0 is the channel's first value."""
+    part, block = tl.program_id(0), tl.program_id(1)
+    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
+    base = x + lane * lane_stride + channel
+    first = tl.load(base).to(tl.float32)
+    total = tl.zeros([BC], tl.float32)
+    square = tl.zeros([BC], tl.float32)
+    for start in range(0, per_program, BM):
+        rows = part * per_program + start + tl.arange(0, BM)
+        inside = rows < count
+        value = tl.load(base[None, :] + (rows * row_stride)[:, None], mask=inside[:, None], other=0.0).to(tl.float32)
+        value = tl.where(inside[:, None], value - first[None, :], 0.0)
+        total += tl.sum(value, 0)
+        square += tl.sum(value * value, 0)
+    out = partial + part * (2 * lanes * C) + lane * C + channel
+    tl.store(out, total)
+    tl.store(out + lanes * C, square)
+
+
+@triton.jit
+def moments(
+    x,
+    partial,
+    mean,
+    rstd,
+    running_mean,
+    running_var,
+    count,
+    lane_stride,
+    lanes,
+    parts,
+    momentum,
+    eps,
+    C: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Mean and inverse deviation from the partial sums; the running statistics move towards them."""
+    block = tl.program_id(0)
+    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
+    first = tl.load(x + lane * lane_stride + channel).to(tl.float32)
+    total = tl.zeros([BC], tl.float32)
+    square = tl.zeros([BC], tl.float32)
+    for part in range(parts):
+        at = partial + part * (2 * lanes * C) + lane * C + channel
+        total += tl.load(at)
+        square += tl.load(at + lanes * C)
+    shift = total / count
+    variance = tl.maximum(square / count - shift * shift, 0.0)
+    at = lane * C + channel
+    tl.store(mean + at, first + shift)
+    tl.store(rstd + at, 1.0 / tl.sqrt(variance + eps))
+    old = tl.load(running_mean + at)
+    tl.store(running_mean + at, old + momentum * (first + shift - old))
+    old = tl.load(running_var + at)
+    tl.store(running_var + at, old + momentum * (variance * (count / (count - 1.0)) - old))
+
+
+@triton.jit
+def _activation(x, at, inside, mean, rstd, gamma, beta):
+    """Normalised value and what enters the ReLU."""
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    hat = (value - mean) * rstd
+    return hat, hat * gamma + beta
+
+
+@triton.jit
+def apply(
+    x,
+    y,
+    residual,
+    mean,
+    rstd,
+    gamma,
+    beta,
+    count,
+    row_stride,
+    lane_stride,
+    lanes,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    MODE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BC: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Normalise, ReLU, add the residual, and write in the mode's place; `count` rows of output for POOL, else input."""
+    block = tl.program_id(1)
+    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = (rows < count)[:, None]
+    at = lane * C + channel
+    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
+    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
+    column = lane * lane_stride + channel[None, :]
+    if MODE == 2:
+        corner = _corner(rows, H, W)
+        _, out = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
+        _, other = _activation(x, ((corner + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
+        out = tl.maximum(out, other)
+        _, other = _activation(x, ((corner + W) * row_stride)[:, None] + column, inside, m, r, g, b)
+        out = tl.maximum(out, other)
+        _, other = _activation(x, ((corner + W + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
+        out = tl.maximum(out, other)
+    else:
+        _, out = _activation(x, (rows * row_stride)[:, None] + column, inside, m, r, g, b)
+    out = tl.maximum(out, 0.0)
+    place = _place(rows, lane, channel, lanes, C, H, W, MODE)
+    if RESIDUAL:
+        out += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + place, out.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pool_gradient(x, dy, corner, place, column, row_stride, inside, m, r, g, b, W: tl.constexpr):
+    """The four normalised values of a block and the gradient that each receives: the first largest takes all."""
+    h0, a0 = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
+    h1, a1 = _activation(x, ((corner + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
+    h2, a2 = _activation(x, ((corner + W) * row_stride)[:, None] + column, inside, m, r, g, b)
+    h3, a3 = _activation(x, ((corner + W + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
+    top = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
+    gradient = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.where(top > 0, gradient, 0.0)
+    d0 = tl.where(a0 == top, gradient, 0.0)
+    left = tl.where(a0 == top, 0.0, gradient)
+    d1 = tl.where(a1 == top, left, 0.0)
+    left = tl.where(a1 == top, 0.0, left)
+    d2 = tl.where(a2 == top, left, 0.0)
+    d3 = tl.where(a2 == top, 0.0, left)
+    return h0, h1, h2, h3, d0, d1, d2, d3
+
+
+@triton.jit
+def gradient_sums(
+    x,
+    dy,
+    partial,
+    mean,
+    rstd,
+    gamma,
+    beta,
+    count,
+    row_stride,
+    lane_stride,
+    lanes,
+    per_program,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    MODE: tl.constexpr,
+    BC: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Per channel: sums of the gradient behind the ReLU, and of it times the normalised value."""
+    part, block = tl.program_id(0), tl.program_id(1)
+    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
+    at = lane * C + channel
+    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
+    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
+    column = lane * lane_stride + channel[None, :]
+    total = tl.zeros([BC], tl.float32)
+    product = tl.zeros([BC], tl.float32)
+    for start in range(0, per_program, BM):
+        rows = part * per_program + start + tl.arange(0, BM)
+        inside = (rows < count)[:, None]
+        place = _place(rows, lane, channel, lanes, C, H, W, MODE)
+        if MODE == 2:
+            corner = _corner(rows, H, W)
+            h0, h1, h2, h3, d0, d1, d2, d3 = _pool_gradient(
+                x, dy, corner, place, column, row_stride, inside, m, r, g, b, W
+            )
+            total += tl.sum(d0 + d1 + d2 + d3, 0)
+            product += tl.sum(d0 * h0 + d1 * h1 + d2 * h2 + d3 * h3, 0)
+        else:
+            hat, entering = _activation(x, (rows * row_stride)[:, None] + column, inside, m, r, g, b)
+            gradient = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+            gradient = tl.where(entering > 0, gradient, 0.0)
+            total += tl.sum(gradient, 0)
+            product += tl.sum(gradient * hat, 0)
+    out = partial + part * (2 * lanes * C) + lane * C + channel
+    tl.store(out, total)
+    tl.store(out + lanes * C, product)
+
+
+@triton.jit
+def add_up(partial, dbeta, dgamma, lanes, parts, C: tl.constexpr, BC: tl.constexpr):
+    """Gradients of the affine parameters from the partial sums."""
+    block = tl.program_id(0)
+    at = block * BC + tl.arange(0, BC)
+    total = tl.zeros([BC], tl.float32)
+    product = tl.zeros([BC], tl.float32)
+    for part in range(parts):
+        total += tl.load(partial + part * (2 * lanes * C) + at)
+        product += tl.load(partial + part * (2 * lanes * C) + lanes * C + at)
+    tl.store(dbeta + at, total)
+    tl.store(dgamma + at, product)
+
+
+@triton.jit
+def _input_gradient(hat, gradient, scale, total, product):
+    return scale * (gradient - total - hat * product)
+
+
+@triton.jit
+def gradient_input(
+    x,
+    dy,
+    dx,
+    mean,
+    rstd,
+    gamma,
+    beta,
+    dbeta,
+    dgamma,
+    count,
+    samples,
+    row_stride,
+    lane_stride,
+    lanes,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    MODE: tl.constexpr,
+    BC: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Gradient of what was normalised, in its own place; `samples` values were averaged per channel."""
+    block = tl.program_id(1)
+    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = (rows < count)[:, None]
+    at = lane * C + channel
+    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
+    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
+    total, product = tl.load(dbeta + at)[None, :] / samples, tl.load(dgamma + at)[None, :] / samples
+    column = lane * lane_stride + channel[None, :]
+    place = _place(rows, lane, channel, lanes, C, H, W, MODE)
+    if MODE == 2:
+        corner = _corner(rows, H, W)
+        h0, h1, h2, h3, d0, d1, d2, d3 = _pool_gradient(x, dy, corner, place, column, row_stride, inside, m, r, g, b, W)
+        kind = dx.dtype.element_ty
+        out = dx + (corner * row_stride)[:, None] + column
+        tl.store(out, _input_gradient(h0, d0, g * r, total, product).to(kind), mask=inside)
+        tl.store(out + row_stride, _input_gradient(h1, d1, g * r, total, product).to(kind), mask=inside)
+        tl.store(out + W * row_stride, _input_gradient(h2, d2, g * r, total, product).to(kind), mask=inside)
+        tl.store(out + (W + 1) * row_stride, _input_gradient(h3, d3, g * r, total, product).to(kind), mask=inside)
+    else:
+        source = (rows * row_stride)[:, None] + column
+        hat, entering = _activation(x, source, inside, m, r, g, b)
+        gradient = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.where(entering > 0, gradient, 0.0)
+        out = _input_gradient(hat, gradient, g * r, total, product)
+        tl.store(dx + source, out.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _bilinear(image, y0, y1, fy, x0, x1, fx, W: tl.constexpr):
+    top = tl.load(image + y0 * W + x0).to(tl.float32) * (1 - fx) + tl.load(image + y0 * W + x1).to(tl.float32) * fx
+    low = tl.load(image + y1 * W + x0).to(tl.float32) * (1 - fx) + tl.load(image + y1 * W + x1).to(tl.float32) * fx
+    return (top * (1 - fy) + low * fy) / 255.0
+
+
+@triton.jit
+def _hue_channel(offset: tl.constexpr, hue, value, chroma):
+    k = offset + hue
+    k = k - 6.0 * tl.floor(k / 6.0)
+    return value - chroma * tl.minimum(tl.maximum(tl.minimum(k, 4.0 - k), 0.0), 1.0)
+
+
+@triton.jit
+def augment(
+    pool,
+    positions,
+    plan,
+    out,
+    mean0,
+    mean1,
+    mean2,
+    std0,
+    std1,
+    std2,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    JITTER: tl.constexpr,
+):
+    """One image per program: crop, flip, colour and normalise; the plan's columns are those of `plan_rows`."""
+    n = tl.program_id(0)
+    image = pool + tl.load(positions + n) * (3 * H * W)
+    row = plan + n * COLUMNS
+    pixel = tl.arange(0, H * W)
+    y, x = pixel // W, pixel % W
+    top, height, left, width = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    x = tl.where(tl.load(row + 4) > 0, W - 1 - x, x)
+    sy = top + tl.minimum(tl.maximum((y + 0.5) * (height / H) - 0.5, 0.0), height - 1)
+    sx = left + tl.minimum(tl.maximum((x + 0.5) * (width / W) - 0.5, 0.0), width - 1)
+    y0, x0 = tl.floor(sy).to(tl.int32), tl.floor(sx).to(tl.int32)
+    fy, fx = sy - y0, sx - x0
+    y1, x1 = tl.minimum(y0 + 1, H - 1), tl.minimum(x0 + 1, W - 1)
+    red = _bilinear(image, y0, y1, fy, x0, x1, fx, W)
+    green = _bilinear(image + H * W, y0, y1, fy, x0, x1, fx, W)
+    blue = _bilinear(image + 2 * H * W, y0, y1, fy, x0, x1, fx, W)
+    if JITTER:
+        turn = tl.load(row + 8)
+        for step in range(4):
+            operation = tl.load(row + 9 + step)
+            if operation == 3:
+                value = tl.maximum(red, tl.maximum(green, blue))
+                chroma = value - tl.minimum(red, tl.minimum(green, blue))
+                safe = tl.where(chroma > 0, chroma, 1.0)
+                hue = tl.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+                hue = tl.where(value == red, (green - blue) / safe, hue) + 6 * turn
+                red = _hue_channel(5, hue, value, chroma)
+                green = _hue_channel(3, hue, value, chroma)
+                blue = _hue_channel(1, hue, value, chroma)
+            else:
+                factor = tl.load(row + 5 + operation.to(tl.int32))
+                grey = 0.2989 * red + 0.587 * green + 0.114 * blue
+                target = tl.where(operation == 1, tl.sum(grey, 0) / (H * W), grey)
+                target = tl.where(operation == 0, 0.0, target)
+                red = tl.minimum(tl.maximum(target + factor * (red - target), 0.0), 1.0)
+                green = tl.minimum(tl.maximum(target + factor * (green - target), 0.0), 1.0)
+                blue = tl.minimum(tl.maximum(target + factor * (blue - target), 0.0), 1.0)
+        colourless = tl.load(row + 13) > 0
+        grey = 0.2989 * red + 0.587 * green + 0.114 * blue
+        red, green, blue = (
+            tl.where(colourless, grey, red),
+            tl.where(colourless, grey, green),
+            tl.where(colourless, grey, blue),
+        )
+    to = out + n * (3 * H * W) + pixel
+    kind = out.dtype.element_ty
+    tl.store(to, ((red - mean0) / std0).to(kind))
+    tl.store(to + H * W, ((green - mean1) / std1).to(kind))
+    tl.store(to + 2 * H * W, ((blue - mean2) / std2).to(kind))
+
+
+def grid_of(count: int, blocks: int) -> tuple[int, int]:
+    """One program per tile."""
+    return triton.cdiv(count, ROWS), blocks
+
+
+def split(count: int, blocks: int) -> tuple[int, int]:
+    """Parts to sum rows in, and rows per part: enough programs to fill a GPU, whole tiles each."""
+    parts = max(1, min(64, 2048 // max(1, blocks)))
+    per_program = triton.cdiv(triton.cdiv(count, parts), ROWS) * ROWS
+    return triton.cdiv(count, per_program), per_program
+
+
+Kernel = Any

@@ -1,0 +1,85 @@
+"""The CUDA engine against the reference engine, in fp32, method by method. Needs a GPU."""
+
+import pytest
+import torch
+
+from factorized_fl.config import from_table
+from factorized_fl.data.images import ImageSet
+from factorized_fl.data.scenarios import build_scenario
+from factorized_fl.federation.build import Federation, build_federation
+from factorized_fl.federation.rounds import run_round
+from factorized_fl.methods import METHODS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+NORMAL = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+def pictures(count: int = 900, classes: int = 5) -> ImageSet:
+    """Class c is a bright stripe at row 3 c on noise."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.arange(count) % classes
+    images = torch.randint(0, 140, (count, 3, 16, 16), generator=generator)
+    for label in range(classes):
+        images[labels == label, :, 3 * label : 3 * label + 2] += 110
+    return ImageSet("stripes", images.to(torch.uint8), labels, tuple(map(str, range(classes))))
+
+
+def federation(method: str, engine: str, **settings) -> Federation:
+    table = {"method": method, "clients": 4, "batch_size": 32, "epochs": 4, "lr": 0.01, "rounds": 2, "permuted": True}
+    config = from_table({"precision": "fp32", **table, **settings})
+    scenario = build_scenario(
+        [pictures()], NORMAL, clients=config.clients, permuted=True, partition=config.partition, alpha=config.alpha
+    )
+    return build_federation(config, scenario, torch.device("cuda"), engine)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).norm() / (b.double().norm() + 1e-12))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_twenty_steps_match_the_reference_engine(method: str) -> None:
+    fast, plain = federation(method, "auto"), federation(method, "reference")
+    assert type(fast.engine).__name__ == "CudaEngine"
+    assert type(plain.engine).__name__ == "ReferenceEngine"
+    (ours, _), (theirs, _) = run_round(fast, 1), run_round(plain, 1)
+    assert ours[0]["steps"] == theirs[0]["steps"] >= 20
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
+        assert abs(a["correct"] - b["correct"]) <= 1
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
+    for name, tensor in fast.state.common.items():
+        assert relative(tensor, plain.state.common[name]) < 1e-4, name
+
+
+def test_unequal_clients_take_their_own_numbers_of_steps() -> None:
+    settings = {"partition": "dirichlet", "alpha": 0.3, "clients": 7}
+    fast, plain = (
+        federation("factorized-fl-beta", "auto", **settings),
+        federation("factorized-fl-beta", "reference", **settings),
+    )
+    (ours, _), (theirs, _) = run_round(fast, 1), run_round(plain, 1)
+    assert [r["steps"] for r in ours] == [r["steps"] for r in theirs]
+    assert len({r["steps"] for r in ours}) > 2
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=2e-4)
+
+
+def test_two_runs_are_identical() -> None:
+    runs = [federation("factorized-fl-beta", "auto", precision="bf16", augment="paper") for _ in range(2)]
+    for round in (1, 2):
+        records = [run_round(run, round)[0] for run in runs]
+        assert records[0] == records[1]
+
+
+def test_checkpoints_go_from_either_engine_to_the_other() -> None:
+    fast, plain = federation("fedavg", "auto"), federation("fedavg", "reference")
+    run_round(fast, 1)
+    plain.load({name: tensor.cpu() for name, tensor in fast.tensors.items()})
+    (ours, _), (theirs, _) = run_round(fast, 2), run_round(plain, 2)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)

@@ -1,0 +1,57 @@
+"""Servers and local steps made by hand, to ask a method about one thing at a time."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from factorized_fl.methods import Batch, Local, Server, Tensors
+from factorized_fl.nn import Role
+
+
+def no_loss(client: int, tensors: Tensors) -> float:
+    raise AssertionError("this method has no business with a validation loss")
+
+
+def server(
+    stack: Mapping[str, Any] | Any,
+    *,
+    start: Mapping[str, Any] | None = None,
+    round: int = 2,
+    clients: Sequence[int] | None = None,
+    received: Sequence[bool] | None = None,
+    sizes: Sequence[float] | None = None,
+    fingerprints: torch.Tensor | None = None,
+    state: Tensors | None = None,
+    loss: Callable[[int, Tensors], float] = no_loss,
+    seed: int = 0,
+) -> Server:
+    """Everybody has answered and takes part, and training began at zero, unless something else is said."""
+    tensors = {n: torch.as_tensor(t) for n, t in (stack if isinstance(stack, Mapping) else {"w": stack}).items()}
+    count = len(next(iter(tensors.values())))
+    return Server(
+        round=round,
+        clients=range(count) if clients is None else clients,
+        stack=tensors,
+        start={n: torch.zeros_like(t) if start is None else torch.as_tensor(start[n]) for n, t in tensors.items()},
+        fingerprints=fingerprints,
+        sizes=torch.tensor([1.0] * count if sizes is None else sizes, dtype=torch.float64),
+        received=torch.tensor([True] * count if received is None else received),
+        state=state or {},
+        rng=np.random.default_rng(seed),
+        validation_loss=loss,
+    )
+
+
+def local(
+    loss_gradient: Callable[[Tensors, Batch], Tensors],
+    *,
+    shared: Iterable[str] = (),
+    start: Tensors | None = None,
+    roles: Mapping[str, Role] | None = None,
+) -> Local:
+    return Local(loss_gradient, roles or {}, frozenset(shared), start or {})
+
+
+NOTHING = Batch(torch.empty(0), torch.empty(0))

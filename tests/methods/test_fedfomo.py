@@ -1,0 +1,222 @@
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+
+from factorized_fl.federation.rounds import download, run_round
+from factorized_fl.methods.fedfomo import FedFOMO
+from tests.methods.hand import no_loss, server
+from tests.tiny import tiny_config, tiny_federation, tiny_scenario
+
+ALL = FedFOMO(models=3, explore=0.0)
+STACK = [[1.0], [2.0], [4.0]]
+TARGET = [2.0, 4.0, -1.0]
+
+
+def squared(client: int, tensors: dict[str, torch.Tensor]) -> float:
+    return float((tensors["w"] - TARGET[client]).square())
+
+
+def test_first_order_weights_by_hand() -> None:
+    """All began at 0. Client 0 wants 2: (4-1)/1, (4-0)/2, (4-4)/4; client 1 wants 4: (16-9)/1, (16-4)/2, 16/4."""
+    mixing = ALL.mix(server(STACK, loss=squared))
+    assert mixing.matrix[0].tolist() == pytest.approx([3 / 5, 2 / 5, 0], rel=1e-4)
+    assert mixing.matrix[1].tolist() == pytest.approx([7 / 17, 6 / 17, 4 / 17], rel=1e-4)
+    assert mixing.revert is not None
+    assert mixing.revert.tolist() == [False, False, True]
+
+
+def test_preferences_start_at_a_tenth_for_oneself_and_add_up() -> None:
+    """Client 2 wants -1, so everything is worse: (1-4)/1, (1-9)/2, (1-25)/4, divided by |-13|."""
+    once = ALL.mix(server(STACK, loss=squared))
+    expected = torch.tensor(
+        [[0.1 + 3 / 5, 2 / 5, 0], [7 / 17, 0.1 + 6 / 17, 4 / 17], [-3 / 13, -4 / 13, 0.1 - 6 / 13]],
+        dtype=torch.float64,
+    )
+    assert torch.allclose(once.state["preference"], expected, rtol=1e-4)
+    twice = ALL.mix(server(STACK, loss=squared, state=once.state))
+    own = 0.1 * torch.eye(3, dtype=torch.float64)
+    assert torch.allclose(twice.state["preference"], 2 * expected - own, rtol=1e-4)
+    assert torch.allclose(once.state["preference"], expected, rtol=1e-4)  # the old memory is not overwritten
+
+
+def test_negative_weights_are_left_out_of_the_row_but_remembered() -> None:
+    """Client 0 began at 0 and wants 1.5: (2.25-0.25)/1 = 2, (2.25-0.25)/2 = 1, (2.25-6.25)/4 = -1; |sum| is 2."""
+    mixing = ALL.mix(server(STACK, clients=[0], loss=lambda client, t: float((t["w"] - 1.5).square())))
+    assert mixing.matrix[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0], rel=1e-4)
+    assert mixing.state["preference"][0].tolist() == pytest.approx([1.1, 0.5, -0.5], rel=1e-4)
+
+
+def test_distance_is_euclidean_over_all_tensors_and_counted_from_ones_own_start() -> None:
+    stack = {"a": [[0.0], [4.0]], "b": [[0.0], [6.0]]}
+    start = {"a": [[1.0], [9.0]], "b": [[2.0], [9.0]]}
+    weights = ALL.weigh(server(stack, start=start, loss=lambda client, t: float(10 - t["a"].sum())), 0, [1])
+    assert weights.tolist() == pytest.approx([(9 - 6) / (5 + 1e-5)], rel=1e-9)  # 3-4-5
+
+
+def test_a_model_that_did_not_move_weighs_nothing() -> None:
+    mixing = ALL.mix(server([[0.0], [0.0], [1.0]], clients=[0], loss=lambda client, t: float(5 - t["w"])))
+    assert mixing.matrix[0].tolist() == pytest.approx([0, 0, 1])
+    assert mixing.state["preference"][0].tolist() == pytest.approx([0.1, 0, 1], rel=1e-4)
+
+
+def test_when_nothing_moved_nothing_is_remembered() -> None:
+    mixing = ALL.mix(server([[0.0], [0.0], [0.0]], loss=squared))
+    assert torch.equal(mixing.state["preference"], 0.1 * torch.eye(3, dtype=torch.float64))
+    assert mixing.revert is not None
+    assert mixing.revert.all()
+
+
+def test_only_the_clients_of_the_round_try_and_remember() -> None:
+    mixing = ALL.mix(server(STACK, clients=[1], loss=squared))
+    assert mixing.matrix[[0, 2]].tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert mixing.state["preference"][[0, 2]].tolist() == [[0.1, 0, 0], [0, 0, 0.1]]
+    assert mixing.downloads is not None
+    assert mixing.downloads.tolist() == [0, 2, 0]
+    assert mixing.revert is not None
+    assert not mixing.revert.any()
+
+
+def many(**settings):
+    return server(torch.zeros(6, 1), loss=no_loss, **settings)
+
+
+def test_greedy_choice_takes_the_most_preferred() -> None:
+    preference = np.array([0.1, 0.5, -0.2, 0.9, 0.3, 0.0])
+    assert FedFOMO(models=4, explore=0.0).candidates(preference, 0, many()) == [0, 3, 1, 4]
+    assert FedFOMO(models=1, explore=0.0).candidates(preference, 0, many()) == [0]
+    assert FedFOMO(models=10, explore=0.0).candidates(preference, 2, many()) == [2, 3, 1, 4, 0, 5]
+
+
+def test_exploration_is_random_and_seeded() -> None:
+    preference = np.array([0.1, 0.5, -0.2, 0.9, 0.3, 0.0])
+    method = FedFOMO(models=3, explore=1.0)
+    found = [tuple(method.candidates(preference, 0, many(round=1, seed=seed))) for seed in range(30)]
+    assert found == [tuple(method.candidates(preference, 0, many(round=1, seed=seed))) for seed in range(30)]
+    assert all(len(set(tried)) == 3 and tried[0] == 0 for tried in found)
+    assert {k for tried in found for k in tried} == set(range(6))
+
+
+def test_exploration_falls_by_a_twentieth_each_round() -> None:
+    """0.3 in round 1, 0.05 in round 6 and none from round 7 on: then every draw is greedy."""
+    preference = np.array([0.1, 0.5, -0.2, 0.9, 0.3, 0.0])
+    method = FedFOMO(models=2, explore=0.3)
+
+    def surprises(round: int) -> int:
+        return sum(method.candidates(preference, 0, many(round=round, seed=s)) != [0, 3] for s in range(400))
+
+    assert surprises(7) == 0
+    assert surprises(50) == 0
+    # One explorer in five draws the favourite all the same.
+    assert surprises(1) / 400 == pytest.approx(0.8 * 0.3, abs=0.07)
+    assert 0 < surprises(6) / 400 < 0.1
+
+
+def test_ties_fall_at_random() -> None:
+    method = FedFOMO(models=2, explore=0.0)
+    assert {method.candidates(np.zeros(6), 0, many(seed=seed))[1] for seed in range(60)} == {1, 2, 3, 4, 5}
+
+
+def test_those_who_never_answered_are_not_tried() -> None:
+    received = [False, True, False, True, True, False]
+    method = FedFOMO(models=10, explore=0.0)
+    assert sorted(method.candidates(np.zeros(6), 0, many(received=received))) == [1, 3, 4]
+    tried = method.candidates(np.zeros(6), 3, many(received=received))
+    assert tried[0] == 3
+    assert sorted(tried) == [1, 3, 4]
+
+
+def test_a_newcomer_takes_what_helps_and_otherwise_keeps_its_own() -> None:
+    """Clients 0 and 2 are new and stand where they began, at 0; client 1's 2 helps only the first of them."""
+    mixing = ALL.mix(server([[0.0], [2.0], [0.0]], received=[False, True, False], loss=squared))
+    assert mixing.matrix.tolist() == [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
+    assert mixing.revert is not None
+    assert mixing.revert.tolist() == [False, False, False]
+    assert mixing.downloads is not None
+    assert mixing.downloads.tolist() == [1, 0, 1]
+    assert mixing.state["preference"][0].tolist() == pytest.approx([0.1, 1, 0], rel=1e-4)
+
+
+def test_whom_nothing_helps_goes_back_to_where_its_training_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = tiny_federation("fedfomo", options={"models": 4})
+    run_round(federation, 1)
+    before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
+
+    def loss(client, tensors):
+        """Client 0 likes nothing but its start; everybody else client 3's model."""
+        liked = federation.start["conv1.conv.weight"][0] if client == 0 else before["state/all/conv1.conv.weight"][3]
+        return float((tensors["conv1.conv.weight"] - liked).norm() > 1e-9)
+
+    monkeypatch.setattr(federation.engine, "validation_loss", loss)
+    mixing, _ = download(federation, 2, range(4), range(4))
+    assert mixing is not None
+    assert mixing.revert is not None
+    assert mixing.revert.tolist() == [True, False, False, False]
+    for name in federation.shared:
+        now = federation.state.common[name]
+        assert torch.equal(now[0], before[f"start/{name}"][0])
+        assert torch.equal(now[1:], before[f"state/all/{name}"][[3, 3, 3]])
+    assert not torch.equal(before["start/conv1.conv.weight"][0], before["state/all/conv1.conv.weight"][0])
+
+
+def test_a_fifth_of_the_training_images_is_held_out_and_never_trained_on() -> None:
+    federation = tiny_federation("fedfomo", epochs=6, batch_size=4)
+    plain = tiny_scenario(tiny_config("fedfomo"))
+    pool = federation.scenario.images
+    for k, (client, whole) in enumerate(zip(federation.scenario.clients, plain.clients, strict=True)):
+        assert len(client.holdout) == round(0.2 * len(whole.train))
+        assert sorted([*client.train.tolist(), *client.holdout.tolist()]) == sorted(whole.train.tolist())
+        assert not set(client.train.tolist()) & set(client.holdout.tolist())
+        batches = [batch.images for batch in federation.engine.batches(1, k)]
+        seen = {image.mul(0.25).add(0.5).mul(255).round().byte().numpy().tobytes() for image in torch.cat(batches)}
+        assert seen == {pool[position].numpy().tobytes() for position in client.train}
+        assert not seen & {pool[position].numpy().tobytes() for position in client.holdout}
+    assert torch.equal(federation.scenario.sizes, torch.tensor([14, 14, 19, 19], dtype=torch.float64))
+
+
+def test_models_are_tried_on_the_held_out_images_in_evaluation_mode() -> None:
+    federation = tiny_federation("fedfomo")
+    run_round(federation, 1)
+    before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
+    client = federation.scenario.clients[1]
+    tensors = federation.state.client(1)
+    found = federation.engine.validation_loss(1, tensors)
+    images = (federation.scenario.images[client.holdout].float() / 255 - 0.5) / 0.25
+    with torch.no_grad():
+        logits = functional_call(federation.engine.models[3].eval(), tensors, (images,))
+    labels = client.labelling[federation.scenario.labels[client.holdout]]
+    assert found == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-6)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
+
+
+def test_others_bodies_are_tried_under_ones_own_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = tiny_federation("fedfomo", options={"models": 4})
+    run_round(federation, 1)
+    heads = [name for name, role in federation.roles.items() if role.head]
+    local = [name for name in federation.roles if name not in federation.shared]
+    assert heads
+    assert set(heads) < set(local)
+    snapshot = [{n: t.clone() for n, t in federation.state.client(k).items()} for k in range(4)]
+    tried: dict[int, set[int]] = {}
+
+    def loss(client, tensors):
+        assert all(torch.equal(tensors[name], snapshot[client][name]) for name in local)
+        body = [k for k in range(4) if all(torch.equal(tensors[n], snapshot[k][n]) for n in federation.shared)]
+        tried.setdefault(client, set()).update(body)
+        return 1.0
+
+    monkeypatch.setattr(federation.engine, "validation_loss", loss)
+    download(federation, 2, range(4), range(4))
+    assert tried == {k: {0, 1, 2, 3} for k in range(4)}
+
+
+def test_a_model_that_diverged_has_no_weight_and_is_forgotten() -> None:
+    federation = tiny_federation("fedfomo")
+    run_round(federation, 1)
+    for name in federation.shared:
+        federation.state.common[name][3] = float("nan")
+    for round in (2, 8):
+        mixing, _ = download(federation, round, [0, 1, 2], [0, 1, 2])
+        assert mixing is not None
+        assert mixing.matrix[:3, 3].tolist() == [0, 0, 0]
+        assert mixing.state["preference"].isfinite().all()

@@ -1,0 +1,77 @@
+"""What the README shows must run."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from factorized_fl.federation.rounds import run_round
+from factorized_fl.methods import METHODS
+from tests.tiny import tiny_federation
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture
+def example():
+    before = dict(METHODS)
+    import importlib
+
+    from tests import example_method
+
+    importlib.reload(example_method)
+    yield example_method
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def test_the_example_method_is_the_readmes_and_under_40_lines(example) -> None:
+    source = (ROOT / "tests" / "example_method.py").read_text()
+    code = source.split('"""\n', 1)[1].strip()
+    assert code in README
+    assert len(code.splitlines()) < 40
+
+
+def test_the_example_method_runs(example) -> None:
+    federation = tiny_federation("nearest-neighbours", rounds=3)
+    for round in (1, 2, 3):
+        records, mixing = run_round(federation, round)
+    assert mixing is not None
+    assert torch.allclose(mixing.matrix.sum(1), torch.ones(4, dtype=torch.float64))
+    assert (mixing.matrix > 0).sum(1).tolist() == [3, 3, 3, 3]
+    assert all(record["up_bytes"] > 0 for record in records)
+
+
+def test_the_python_examples_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    runnable = [block for block in blocks if "@ffl.register" not in block]
+    assert len(runnable) >= 2
+    for block in runnable:
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    from typer.main import get_command
+
+    from factorized_fl.cli import app
+
+    known = get_command(app).commands  # type: ignore[attr-defined]
+    used = set(re.findall(r"^(?:\$ )?ffl ([a-z]+)", README, re.MULTILINE))
+    assert used
+    assert used <= set(known)
+
+
+def test_every_file_the_readme_links_to_exists() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_demos_numbers_are_those_of_the_results_file() -> None:
+    rows = json.loads((ROOT / "results" / "demo" / "comparison.json").read_text())
+    assert len(rows) == 4
+    for row in rows:
+        assert f"| {METHODS[row['method']].title} | {100 * row['accuracy']:.2f}% |" in README
