@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -141,14 +142,14 @@ def test_directory_that_cannot_exist(capsys, config: Path, images: Path) -> None
 
 def test_interrupt_says_how_to_go_on(config: Path, images: Path, tmp_path: Path) -> None:
     """A real Ctrl-C in a real process."""
-    import signal
-
     command = [sys.executable, "-u", "-m", "factorized_fl.cli", "run", str(config), "--set", "rounds=100000"]
     process = subprocess.Popen(
         [*command, "--data", str(images), "--out", str(tmp_path / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A test run in the background of a shell inherits that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     while "round 2/" not in process.stdout.readline():

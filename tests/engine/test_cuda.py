@@ -29,7 +29,8 @@ def pictures(count: int = 900, classes: int = 5) -> ImageSet:
 
 
 def federation(method: str, engine: str, **settings) -> Federation:
-    table = {"method": method, "clients": 4, "batch_size": 32, "epochs": 4, "lr": 0.01, "rounds": 2, "permuted": True}
+    """A learning rate at which 20 steps of a network with BatchNorm do not yet blow up rounding errors."""
+    table = {"method": method, "clients": 4, "batch_size": 32, "epochs": 4, "lr": 1e-5, "rounds": 2, "permuted": True}
     config = from_table({"precision": "fp32", **table, **settings})
     scenario = build_scenario(
         [pictures()], NORMAL, clients=config.clients, permuted=True, partition=config.partition, alpha=config.alpha
@@ -37,8 +38,11 @@ def federation(method: str, engine: str, **settings) -> Federation:
     return build_federation(config, scenario, torch.device("cuda"), engine)
 
 
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() - b.double()).norm() / (b.double().norm() + 1e-12))
+def relative(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Distance of two sets of tensors, all entries together, relative to the second."""
+    names = [name for name, tensor in b.items() if tensor.is_floating_point()]
+    far = sum(float((a[n].double() - b[n].double()).square().sum()) for n in names) ** 0.5
+    return far / sum(float(b[n].double().square().sum()) for n in names) ** 0.5
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -51,9 +55,10 @@ def test_twenty_steps_match_the_reference_engine(method: str) -> None:
     for a, b in zip(ours, theirs, strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
         assert abs(a["correct"] - b["correct"]) <= 1
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
-    for name, tensor in fast.state.common.items():
-        assert relative(tensor, plain.state.common[name]) < 1e-4, name
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+    assert relative(fast.state.common, plain.state.common) < 1e-4
+    # Twenty steps' gradients, which a small learning rate cannot hide.
+    assert relative(fast.momentum.common, plain.momentum.common) < 1e-3
 
 
 def test_unequal_clients_take_their_own_numbers_of_steps() -> None:
@@ -66,7 +71,7 @@ def test_unequal_clients_take_their_own_numbers_of_steps() -> None:
     assert [r["steps"] for r in ours] == [r["steps"] for r in theirs]
     assert len({r["steps"] for r in ours}) > 2
     for a, b in zip(ours, theirs, strict=True):
-        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=2e-4)
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
 
 
 def test_two_runs_are_identical() -> None:

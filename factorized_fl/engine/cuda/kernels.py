@@ -1,36 +1,21 @@
 """Triton kernels: batch normalisation with ReLU for several clients at once, and augmentation.
 
-Activations of G clients ("lanes") lie side by side: row r (a pixel of an image), lane g and channel c are at
-``r * row_stride + g * lane_stride + c``. What normalisation writes goes where the next layer wants it:
-
-    PLAIN  where it came from (packed: row_stride = G * C, lane_stride = C), optionally plus a residual
-    DEPTH  2 x 2 blocks of pixels moved into the channels, so that a 5 x 5 convolution of stride 2 becomes 3 x 3
-    POOL   only the largest of each 2 x 2 block
+Activations of G clients ("lanes") lie side by side or apart: row r (a pixel of an image), lane g and channel c of what
+is normalised are at ``r * row_stride + g * lane_stride + c``, of the result at ``r * out_stride + g * C + c``. The
+result of POOL is only the largest of each 2 x 2 block of pixels; that of PLAIN may have a residual added.
 
 Sums are made in two stages of fixed order and relative to the channel's first value: deterministic and exact enough
 in float32.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-PLAIN, DEPTH, POOL = 0, 1, 2
+PLAIN, POOL = 0, 1
 ROWS, CHANNELS = 64, 64  # a tile
-
-
-@triton.jit
-def _place(rows, lane, channel, lanes, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MODE: tl.constexpr):
-    """Where normalisation's output of these rows lies."""
-    if MODE == 1:
-        b = rows // (H * W)
-        y = (rows // W) % H
-        x = rows % W
-        cell = (b * (H // 2) + y // 2) * (W // 2) + x // 2
-        phase = (y % 2) * 2 + x % 2
-        return (cell * (lanes * 4 * C) + phase * C + lane * 4 * C)[:, None] + channel[None, :]
-    return (rows * (lanes * C) + lane * C)[:, None] + channel[None, :]
+SUM_ROWS, UNROLL = 64, 4  # a tile of a sum, and how many of them at once
+MOST_PARTS = 256  # in which a sum over rows is made
+FEW = 16  # channels per program where the parts are added up
 
 
 @triton.jit
@@ -46,68 +31,75 @@ def _corner(pooled, H: tl.constexpr, W: tl.constexpr):
 def sums(
     x,
     partial,
+    firsts,
     count,
     row_stride,
     lane_stride,
-    lanes,
+    width,
     per_program,
     C: tl.constexpr,
     BC: tl.constexpr,
     BM: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Per channel: sum of (x - x0) and of its square over some of the rows; x0 is the channel's first value."""
     part, block = tl.program_id(0), tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
     base = x + lane * lane_stride + channel
     first = tl.load(base).to(tl.float32)
-    total = tl.zeros([BC], tl.float32)
-    square = tl.zeros([BC], tl.float32)
-    for start in range(0, per_program, BM):
-        rows = part * per_program + start + tl.arange(0, BM)
-        inside = rows < count
-        value = tl.load(base[None, :] + (rows * row_stride)[:, None], mask=inside[:, None], other=0.0).to(tl.float32)
-        value = tl.where(inside[:, None], value - first[None, :], 0.0)
-        total += tl.sum(value, 0)
-        square += tl.sum(value * value, 0)
-    out = partial + part * (2 * lanes * C) + lane * C + channel
-    tl.store(out, total)
-    tl.store(out + lanes * C, square)
+    total = tl.zeros([BM, BC], tl.float32)
+    square = tl.zeros([BM, BC], tl.float32)
+    for start in range(0, per_program, BM * UNROLL):
+        for more in tl.static_range(UNROLL):  # several loads under way at once
+            rows = part * per_program + start + more * BM + tl.arange(0, BM)
+            inside = (rows < count)[:, None]
+            value = tl.load(base[None, :] + (rows * row_stride)[:, None], mask=inside, other=0.0).to(tl.float32)
+            value = tl.where(inside, value - first[None, :], 0.0)
+            total += value
+            square += value * value
+    out = partial + part * (2 * width) + lane * C + channel
+    tl.store(out, tl.sum(total, 0))
+    tl.store(out + width, tl.sum(square, 0))
+    if part == 0:
+        tl.store(firsts + lane * C + channel, first)
+
+
+@triton.jit
+def _add_parts(partial, parts, width, at, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    inside = (part < parts)[:, None]
+    places = partial + (part * (2 * width))[:, None] + at[None, :]
+    first = tl.sum(tl.load(places, mask=inside, other=0.0), 0)
+    second = tl.sum(tl.load(places + width, mask=inside, other=0.0), 0)
+    return first, second
 
 
 @triton.jit
 def moments(
-    x,
+    firsts,
     partial,
     mean,
     rstd,
     running_mean,
     running_var,
     count,
-    lane_stride,
-    lanes,
+    width,
     parts,
     momentum,
     eps,
-    C: tl.constexpr,
     BC: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Mean and inverse deviation from the partial sums; the running statistics move towards them."""
-    block = tl.program_id(0)
-    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
-    first = tl.load(x + lane * lane_stride + channel).to(tl.float32)
-    total = tl.zeros([BC], tl.float32)
-    square = tl.zeros([BC], tl.float32)
-    for part in range(parts):
-        at = partial + part * (2 * lanes * C) + lane * C + channel
-        total += tl.load(at)
-        square += tl.load(at + lanes * C)
+    at = tl.program_id(0) * BC + tl.arange(0, BC)
+    total, square = _add_parts(partial, parts, width, at, PARTS)
     shift = total / count
     variance = tl.maximum(square / count - shift * shift, 0.0)
-    at = lane * C + channel
-    tl.store(mean + at, first + shift)
+    value = tl.load(firsts + at) + shift
+    tl.store(mean + at, value)
     tl.store(rstd + at, 1.0 / tl.sqrt(variance + eps))
     old = tl.load(running_mean + at)
-    tl.store(running_mean + at, old + momentum * (first + shift - old))
+    tl.store(running_mean + at, old + momentum * (value - old))
     old = tl.load(running_var + at)
     tl.store(running_var + at, old + momentum * (variance * (count / (count - 1.0)) - old))
 
@@ -132,7 +124,8 @@ def apply(
     count,
     row_stride,
     lane_stride,
-    lanes,
+    out_stride,
+    residual_stride,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -141,7 +134,7 @@ def apply(
     BC: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Normalise, ReLU, add the residual, and write in the mode's place; `count` rows of output for POOL, else input."""
+    """Normalise, ReLU, pool or add the residual; `count` rows of output."""
     block = tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -150,7 +143,7 @@ def apply(
     m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
     g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
     column = lane * lane_stride + channel[None, :]
-    if MODE == 2:
+    if MODE == 1:
         corner = _corner(rows, H, W)
         _, out = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
         _, other = _activation(x, ((corner + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
@@ -162,21 +155,20 @@ def apply(
     else:
         _, out = _activation(x, (rows * row_stride)[:, None] + column, inside, m, r, g, b)
     out = tl.maximum(out, 0.0)
-    place = _place(rows, lane, channel, lanes, C, H, W, MODE)
     if RESIDUAL:
-        out += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + place, out.to(y.dtype.element_ty), mask=inside)
+        there = (rows * residual_stride)[:, None] + at[None, :]
+        out += tl.load(residual + there, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + (rows * out_stride)[:, None] + at[None, :], out.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _pool_gradient(x, dy, corner, place, column, row_stride, inside, m, r, g, b, W: tl.constexpr):
+def _pool_gradient(x, gradient, corner, column, row_stride, inside, m, r, g, b, W: tl.constexpr):
     """The four normalised values of a block and the gradient that each receives: the first largest takes all."""
     h0, a0 = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
     h1, a1 = _activation(x, ((corner + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
     h2, a2 = _activation(x, ((corner + W) * row_stride)[:, None] + column, inside, m, r, g, b)
     h3, a3 = _activation(x, ((corner + W + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
     top = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
-    gradient = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.where(top > 0, gradient, 0.0)
     d0 = tl.where(a0 == top, gradient, 0.0)
     left = tl.where(a0 == top, 0.0, gradient)
@@ -199,7 +191,8 @@ def gradient_sums(
     count,
     row_stride,
     lane_stride,
-    lanes,
+    out_stride,
+    width,
     per_program,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -207,6 +200,7 @@ def gradient_sums(
     MODE: tl.constexpr,
     BC: tl.constexpr,
     BM: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Per channel: sums of the gradient behind the ReLU, and of it times the normalised value."""
     part, block = tl.program_id(0), tl.program_id(1)
@@ -215,40 +209,34 @@ def gradient_sums(
     m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
     g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
     column = lane * lane_stride + channel[None, :]
-    total = tl.zeros([BC], tl.float32)
-    product = tl.zeros([BC], tl.float32)
-    for start in range(0, per_program, BM):
-        rows = part * per_program + start + tl.arange(0, BM)
-        inside = (rows < count)[:, None]
-        place = _place(rows, lane, channel, lanes, C, H, W, MODE)
-        if MODE == 2:
-            corner = _corner(rows, H, W)
-            h0, h1, h2, h3, d0, d1, d2, d3 = _pool_gradient(
-                x, dy, corner, place, column, row_stride, inside, m, r, g, b, W
-            )
-            total += tl.sum(d0 + d1 + d2 + d3, 0)
-            product += tl.sum(d0 * h0 + d1 * h1 + d2 * h2 + d3 * h3, 0)
-        else:
-            hat, entering = _activation(x, (rows * row_stride)[:, None] + column, inside, m, r, g, b)
-            gradient = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
-            gradient = tl.where(entering > 0, gradient, 0.0)
-            total += tl.sum(gradient, 0)
-            product += tl.sum(gradient * hat, 0)
-    out = partial + part * (2 * lanes * C) + lane * C + channel
-    tl.store(out, total)
-    tl.store(out + lanes * C, product)
+    total = tl.zeros([BM, BC], tl.float32)
+    product = tl.zeros([BM, BC], tl.float32)
+    for start in range(0, per_program, BM * UNROLL):
+        for more in tl.static_range(UNROLL):
+            rows = part * per_program + start + more * BM + tl.arange(0, BM)
+            inside = (rows < count)[:, None]
+            gradient = tl.load(dy + (rows * out_stride)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
+            if MODE == 1:
+                h0, h1, h2, h3, d0, d1, d2, d3 = _pool_gradient(
+                    x, gradient, _corner(rows, H, W), column, row_stride, inside, m, r, g, b, W
+                )
+                total += d0 + d1 + d2 + d3
+                product += d0 * h0 + d1 * h1 + d2 * h2 + d3 * h3
+            else:
+                hat, entering = _activation(x, (rows * row_stride)[:, None] + column, inside, m, r, g, b)
+                gradient = tl.where(entering > 0, gradient, 0.0)
+                total += gradient
+                product += gradient * hat
+    out = partial + part * (2 * width) + at
+    tl.store(out, tl.sum(total, 0))
+    tl.store(out + width, tl.sum(product, 0))
 
 
 @triton.jit
-def add_up(partial, dbeta, dgamma, lanes, parts, C: tl.constexpr, BC: tl.constexpr):
+def add_up(partial, dbeta, dgamma, width, parts, BC: tl.constexpr, PARTS: tl.constexpr):
     """Gradients of the affine parameters from the partial sums."""
-    block = tl.program_id(0)
-    at = block * BC + tl.arange(0, BC)
-    total = tl.zeros([BC], tl.float32)
-    product = tl.zeros([BC], tl.float32)
-    for part in range(parts):
-        total += tl.load(partial + part * (2 * lanes * C) + at)
-        product += tl.load(partial + part * (2 * lanes * C) + lanes * C + at)
+    at = tl.program_id(0) * BC + tl.arange(0, BC)
+    total, product = _add_parts(partial, parts, width, at, PARTS)
     tl.store(dbeta + at, total)
     tl.store(dgamma + at, product)
 
@@ -263,6 +251,7 @@ def gradient_input(
     x,
     dy,
     dx,
+    dresidual,
     mean,
     rstd,
     gamma,
@@ -273,11 +262,13 @@ def gradient_input(
     samples,
     row_stride,
     lane_stride,
-    lanes,
+    out_stride,
+    residual_stride,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     MODE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     BC: tl.constexpr,
     BM: tl.constexpr,
 ):
@@ -291,11 +282,13 @@ def gradient_input(
     g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
     total, product = tl.load(dbeta + at)[None, :] / samples, tl.load(dgamma + at)[None, :] / samples
     column = lane * lane_stride + channel[None, :]
-    place = _place(rows, lane, channel, lanes, C, H, W, MODE)
-    if MODE == 2:
+    kind = dx.dtype.element_ty
+    gradient = tl.load(dy + (rows * out_stride)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        tl.store(dresidual + (rows * residual_stride)[:, None] + at[None, :], gradient.to(kind), mask=inside)
+    if MODE == 1:
         corner = _corner(rows, H, W)
-        h0, h1, h2, h3, d0, d1, d2, d3 = _pool_gradient(x, dy, corner, place, column, row_stride, inside, m, r, g, b, W)
-        kind = dx.dtype.element_ty
+        h0, h1, h2, h3, d0, d1, d2, d3 = _pool_gradient(x, gradient, corner, column, row_stride, inside, m, r, g, b, W)
         out = dx + (corner * row_stride)[:, None] + column
         tl.store(out, _input_gradient(h0, d0, g * r, total, product).to(kind), mask=inside)
         tl.store(out + row_stride, _input_gradient(h1, d1, g * r, total, product).to(kind), mask=inside)
@@ -304,10 +297,92 @@ def gradient_input(
     else:
         source = (rows * row_stride)[:, None] + column
         hat, entering = _activation(x, source, inside, m, r, g, b)
-        gradient = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.where(entering > 0, gradient, 0.0)
-        out = _input_gradient(hat, gradient, g * r, total, product)
-        tl.store(dx + source, out.to(dx.dtype.element_ty), mask=inside)
+        tl.store(dx + source, _input_gradient(hat, gradient, g * r, total, product).to(kind), mask=inside)
+
+
+@triton.jit
+def patch_gradient(
+    x,
+    dy,
+    patches,
+    parts,
+    mean,
+    rstd,
+    gamma,
+    beta,
+    dbeta,
+    dgamma,
+    count,
+    samples,
+    per_program,
+    C: tl.constexpr,
+    PATCH: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """As `gradient_input` of one lane whose x is patches times weights, but straight on to the weights' gradient."""
+    part = tl.program_id(0)
+    channel, column = tl.arange(0, C), tl.arange(0, PATCH)
+    m, r = tl.load(mean + channel)[None, :], tl.load(rstd + channel)[None, :]
+    g, b = tl.load(gamma + channel)[None, :], tl.load(beta + channel)[None, :]
+    total, product = tl.load(dbeta + channel)[None, :] / samples, tl.load(dgamma + channel)[None, :] / samples
+    weight = tl.zeros([PATCH, C], tl.float32)
+    for start in range(0, per_program, BM):
+        rows = part * per_program + start + tl.arange(0, BM)
+        inside = (rows < count)[:, None]
+        at = (rows * C)[:, None] + channel[None, :]
+        hat, entering = _activation(x, at, inside, m, r, g, b)
+        gradient = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.where(entering > 0, gradient, 0.0)
+        dx = tl.where(inside, _input_gradient(hat, gradient, g * r, total, product), 0.0)
+        patch = tl.load(patches + (rows * PATCH)[None, :] + column[:, None], mask=(rows < count)[None, :], other=0.0)
+        weight += tl.dot(patch, dx.to(patch.dtype), input_precision="ieee")
+    tl.store(parts + part * (PATCH * C) + column[:, None] * C + channel[None, :], weight)
+
+
+@triton.jit
+def patches(pixels, out, H: tl.constexpr, W: tl.constexpr, PATCH: tl.constexpr, BM: tl.constexpr):
+    """The 3 x 3 surroundings of every pixel of [n, 3, H, W], as rows of (tap, channel), filled up with zeros."""
+    image = tl.program_id(0)
+    pixel, column = tl.program_id(1) * BM + tl.arange(0, BM), tl.arange(0, PATCH)
+    channel, tap = column % 3, column // 3
+    y = (pixel // W)[:, None] + (tap // 3)[None, :] - 1
+    x = (pixel % W)[:, None] + (tap % 3)[None, :] - 1
+    inside = (column < 27)[None, :] & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+    value = tl.load(pixels + image * (3 * H * W) + channel[None, :] * (H * W) + y * W + x, mask=inside, other=0.0)
+    tl.store(out + (image * (H * W) + pixel)[:, None] * PATCH + column[None, :], value)
+
+
+@triton.jit
+def rank_one(mu, u, v, out, outputs, inputs, TAPS: tl.constexpr, T: tl.constexpr, BI: tl.constexpr):
+    """u v^T + mu [G, O, I, taps] as convolutions want it: [G, O, taps, I], in their type."""
+    row = tl.program_id(0)
+    i, t = tl.program_id(1) * BI + tl.arange(0, BI), tl.arange(0, T)
+    inside = (t < TAPS)[:, None] & (i < inputs)[None, :]
+    factor = tl.load(u + (row // outputs) * TAPS + t, mask=t < TAPS, other=0.0)
+    scale = tl.load(v + row * inputs + i, mask=i < inputs, other=0.0)
+    weight = tl.load(mu + (row * inputs + i)[None, :] * TAPS + t[:, None], mask=inside, other=0.0)
+    weight += factor[:, None] * scale[None, :]
+    place = (row * TAPS + t)[:, None] * inputs + i[None, :]
+    tl.store(out + place, weight.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rank_one_gradient(
+    dw, u, v, dmu, dv, du_parts, outputs, inputs, TAPS: tl.constexpr, T: tl.constexpr, BI: tl.constexpr
+):
+    """Gradients of mu and v, and one part per program of that of u, from that of the weight [G, O, taps, I]."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    i, t = block * BI + tl.arange(0, BI), tl.arange(0, T)
+    inside = (t < TAPS)[:, None] & (i < inputs)[None, :]
+    factor = tl.load(u + (row // outputs) * TAPS + t, mask=t < TAPS, other=0.0)
+    scale = tl.load(v + row * inputs + i, mask=i < inputs, other=0.0)
+    place = (row * TAPS + t)[:, None] * inputs + i[None, :]
+    gradient = tl.load(dw + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dmu + (row * inputs + i)[None, :] * TAPS + t[:, None], gradient, mask=inside)
+    tl.store(dv + row * inputs + i, tl.sum(gradient * factor[:, None], 0), mask=i < inputs)
+    part = du_parts + (row * tl.num_programs(1) + block) * TAPS + t
+    tl.store(part, tl.sum(gradient * scale[None, :], 1), mask=t < TAPS)
 
 
 @triton.jit
@@ -392,16 +467,14 @@ def augment(
     tl.store(to + 2 * H * W, ((blue - mean2) / std2).to(kind))
 
 
-def grid_of(count: int, blocks: int) -> tuple[int, int]:
-    """One program per tile."""
-    return triton.cdiv(count, ROWS), blocks
+def tiles(count: int) -> int:
+    """Tiles that cover so many rows."""
+    return triton.cdiv(count, ROWS)
 
 
 def split(count: int, blocks: int) -> tuple[int, int]:
-    """Parts to sum rows in, and rows per part: enough programs to fill a GPU, whole tiles each."""
-    parts = max(1, min(64, 2048 // max(1, blocks)))
-    per_program = triton.cdiv(triton.cdiv(count, parts), ROWS) * ROWS
+    """Parts to sum rows in, and rows per part: enough programs to fill a GPU, whole bundles of tiles each."""
+    bundle = SUM_ROWS * UNROLL
+    parts = max(1, min(MOST_PARTS, triton.cdiv(count, bundle), triton.cdiv(2560, blocks)))
+    per_program = triton.cdiv(triton.cdiv(count, parts), bundle) * bundle
     return triton.cdiv(count, per_program), per_program
-
-
-Kernel = Any

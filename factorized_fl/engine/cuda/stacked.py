@@ -1,21 +1,20 @@
 """ResNet-9 of several clients ("lanes") at once: grouped convolutions, channels last, lanes side by side.
 
-The first convolution is a matrix product over patches (three channels are too few for tensor cores otherwise); the
-second, 5 x 5 with stride 2, becomes 3 x 3 with stride 1 on 2 x 2 blocks moved into the channels, because cuDNN runs
-strided grouped convolutions lane by lane. All other convolutions are grouped 3 x 3 ones.
+The first convolution is a matrix product over patches (three channels are too few for tensor cores otherwise). cuDNN
+is fastest with the lanes of conv2 and conv5 apart, because there the numbers of channels differ or the stride is not 1
+and it would cut grouped activations into slices; all others are grouped. docs/performance.md has the figures.
 """
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
 from torch.nn.functional import conv2d, pad
-from torch.nn.utils import parametrize
 
 from factorized_fl.engine.cuda import kernels as k
-from factorized_fl.engine.cuda.norm import EPS, NormReLU, Shape, normalise
+from factorized_fl.engine.cuda.norm import APART, EPS, PACKED, STACKED, NormReLU, PatchNormReLU, Shape, normalise
+from factorized_fl.engine.cuda.weights import layer_weights
 from factorized_fl.methods.base import Tensors
 from factorized_fl.nn.models import ResNet9
 
@@ -46,84 +45,99 @@ class StackedResNet9:
         self.model, self.dtype = model, dtype
 
     def weights(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Every layer's dense weight [G, O, I, ...], rebuilt from its factors lane by lane."""
-        found = {}
-        for name, module in self.model.named_modules():
-            if not isinstance(module, nn.Conv2d | nn.Linear):
-                continue
-            if not parametrize.is_parametrized(module):
-                found[name] = tensors[f"{name}.weight"]
-                continue
-            parts = cast(nn.ModuleDict, module.parametrizations)["weight"]
-            prefix = f"{name}.parametrizations.weight."
-            own = {leaf: tensors[prefix + leaf] for leaf in parts.state_dict()}
-
-            def rebuild(factors: Tensors, parts: nn.Module = parts) -> torch.Tensor:
-                return functional_call(parts, factors, ())
-
-            found[name] = vmap(rebuild)(own)
-        return found
+        """Every layer's dense weight, rebuilt from its factors lane by lane."""
+        return layer_weights(self.model, tensors, self.dtype)
 
     def logits(self, tensors: Mapping[str, torch.Tensor], weights: Tensors, pixels: torch.Tensor) -> torch.Tensor:
         """Scores [G, B, classes] of normalised images [G, B, 3, H, W]."""
-        lanes, batch, _, height, width = pixels.shape
-        self._tensors, self._lanes, self._batch = tensors, lanes, batch
-        x = torch.bmm(self.patches(pixels), self._patch_weight(weights["conv1.conv"]))
-        x = self._norm("conv1.norm", x, height, width, k.DEPTH, lanes_first=True)
-        height, width = height // 2, width // 2
-        x = self._conv(x, self._blocked(weights["conv2.conv"]), 1)
-        x = skip = self._norm("conv2.norm", x, height, width)
-        x = self._norm("conv3.norm", self._conv(x, weights["conv3.conv"], 1), height, width)
-        x = self._norm("conv4.norm", self._conv(x, weights["conv4.conv"], 1), height, width, residual=skip)
-        x = self._norm("conv5.norm", self._conv(x, weights["conv5.conv"], 1), height, width, k.POOL)
-        height, width = height // 2, width // 2
+        lanes, batch, _, height, _ = pixels.shape
+        run = _Pass(self, tensors, lanes, batch, height)
+        apart = run.first("conv1", self.patches(pixels), self._patch_weight(weights["conv1.conv"]))
+        run.size //= 2
+        (x,) = run.norm("conv2", run.lane_by_lane(apart, weights["conv2.conv"], stride=2, padding=2), source=APART)
         skip = x
-        x = self._norm("conv6.norm", self._conv(x, weights["conv6.conv"], 1), height, width)
-        x = self._norm("conv7.norm", self._conv(x, weights["conv7.conv"], 1), height, width, residual=skip)
-        x = self._norm("conv8.norm", self._conv(x, weights["conv8.conv"], 0), height - 2, width - 2)
+        (x,) = run.norm("conv3", (run.grouped(x, weights["conv3.conv"]),))
+        apart = run.norm("conv4", (run.grouped(x, weights["conv4.conv"]),), residual=skip, result=APART)
+        apart = run.lane_by_lane(apart, weights["conv5.conv"], padding=1)
+        (x,) = run.norm("conv5", apart, mode=k.POOL, source=APART)
+        run.size //= 2
+        skip = x
+        (x,) = run.norm("conv6", (run.grouped(x, weights["conv6.conv"]),))
+        (x,) = run.norm("conv7", (run.grouped(x, weights["conv7.conv"]),), residual=skip)
+        x = run.grouped(x, weights["conv8.conv"], padding=0)
+        run.size -= 2
+        (x,) = run.norm("conv8", (x,))
         features = x.flatten(1, 2).max(dim=1).values.view(batch, lanes, -1).transpose(0, 1)
         scores = torch.bmm(features.float(), weights["head"].transpose(1, 2))
         return scores + tensors["head.bias"].unsqueeze(1)
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
         """The 3 x 3 surroundings of every pixel, [G, B * H * W, PATCH]."""
-        lanes, batch, channels, height, width = pixels.shape
-        framed = pad(pixels.flatten(0, 1), (1, 1, 1, 1))
-        around = framed.unfold(2, 3, 1).unfold(3, 3, 1).permute(0, 2, 3, 1, 4, 5)
-        out = pixels.new_zeros(lanes * batch, height, width, PATCH)
-        out[..., : 9 * channels].view(*out.shape[:3], channels, 3, 3).copy_(around)
-        return out.view(lanes, -1, PATCH)
+        lanes, batch, _, height, width = pixels.shape
+        out = pixels.new_empty(lanes, batch * height * width, PATCH)
+        grid = (lanes * batch, height * width // k.ROWS)
+        k.patches[grid](pixels, out, H=height, W=width, PATCH=PATCH, BM=k.ROWS)
+        return out
 
     def _patch_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        flat = weight.flatten(2).to(self.dtype)
+        flat = weight.flatten(2)
         return pad(flat, (0, PATCH - flat.shape[2])).transpose(1, 2)
 
-    def _blocked(self, weight: torch.Tensor) -> torch.Tensor:
-        """A 5 x 5 kernel of stride 2 as a 3 x 3 kernel on 2 x 2 blocks: tap 2 t + p is tap t of phase p."""
-        lanes, out, inp = weight.shape[:3]
-        framed = pad(weight, (0, 1, 0, 1)).view(lanes, out, inp, 3, 2, 3, 2)
-        return framed.permute(0, 1, 4, 6, 2, 3, 5).reshape(lanes, out, 4 * inp, 3, 3)
 
-    def _conv(self, x: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
-        """Convolve packed activations [B, H, W, G * I] with [G, O, I, 3, 3]; packed again."""
-        kernel = weight.flatten(0, 1).to(self.dtype, memory_format=torch.channels_last)
-        out = conv2d(x.permute(0, 3, 1, 2), kernel, padding=padding, groups=self._lanes)
-        return out.permute(0, 2, 3, 1).contiguous()
+@dataclass
+class _Pass:
+    """One forward pass of a group: the side of the activations changes on the way."""
 
-    def _norm(
+    stacked: StackedResNet9
+    tensors: Mapping[str, torch.Tensor]
+    lanes: int
+    batch: int
+    size: int
+
+    def grouped(self, x: torch.Tensor, weight: torch.Tensor, padding: int = 1) -> torch.Tensor:
+        """Convolve packed activations [B, H, W, G * I] with [G, O, 3, 3, I]; packed again."""
+        kernel = weight.flatten(0, 1).permute(0, 3, 1, 2)
+        return conv2d(x.permute(0, 3, 1, 2), kernel, padding=padding, groups=self.lanes).permute(0, 2, 3, 1)
+
+    def lane_by_lane(
+        self, xs: Sequence[torch.Tensor], weight: torch.Tensor, padding: int, stride: int = 1
+    ) -> tuple[torch.Tensor, ...]:
+        """Convolve each lane's activations [B, H, W, I] by themselves."""
+        return tuple(
+            conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), stride=stride, padding=padding).permute(0, 2, 3, 1)
+            for x, w in zip(xs, weight.unbind(), strict=True)
+        )
+
+    def first(self, name: str, patches: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The first layer, on patches of the images."""
+        gamma, beta, mean, variance = self._norm_tensors(name)
+        shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], source=STACKED, result=APART)
+        if self.stacked.model.training:
+            return PatchNormReLU.apply(shape, mean, variance, gamma, beta, patches, weight)
+        return normalise((torch.bmm(patches, weight),), mean, torch.rsqrt(variance + EPS), gamma, beta, None, shape)
+
+    def _norm_tensors(self, name: str) -> tuple[torch.Tensor, ...]:
+        """Affine parameters and statistics of a layer's normalisation; training counts its batches."""
+        if self.stacked.model.training:
+            self.tensors[f"{name}.norm.num_batches_tracked"].add_(1)
+        leaves = ("weight", "bias", "running_mean", "running_var")
+        return tuple(self.tensors[f"{name}.norm.{leaf}"] for leaf in leaves)
+
+    def norm(
         self,
         name: str,
-        x: torch.Tensor,
-        height: int,
-        width: int,
+        xs: tuple[torch.Tensor, ...],
+        *,
         mode: int = k.PLAIN,
         residual: torch.Tensor | None = None,
-        lanes_first: bool = False,
-    ) -> torch.Tensor:
-        gamma, beta = self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]
-        mean, variance = self._tensors[f"{name}.running_mean"], self._tensors[f"{name}.running_var"]
-        shape = Shape(self._batch, height, width, self._lanes, gamma.shape[1], mode, lanes_first)
-        if self.model.training:
-            self._tensors[f"{name}.num_batches_tracked"].add_(1)
-            return NormReLU.apply(x, gamma, beta, mean, variance, residual, shape)
-        return normalise(x, mean, torch.rsqrt(variance + EPS), gamma, beta, residual, shape)
+        source: str = PACKED,
+        result: str = PACKED,
+    ) -> tuple[torch.Tensor, ...]:
+        """Normalise what a layer computed, ReLU, and the rest of what happens before the next convolution."""
+        gamma, beta, mean, variance = self._norm_tensors(name)
+        shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], mode, source, result)
+        # cuDNN may hand back another memory format than it was given.
+        xs = tuple(x.contiguous() for x in xs)
+        if self.stacked.model.training:
+            return NormReLU.apply(shape, mean, variance, gamma, beta, residual, *xs)
+        return normalise(xs, mean, torch.rsqrt(variance + EPS), gamma, beta, residual, shape)
