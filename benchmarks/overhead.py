@@ -105,7 +105,7 @@ def main() -> None:
                 records, mixing = run_round(federation, round)
                 directory.append("metrics.jsonl", records)
                 if mixing:
-                    directory.save_mixing(round, {"matrix": mixing.matrix})
+                    directory.save_mixing(round, mixing)
             else:
                 bare.round(round)
             (ours if name == "ours" else theirs).append(time.perf_counter() - began)

@@ -17,7 +17,7 @@ from factorized_fl.federation.ledger import summarise_traffic
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.rundir import Record, RunDirectory
 
-_CHECKPOINT_SHARE = 0.1  # checkpoints may take so much of a run's time; small ones are written every round
+_CHECKPOINT_SHARE = 0.03  # checkpoints may take so much of a run's time; small ones are written every round
 
 
 class Observer(Protocol):

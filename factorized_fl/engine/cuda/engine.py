@@ -18,7 +18,7 @@ from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
 
-LANES = 5  # clients side by side; docs/performance.md has the figures
+LANES = 10  # clients side by side; docs/performance.md has the figures
 _TEST_BATCH = 1000
 
 

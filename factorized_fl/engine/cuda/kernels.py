@@ -13,7 +13,7 @@ import triton.language as tl
 
 PLAIN, POOL = 0, 1
 ROWS, CHANNELS = 64, 64  # a tile
-SUM_ROWS, UNROLL = 64, 4  # a tile of a sum, and how many of them at once
+SUM_ROWS, GRADIENT_ROWS, UNROLL = 64, 32, 4  # tiles of the two kinds of sums, and how many of them at once
 MOST_PARTS = 256  # in which a sum over rows is made
 FEW = 16  # channels per program where the parts are added up
 
@@ -474,7 +474,7 @@ def tiles(count: int) -> int:
 
 def split(count: int, blocks: int) -> tuple[int, int]:
     """Parts to sum rows in, and rows per part: enough programs to fill a GPU, whole bundles of tiles each."""
-    bundle = SUM_ROWS * UNROLL
+    bundle = SUM_ROWS * UNROLL  # a multiple of the other kind's, too
     parts = max(1, min(MOST_PARTS, triton.cdiv(count, bundle), triton.cdiv(2560, blocks)))
     per_program = triton.cdiv(triton.cdiv(count, parts), bundle) * bundle
     return triton.cdiv(count, per_program), per_program

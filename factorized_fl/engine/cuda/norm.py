@@ -134,7 +134,7 @@ def affine_gradients(
             *(_from(t, offset) for t in (sums, mean, rstd, gamma, beta)), shape.out_rows,
             launch.row, launch.stride, launch.out, width, per_program,
             C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode,
-            BC=k.CHANNELS, BM=k.SUM_ROWS, UNROLL=k.UNROLL,
+            BC=k.CHANNELS, BM=k.GRADIENT_ROWS, UNROLL=k.UNROLL,
         )  # fmt: skip
     dbeta, dgamma = torch.empty_like(beta), torch.empty_like(gamma)
     k.add_up[(width // k.FEW,)](sums, dbeta, dgamma, width, parts, BC=k.FEW, PARTS=k.MOST_PARTS)

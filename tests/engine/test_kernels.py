@@ -1,0 +1,127 @@
+"""The Triton kernels against PyTorch. Without a GPU they run in Triton's interpreter, slowly but exactly."""
+
+import os
+
+import pytest
+import torch
+from torch.nn.functional import batch_norm, max_pool2d, pad
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+pytest.importorskip("triton", reason="Triton is not installed (PyTorch's CUDA builds bring it)")
+
+from factorized_fl.data.augment import augment, draw, normalise
+from factorized_fl.engine.cuda import kernels as k
+from factorized_fl.engine.cuda.augment import make_batch, plain_row, plan_rows
+from factorized_fl.engine.cuda.norm import APART, PACKED, STACKED, NormReLU, PatchNormReLU, Shape
+from factorized_fl.engine.cuda.stacked import PATCH, StackedResNet9
+from factorized_fl.engine.cuda.weights import RankOneWeight
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+G, C, B, H, W = 3, 64, 2, 4, 6
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return float((ours - theirs).detach().norm()) <= 2e-6 * float(theirs.detach().norm())
+
+
+def expected(xs, gamma, beta, mean, variance, residual, shape: Shape) -> tuple[torch.Tensor, ...]:
+    if shape.source == PACKED:
+        packed = xs[0].view(B, H, W, G * C)
+    elif shape.source == STACKED:
+        packed = xs[0].view(G, B, H, W, C).permute(1, 2, 3, 0, 4).reshape(B, H, W, G * C)
+    else:
+        packed = torch.stack([x.view(B, H, W, C) for x in xs], 3).reshape(B, H, W, G * C)
+    flat = [t.view(-1) for t in (mean, variance, gamma, beta)]
+    y = batch_norm(packed.permute(0, 3, 1, 2), *flat, True, 0.1, 1e-5).relu()
+    y = (max_pool2d(y, 2) if shape.mode == k.POOL else y).permute(0, 2, 3, 1)
+    y = y if residual is None else y + residual
+    return (y,) if shape.result == PACKED else tuple(y.unflatten(3, (G, C)).unbind(3))
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "result", "residual"),
+    [
+        (k.PLAIN, PACKED, PACKED, False),
+        (k.PLAIN, PACKED, PACKED, True),
+        (k.PLAIN, STACKED, APART, False),
+        (k.PLAIN, APART, PACKED, False),
+        (k.PLAIN, PACKED, APART, True),
+        (k.POOL, APART, PACKED, False),
+        (k.POOL, PACKED, PACKED, False),
+    ],
+)
+def test_normalisation_and_its_gradients(mode: int, source: str, result: str, residual: bool) -> None:
+    shape = Shape(B, H, W, G, C, mode, source, result)
+    base = 3 * torch.randn(G * B * H * W * C, device=DEVICE) + 1
+    views = {PACKED: (base.view(B, H, W, G * C),), STACKED: (base.view(G, -1, C),), APART: base.view(G, B, H, W, C)}
+    affine = torch.rand(G, C, device=DEVICE) + 0.5, torch.randn(G, C, device=DEVICE)
+    added = torch.randn(B, H, W, G * C, device=DEVICE) if residual else None
+    results = []
+    for ours in (True, False):
+        leaves = [t.clone().requires_grad_() for t in (*affine, *views[source])]
+        extra = added.clone().requires_grad_() if added is not None else None
+        running = torch.zeros(G, C, device=DEVICE), torch.ones(G, C, device=DEVICE)
+        gamma, beta, *xs = leaves
+        if ours:
+            ys = NormReLU.apply(shape, *running, gamma, beta, extra, *xs)
+        else:
+            ys = expected(xs, gamma, beta, *running, extra, shape)
+        weights = [torch.linspace(-1, 2, y.numel(), device=DEVICE).view(y.shape) for y in ys]
+        total = sum((y * w).sum() for y, w in zip(ys, weights, strict=True))
+        gradients = torch.autograd.grad(total, [*leaves, *([extra] if extra is not None else [])])
+        results.append([*ys, *running, *gradients])
+    assert all(close(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_first_layer_whole() -> None:
+    shape = Shape(B, H, W, G, C, source=STACKED, result=APART)
+    patches = torch.randn(G, B * H * W, PATCH, device=DEVICE)
+    start = torch.randn(G, PATCH, C, device=DEVICE)
+    results = []
+    for ours in (True, False):
+        weight, gamma = start.clone().requires_grad_(), torch.ones(G, C, device=DEVICE, requires_grad=True)
+        beta = torch.full((G, C), 0.1, device=DEVICE, requires_grad=True)
+        running = torch.zeros(G, C, device=DEVICE), torch.ones(G, C, device=DEVICE)
+        if ours:
+            ys = PatchNormReLU.apply(shape, *running, gamma, beta, patches, weight)
+        else:
+            ys = expected((torch.bmm(patches, weight),), gamma, beta, *running, None, shape)
+        total = sum((y * torch.linspace(-1, 2, y.numel(), device=DEVICE).view(y.shape)).sum() for y in ys)
+        results.append([*ys, *torch.autograd.grad(total, [weight, gamma, beta])])
+    with torch.no_grad():
+        assert all(float((a - b).norm()) <= 1e-5 * float(b.norm()) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 3, 3), (2, 3, 70, 5, 5)])
+def test_rank_one_weights(shape: tuple[int, ...]) -> None:
+    lanes, out, inp, height, width = shape
+    start = [torch.randn(lanes, *s, device=DEVICE) for s in ((out, inp, height, width), (1, 1, height, width))]
+    start.append(torch.randn(lanes, out, inp, 1, 1, device=DEVICE))
+    results = []
+    for ours in (True, False):
+        mu, u, v = (t.clone().requires_grad_() for t in start)
+        weight = RankOneWeight.apply(mu, u, v, torch.float32) if ours else (mu + u * v).permute(0, 1, 3, 4, 2)
+        total = (weight * torch.linspace(-1, 2, weight.numel(), device=DEVICE).view(weight.shape)).sum()
+        results.append([weight, *torch.autograd.grad(total, [mu, u, v])])
+    assert all(close(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_patches() -> None:
+    pixels = torch.randn(2, 3, 3, 16, 16, device=DEVICE)
+    got = StackedResNet9(torch.nn.Identity(), torch.float32).patches(pixels)
+    around = pad(pixels.flatten(0, 1), (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1).permute(0, 2, 3, 4, 5, 1)
+    assert torch.equal(got[..., :27], around.reshape(2, -1, 27))
+    assert not got[..., 27:].any()
+
+
+@pytest.mark.parametrize("jitter", [True, False])
+def test_augmentation(jitter: bool) -> None:
+    pool = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8, device=DEVICE)
+    positions = torch.randint(0, 20, (24,), device=DEVICE)
+    draws = draw(24, torch.Generator().manual_seed(1)).to(DEVICE)
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    rows = plan_rows(draws, 16, 16) if jitter else plain_row(16, 16).repeat(24, 1).to(DEVICE)
+    got = make_batch(pool, positions, rows, torch.empty(24, 3, 16, 16, device=DEVICE), mean, std, jitter)
+    pixels = augment(pool[positions], draws) if jitter else pool[positions].float() / 255
+    assert torch.allclose(got, normalise(pixels, *(torch.tensor(t, device=DEVICE) for t in (mean, std))), atol=1e-5)
