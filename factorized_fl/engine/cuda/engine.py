@@ -18,18 +18,32 @@ from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
 
-LANES = 10  # clients side by side; docs/performance.md has the figures
+# Milliseconds of a client step by the number of clients side by side (docs/performance.md).
+LANES = {2: 1.69, 4: 1.55, 5: 1.37, 10: 1.29}
 _TEST_BATCH = 1000
+
+
+def choose_lanes(steps: Sequence[int]) -> int:
+    """The number of lanes that costs least for clients with so many steps each.
+
+    More lanes are faster, but a group takes as long as its longest member: unequal clients want smaller groups.
+    """
+
+    def cost(lanes: int) -> float:
+        ordered = sorted(steps, reverse=True)
+        return sum(ordered[::lanes]) * lanes * LANES[lanes]
+
+    return min((lanes for lanes in LANES if lanes <= len(steps)), key=cost, default=1)
 
 
 class CudaEngine:
     """Same results as the reference engine up to rounding; what it cannot do it hands to that."""
 
-    def __init__(self, reference: ReferenceEngine, lanes: int = LANES) -> None:
+    def __init__(self, reference: ReferenceEngine, lanes: int | None = None) -> None:
         self.reference = reference
         self.config, self.method, self.scenario = reference.config, reference.method, reference.scenario
         self.device, self.images = reference.device, reference.images
-        self.lanes = min(lanes, len(self.scenario.clients))
+        self.lanes = lanes or choose_lanes([self._steps(k) for k in range(len(self.scenario.clients))])
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = True
@@ -91,7 +105,7 @@ class CudaEngine:
         need, size = self.method.batches_per_step, self.config.batch_size
         positions = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
         labels = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
-        draws: list[torch.Tensor] = []
+        draws: list[torch.Tensor] = []  # per lane, if images are augmented
         height, width = self.images.shape[2:]
         for lane, k in enumerate(group):
             client = self.scenario.clients[k]
@@ -101,16 +115,15 @@ class CudaEngine:
             own = torch.stack([chosen for chosen, _ in batches])
             positions[: len(own), lane] = own
             labels[: len(own), lane] = client.labelling[self.scenario.labels[own]]
-            draws.append(
-                torch.stack([draw for _, draw in batches if draw is not None]) if batches[0][1] is not None else own
-            )
+            drawn = [draw for _, draw in batches if draw is not None]
+            if drawn:
+                draws.append(torch.stack(drawn))
         with torch.cuda.stream(self.uploads):
             sent = [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in (positions, labels)]
             rows = plain_row(height, width).to(self.device).expand(steps * need, self.lanes, size, COLUMNS).clone()
-            if self.config.augment == "paper":
-                for lane, drawn in enumerate(draws):
-                    there = drawn.pin_memory().to(self.device, non_blocking=True)
-                    rows[: len(drawn), lane] = plan_rows(there.flatten(0, 1), height, width).view(*drawn.shape[:2], -1)
+            for lane, own in enumerate(draws):
+                there = own.pin_memory().to(self.device, non_blocking=True)
+                rows[: len(own), lane] = plan_rows(there.flatten(0, 1), height, width).view(*own.shape[:2], -1)
         torch.cuda.current_stream().wait_stream(self.uploads)
         found = [*sent, rows]
         for tensor in found:
