@@ -1,11 +1,30 @@
 """How local training is executed. Every engine gives the reference engine's results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+from torch import nn
+
+from factorized_fl.config import Config
+from factorized_fl.data.scenarios import Scenario
 from factorized_fl.federation.state import ClientStack
-from factorized_fl.methods.base import Tensors
+from factorized_fl.methods import Method, Tensors
+from factorized_fl.nn import Role
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every engine needs to know of a federation; none of it changes while it runs."""
+
+    config: Config
+    method: Method
+    scenario: Scenario
+    models: Mapping[int, nn.Module]  # one per number of classes, parametrised
+    roles: Mapping[str, Role]
+    shared: frozenset[str]  # the names that travel
+    device: torch.device
 
 
 @dataclass(frozen=True)

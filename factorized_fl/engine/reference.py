@@ -1,7 +1,7 @@
 """The reference engine: one client after the other in plain PyTorch, obviously right, on any device."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 
 import torch
@@ -9,14 +9,11 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from factorized_fl.config import Config
 from factorized_fl.data.augment import augment, normalise
-from factorized_fl.data.scenarios import Scenario
-from factorized_fl.engine import Evaluated, Trained
+from factorized_fl.engine import Evaluated, Task, Trained
 from factorized_fl.engine.batches import batches_of
 from factorized_fl.federation.state import ClientStack
-from factorized_fl.methods import Batch, Local, Method, Tensors
-from factorized_fl.nn import Role
+from factorized_fl.methods import Batch, Local, Tensors
 
 _EVALUATION_BATCH = 500
 
@@ -24,23 +21,14 @@ _EVALUATION_BATCH = 500
 class ReferenceEngine:
     """Trains on the stack in place; one model object serves all clients with the same number of classes."""
 
-    def __init__(
-        self,
-        config: Config,
-        method: Method,
-        scenario: Scenario,
-        models: Mapping[int, nn.Module],
-        roles: Mapping[str, Role],
-        shared: frozenset[str],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, task: Task) -> None:
         keep_freed_memory()
-        self.config, self.method, self.scenario = config, method, scenario
-        self.models = {classes: model.to(device) for classes, model in models.items()}
-        self.roles, self.shared, self.device = roles, shared, device
-        self.images = scenario.images.to(device)
-        self.mean = torch.tensor(scenario.mean, device=device)
-        self.std = torch.tensor(scenario.std, device=device)
+        self.config, self.method, self.scenario = task.config, task.method, task.scenario
+        self.roles, self.shared, self.device = task.roles, task.shared, task.device
+        self.models = {classes: model.to(task.device) for classes, model in task.models.items()}
+        self.images = self.scenario.images.to(self.device)
+        self.mean = torch.tensor(self.scenario.mean, device=self.device)
+        self.std = torch.tensor(self.scenario.std, device=self.device)
 
     def train(
         self,

@@ -8,7 +8,7 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out
 from factorized_fl.data.sources import load, normalisation
-from factorized_fl.engine import Engine
+from factorized_fl.engine import Engine, Task
 from factorized_fl.engine.choice import build_engine
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Method, Tensors
@@ -117,7 +117,7 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
         initial={name: state.common[name].clone() for name in sorted(reset)},
         received=torch.zeros(len(scenario.clients), dtype=torch.bool),
         method_state={},
-        engine=build_engine(engine, config, method, scenario, models, role_of, shared, device),
+        engine=build_engine(engine, Task(config, method, scenario, models, role_of, shared, device)),
     )
 
 

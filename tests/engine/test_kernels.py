@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed (PyTorch's CUDA builds bring it)")
 
 from factorized_fl.data.augment import augment, draw, normalise
-from factorized_fl.engine.cuda import kernels as k
+from factorized_fl.engine.cuda import norm_kernels as k
 from factorized_fl.engine.cuda.augment import make_batch, plain_row, plan_rows
 from factorized_fl.engine.cuda.norm import APART, PACKED, STACKED, NormReLU, PatchNormReLU, Shape
 from factorized_fl.engine.cuda.stacked import PATCH, StackedResNet9

@@ -3,7 +3,7 @@
 import torch
 
 from factorized_fl.data.augment import plan
-from factorized_fl.engine.cuda import kernels as k
+from factorized_fl.engine.cuda import input_kernels as k
 
 COLUMNS = 14
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from factorized_fl.engine.cuda import kernels as k
+from factorized_fl.engine.cuda import norm_kernels as k
 
 MOMENTUM, EPS = 0.1, 1e-5  # PyTorch's defaults, which our models keep
 

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, pad
 
-from factorized_fl.engine.cuda import kernels as k
+from factorized_fl.engine.cuda import input_kernels, norm_kernels
 from factorized_fl.engine.cuda.norm import APART, EPS, PACKED, STACKED, NormReLU, PatchNormReLU, Shape, normalise
 from factorized_fl.engine.cuda.weights import layer_weights
 from factorized_fl.methods.base import Tensors
 from factorized_fl.nn.models import ResNet9
 
+_PIXELS = 64  # of one program
 PATCH = 32  # 3 x 3 x 3 numbers of a patch, filled up with zeros
 
 
@@ -31,8 +32,8 @@ def supported(model: nn.Module, images: torch.Tensor) -> str | None:
     if height != width or height not in (16, 32, 64):
         return f"images of {height} x {width} pixels are not of 16, 32 or 64"
     channels = [module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)]
-    if any(count % k.CHANNELS for count in channels):
-        return f"channel counts are not multiples of {k.CHANNELS}"
+    if any(count % norm_kernels.CHANNELS for count in channels):
+        return f"channel counts are not multiples of {norm_kernels.CHANNELS}"
     if not isinstance(model.head, nn.Linear):
         return "the classifier has more than one layer"
     return None
@@ -59,7 +60,7 @@ class StackedResNet9:
         (x,) = run.norm("conv3", (run.grouped(x, weights["conv3.conv"]),))
         apart = run.norm("conv4", (run.grouped(x, weights["conv4.conv"]),), residual=skip, result=APART)
         apart = run.lane_by_lane(apart, weights["conv5.conv"], padding=1)
-        (x,) = run.norm("conv5", apart, mode=k.POOL, source=APART)
+        (x,) = run.norm("conv5", apart, mode=norm_kernels.POOL, source=APART)
         run.size //= 2
         skip = x
         (x,) = run.norm("conv6", (run.grouped(x, weights["conv6.conv"]),))
@@ -75,8 +76,8 @@ class StackedResNet9:
         """The 3 x 3 surroundings of every pixel, [G, B * H * W, PATCH]."""
         lanes, batch, _, height, width = pixels.shape
         out = pixels.new_empty(lanes, batch * height * width, PATCH)
-        grid = (lanes * batch, height * width // k.ROWS)
-        k.patches[grid](pixels, out, H=height, W=width, PATCH=PATCH, BM=k.ROWS)
+        grid = (lanes * batch, height * width // _PIXELS)
+        input_kernels.patches[grid](pixels, out, H=height, W=width, PATCH=PATCH, BM=_PIXELS)
         return out
 
     def _patch_weight(self, weight: torch.Tensor) -> torch.Tensor:
@@ -128,7 +129,7 @@ class _Pass:
         name: str,
         xs: tuple[torch.Tensor, ...],
         *,
-        mode: int = k.PLAIN,
+        mode: int = norm_kernels.PLAIN,
         residual: torch.Tensor | None = None,
         source: str = PACKED,
         result: str = PACKED,

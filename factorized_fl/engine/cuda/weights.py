@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.utils import parametrize
 
-from factorized_fl.engine.cuda import kernels as k
+from factorized_fl.engine.cuda import input_kernels as k
 from factorized_fl.methods.base import Tensors
 from factorized_fl.nn import RankOneSparse
 
