@@ -52,7 +52,7 @@ def run(
         federation = build_federation(config, build_scenario_of(config, data), torch.device(device))
         if done:
             federation.load(directory.load_checkpoint())
-        directory.begin(config, describe_environment(config.seed, device), done)
+        directory.begin(config, describe_environment(config.seed, device), federation.scenario.clients, done)
         for observer in observers:
             observer.started(federation, done)
         _go_on(federation, directory, done, observers)

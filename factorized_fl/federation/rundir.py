@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from factorized_fl.config import Config, from_table, read_table
+from factorized_fl.data.scenarios import Client
 from factorized_fl.errors import UserError
 from factorized_fl.methods import Mixing
 
@@ -99,12 +100,13 @@ class RunDirectory:
         self._refuse_other(config)
         return self.checkpoint_round()
 
-    def begin(self, config: Config, environment: Mapping[str, Any], done: int) -> None:
+    def begin(self, config: Config, environment: Mapping[str, Any], clients: Sequence[Client], done: int) -> None:
         """Write what a run begins with, or drop what a killed process wrote after its last checkpoint."""
         with plain_errors(self.path):
             (self.path / "mixing").mkdir(exist_ok=True)
         if done == 0:
             write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
+            write_atomically(self.path / "clients.json", json.dumps(_describe(clients), indent=2).encode())
             write_atomically(self.path / "config.toml", config.to_toml().encode())
         self._forget_after(done)
 
@@ -193,6 +195,10 @@ class RunDirectory:
         """The run's configuration."""
         return from_table(read_table(self.path / "config.toml"))
 
+    def clients(self) -> list[Record]:
+        """Who takes part, in order."""
+        return json.loads((self.path / "clients.json").read_text(encoding="utf-8"))
+
     def metrics(self) -> list[Record]:
         """All lines of metrics.jsonl."""
         return list(self._records("metrics.jsonl"))
@@ -223,3 +229,15 @@ class RunDirectory:
 
 def _line(record: Record) -> str:
     return json.dumps(record) + "\n"
+
+
+def _describe(clients: Sequence[Client]) -> list[Record]:
+    return [
+        {
+            "name": client.name,
+            "domain": client.domain,
+            "classes": list(client.classes),
+            **{part: len(getattr(client, part)) for part in ("train", "validation", "test", "holdout")},
+        }
+        for client in clients
+    ]

@@ -25,7 +25,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def contents(directory: Path) -> dict[str, bytes]:
     """Everything that must be equal between equal runs."""
-    names = ["metrics.jsonl", "summary.json", "config.toml", "checkpoint.safetensors"]
+    names = ["metrics.jsonl", "summary.json", "config.toml", "clients.json", "checkpoint.safetensors"]
     names += sorted(str(path.relative_to(directory)) for path in (directory / "mixing").iterdir())
     return {name: (directory / name).read_bytes() for name in names}
 
@@ -113,6 +113,10 @@ def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["seed"] == 1
+    clients = directory.clients()
+    assert [client["domain"] for client in clients] == ["bars", "bars", "lines", "lines"]
+    assert sorted(clients[0]["classes"]) == ["bars-0", "bars-1", "bars-2"]
+    assert (clients[0]["train"], clients[0]["test"]) == (18, 12)
     summary = directory.summary()
     assert summary is not None
     last = [r["accuracy"] for r in directory.metrics() if r["round"] == 3]
