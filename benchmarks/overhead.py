@@ -34,7 +34,8 @@ class Bare:
         self.shared = federation.shared
 
     def images(self, chosen: torch.Tensor) -> torch.Tensor:
-        return (self.scenario.images[chosen].float() / 255 - 0.5) / 0.25
+        pixels = (self.scenario.images[chosen].float() / 255 - 0.5) / 0.25
+        return pixels.contiguous(memory_format=torch.channels_last)
 
     def round(self, round: int) -> None:
         if round > 1:
