@@ -75,3 +75,9 @@ def test_the_demos_numbers_are_those_of_the_results_file() -> None:
     assert len(rows) == 4
     for row in rows:
         assert f"| {METHODS[row['method']].title} | {100 * row['accuracy']:.2f}% |" in README
+
+
+def test_the_full_runs_seconds_are_those_of_the_results_file() -> None:
+    run = json.loads((ROOT / "results" / "performance" / "full-run.json").read_text())
+    assert (run["method"], run["rounds"]) == ("factorized-fl-beta", 50)
+    assert f"takes {run['wall_s']:.0f} s on one H200" in README.replace("\n", " ")

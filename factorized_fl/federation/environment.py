@@ -24,7 +24,7 @@ def describe_environment(seed: int, device: str) -> dict[str, Any]:
         "commit": _commit(),
         "seed": seed,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
         "threads": torch.get_num_threads(),
         "packages": packages,
