@@ -1,72 +1,17 @@
 """What a method is: a parametrisation, a local step, what travels, and who receives whose."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 
+from factorized_fl.methods.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
 from factorized_fl.nn import Role
 from factorized_fl.options import check
 
-Tensors = dict[str, torch.Tensor]
-Roles = Mapping[str, Role]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images ready for the model, and their labels."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Local:
-    """What a method may look at while it computes a local step."""
-
-    loss_gradient: Callable[[Tensors, Batch], Tensors]  # of the cross-entropy, at any parameters
-    roles: Roles
-    shared: frozenset[str]  # the names that travel
-    start: Tensors  # the parameters this round began with
-
-
-@dataclass(frozen=True)
-class Server:
-    """What the server knows when it mixes: what it last received from every client, and nothing else."""
-
-    round: int
-    clients: Sequence[int]  # who takes part in this round
-    stack: Tensors  # name -> [K, ...] for the names that travel
-    start: Tensors  # the same names: where each client's last training began (only if the method asks)
-    fingerprints: torch.Tensor | None  # [K, D]
-    sizes: torch.Tensor  # training images, float64 [K]
-    received: torch.Tensor  # bool [K]: has this client ever answered?
-    state: Tensors  # the method's own memory, as `mix` left it
-    rng: np.random.Generator
-    # Client k's loss on its held-out images with these shared tensors in its own model.
-    validation_loss: Callable[[int, Tensors], float]
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """Who receives whose: row k holds the weights with which client k receives everybody's tensors."""
-
-    matrix: torch.Tensor  # float64 [K, K], rows sum to 1
-    similarity: torch.Tensor | None = None  # float64 [K, K], what the choice was based on
-    state: Tensors = field(default_factory=dict)
-    downloads: torch.Tensor | None = None  # models sent to each client [K]; one each if not given
-    revert: torch.Tensor | None = None  # bool [K]: go back to where the last training began, whatever the row says
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Numbers that the paper's cost formula counts for one client and one round, each way."""
-
-    up: int
-    down: int
+__all__ = ["Batch", "Cost", "Local", "Method", "Mixing", "Roles", "Server", "Tensors"]
 
 
 @dataclass(frozen=True)
