@@ -97,7 +97,7 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
     role_of = roles(model)
-    shared = frozenset(name for name, role in role_of.items() if _travels(method, role, scenario.labels_agree))
+    shared = frozenset(name for name, role in role_of.items() if travels(method, role, scenario.labels_agree))
     trained = [name for name, _ in model.named_parameters()]
     state = ClientStack(
         {name: t.to(device) for name, t in state.common.items()},
@@ -121,5 +121,6 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
     )
 
 
-def _travels(method: Method, role: Role, labels_agree: bool) -> bool:
+def travels(method: Method, role: Role, labels_agree: bool) -> bool:
+    """Whether tensors of this role leave a client: what the method shares, within what nobody may share."""
     return role.kind != "stat" and (labels_agree or not role.head) and method.shares(role)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from factorized_fl.federation.build import travels
 from factorized_fl.federation.ledger import formula_bytes
 from factorized_fl.federation.payload import measure
 from factorized_fl.methods import METHODS, Method, Tensors
@@ -45,7 +46,7 @@ def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> t
     shared = {
         name: (tuple(tensors[name].shape), tensors[name].dtype, tensors[name].numel())
         for name, role in role_of.items()
-        if role.kind != "stat" and method.shares(role)
+        if travels(method, role, labels_agree=True)
     }
     down = measure(shared)[1] * method.models_down
     vector = method.fingerprint(tensors, role_of) if shared else None

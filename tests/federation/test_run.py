@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -203,13 +202,17 @@ def test_checkpoint_holds_no_pickle(images: Path, tmp_path: Path) -> None:
     assert suffixes <= {".toml", ".json", ".jsonl", ".safetensors"}
 
 
-def test_small_checkpoints_are_written_every_round(images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("share", "written"), [(1e9, [1, 2, 3]), (0.0, [1, 1, 3])])
+def test_checkpoints_that_cost_too_much_are_left_out(
+    share: float, written: list[int], images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never the first, which nothing is known about yet, nor the last."""
+    monkeypatch.setattr("factorized_fl.federation.run._CHECKPOINT_SHARE", share)
     seen = []
 
     class Look(StopIn):
         def round_done(self, round, records) -> None:
-            time.sleep(0.3)
             seen.append(RunDirectory(tmp_path / "run").checkpoint_round())
 
     run(tiny_config(), tmp_path / "run", data=images, observers=[Look(0)])
-    assert seen == [1, 2, 3]
+    assert seen == written
