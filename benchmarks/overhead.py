@@ -1,7 +1,7 @@
 """What our round loop costs over a bare PyTorch loop that trains and tests the same clients on the same numbers of
 batches. Both run in one process, round by round in turn; the figure is the ratio of the sums.
 
-    python benchmarks/overhead.py [--rounds 6] [--out results/performance/overhead.json]
+    python benchmarks/overhead.py [--rounds 3] [--width 1] [--out results/performance/overhead.json]
 """
 
 import argparse
@@ -79,9 +79,9 @@ class Bare:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="resnet9")
-    parser.add_argument("--width", type=float, default=0.25)
+    parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("results/performance/overhead.json"))
     arguments = parser.parse_args()
     config = configure(
