@@ -1,0 +1,45 @@
+"""The command line. It parses, calls and prints; all logic lives elsewhere. One file per family of commands."""
+
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+from factorized_fl import __version__
+from factorized_fl.cli import data, lists, runs
+from factorized_fl.cli.common import Interrupted, console, notes
+from factorized_fl.errors import UserError
+
+app = typer.Typer(
+    help="Agnostic personalised federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (runs.run, runs.compare, runs.demo, lists.presets, lists.methods, runs.pilot):
+    app.command()(command)
+app.add_typer(data.app, name="data")
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """Agnostic personalised federated learning."""
+    if version:
+        console.print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: user errors become one sentence and exit code 2."""
+    warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False)
+    try:
+        app()
+    except UserError as error:
+        notes.print(f"Error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except Interrupted:
+        notes.print("Interrupted: nothing is lost, continue with --resume.")
+        sys.exit(130)

@@ -1,0 +1,20 @@
+"""Commands about data sets."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from factorized_fl.cli.common import console
+from factorized_fl.data.fetch import fetch as fetch_data
+
+app = typer.Typer(help="Fetch and look at data sets.", no_args_is_help=True)
+
+
+@app.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100, svhn or mnist.")],
+    dest: Annotated[Path | None, typer.Option("--dest", help="Where to; default: the cache folder.")] = None,
+) -> None:
+    """Download a data set from the Hugging Face hub, check it, keep it."""
+    console.print(f"{name} is in {fetch_data(name, dest)}", highlight=False)

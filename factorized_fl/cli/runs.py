@@ -1,0 +1,152 @@
+"""Commands that train: run, compare, demo, pilot."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from factorized_fl import api
+from factorized_fl.cli.common import (
+    Data,
+    Device,
+    Out,
+    Preset,
+    Quiet,
+    Resume,
+    Setting,
+    console,
+    parse_settings,
+    resumable,
+)
+from factorized_fl.config import Config
+from factorized_fl.errors import UserError
+from factorized_fl.federation.build import Federation
+from factorized_fl.methods import METHODS
+from factorized_fl.report.progress import ProgressObserver
+from factorized_fl.report.tables import (
+    Comparison,
+    comparison_table,
+    model_line,
+    result_table,
+    scenario_table,
+    verdict_lines,
+)
+
+
+class RunObserver(ProgressObserver):
+    """Progress, with the scenario and the model shown before the first round."""
+
+    def started(self, federation: Federation, done: int) -> None:
+        """Show what is about to happen."""
+        self.console.print(scenario_table(federation.scenario))
+        self.console.print(model_line(federation), highlight=False)
+        super().started(federation, done)
+
+
+def _watch(config: Config) -> ProgressObserver:
+    return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}")
+
+
+def _print_comparison(rows: list[Comparison], title: str) -> None:
+    console.print(comparison_table(rows, title))
+    for line in verdict_lines(rows):
+        console.print(line, highlight=False)
+
+
+@resumable()
+def run(
+    preset: Preset,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="See `ffl methods`.")] = None,
+    settings: Setting = None,
+    out: Out = None,
+    data: Data = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Run one federation."""
+    config = api.configure(preset, method, **parse_settings(settings))
+    out = out or api.default_directory(config)
+    if quiet:
+        directory = api.run(config, out, data=data, resume=resume, device=device)
+    else:
+        with RunObserver(console, METHODS[config.method].title) as observer:
+            directory = api.run(config, out, data=data, resume=resume, device=device, observers=[observer])
+    summary = directory.summary()
+    assert summary is not None
+    console.print(result_table(summary))
+    console.print(f"Run directory: {directory.path}", highlight=False)
+
+
+@resumable()
+def compare(
+    preset: Preset,
+    methods: Annotated[str, typer.Option("--methods", help="Names, separated by commas.")] = ",".join(METHODS),
+    seeds: Annotated[str, typer.Option("--seeds", help="Whole numbers, separated by commas.")] = "1",
+    settings: Setting = None,
+    out: Out = None,
+    data: Data = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods over several seeds and compare them."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds '{seeds}' must be whole numbers separated by commas, for example 1,2,3.") from None
+    rows = api.compare(
+        preset,
+        names,
+        numbers,
+        out,
+        data=data,
+        resume=resume,
+        device=device,
+        watch=None if quiet else _watch,
+        **parse_settings(settings),
+    )
+    _print_comparison(rows, f"{preset}, {len(numbers)} seed{'s' if len(numbers) > 1 else ''}")
+
+
+@resumable()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Directory of the comparison.")] = Path("runs/demo"),
+    settings: Setting = None,
+    resume: Resume = False,
+) -> None:
+    """Watch a personalised federation train on embedded data: four methods compared, no download."""
+    console.print(
+        "Twelve clients hold handwritten digits, drawn shapes or textures; each numbers its classes in its own way.\n"
+        "Nobody shares images or labels. Does training together help?\n"
+    )
+    rows = api.compare(
+        "demo",
+        ["stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta"],
+        [1],
+        out,
+        resume=resume,
+        watch=_watch,
+        **parse_settings(settings),
+    )
+    _print_comparison(rows, "Accuracy of every client's own model on its own test images")
+
+
+@resumable()
+def pilot(
+    preset: Preset,
+    settings: Setting = None,
+    out: Out = None,
+    data: Data = None,
+    resume: Resume = False,
+    device: Device = "auto",
+) -> None:
+    """Find thresholds for Clustered-FL: watch its two norms while nothing splits."""
+    with ProgressObserver(console, "Clustered-FL, pilot") as observer:
+        found = api.pilot(
+            preset, out, data=data, resume=resume, device=device, observers=[observer], **parse_settings(settings)
+        )
+    for round, mean, longest in found.norms:
+        console.print(f"round {round}: mean update {mean:.4g}, longest update {longest:.4g}", highlight=False)
+    console.print(f"Use: --set eps1={found.eps1:.4g} --set eps2={found.eps2:.4g}", highlight=False)
