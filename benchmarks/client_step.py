@@ -36,7 +36,7 @@ def steps(method: str, lanes: int, precision: str, profile: bool) -> dict:
     torch.cuda.synchronize()
     startup = time.perf_counter() - began
     group = list(range(lanes))
-    batches = engine._upload(1, group, engine._steps(0))
+    batches = engine._upload(1, group)
     times = []
     for turn in range(3):
         step.load(group, federation.state, federation.momentum)

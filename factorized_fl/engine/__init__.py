@@ -68,5 +68,5 @@ class Engine(Protocol):
         A method that tests what a round began with finds that in `start` (name -> [K, ...]).
         """
 
-    def validation_loss(self, client: int, tensors: Tensors) -> float:
-        """Mean loss of a client's model with these tensors on the images that it holds out."""
+    def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
+        """Mean losses on the images that a client holds out, of its own model with each of M candidates, [M, ...]."""

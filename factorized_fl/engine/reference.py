@@ -117,9 +117,10 @@ class ReferenceEngine:
         local, parameters = self._local(k, tensors, [])
         return tensors | self.method.adapt(local, parameters, next(self.batches(round, k)))
 
-    def validation_loss(self, client: int, tensors: Tensors) -> float:
-        """Loss on the held-out images, in evaluation mode."""
-        return self._test(client, tensors, self.scenario.clients[client].holdout).loss
+    def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
+        """Losses on the held-out images, in evaluation mode, one candidate after the other."""
+        models = [dict(zip(candidates, tensors, strict=True)) for tensors in zip(*candidates.values(), strict=True)]
+        return [self._test(client, own | model, self.scenario.clients[client].holdout).loss for model in models]
 
     @torch.no_grad()
     def _test(self, k: int, tensors: Tensors, positions: torch.Tensor) -> Evaluated:

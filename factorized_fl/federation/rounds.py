@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -45,13 +46,14 @@ def download(
     stack = {name: tensor for name, tensor in state.items() if name in federation.shared}
     mixing = federation.method.mix(_server(federation, round, chosen, stack))
     rows = mixing.matrix[list(chosen)]
-    answering = [row for row, client in enumerate(chosen) if client in clients]
+    there = partial(torch.tensor, dtype=torch.int64, device=next(iter(stack.values())).device)
+    places, answering = there(list(clients)), there([row for row, client in enumerate(chosen) if client in clients])
     sent = Payloads(chosen)
     for name, stacked in stack.items():
         # All rows are made before any is overwritten: a snapshot, one tensor at a time.
         mixed = mix(rows, stacked)
         sent.add(name, mixed)
-        stacked[list(clients)] = mixed[answering]
+        stacked[places] = mixed[answering]
         if mixing.revert is not None:
             back = [client for client in clients if mixing.revert[client]]
             stacked[back] = federation.start[name][back]
@@ -66,8 +68,8 @@ def _server(federation: Federation, round: int, clients: Sequence[int], stack: T
     ]
     known = [vector for vector in prints if vector is not None]
 
-    def validation_loss(client: int, tensors: Tensors) -> float:
-        return federation.engine.validation_loss(client, federation.state.client(client) | tensors)
+    def validation_losses(client: int, tensors: Tensors) -> Sequence[float]:
+        return federation.engine.validation_losses(client, federation.state.client(client), tensors)
 
     return Server(
         round=round,
@@ -79,7 +81,7 @@ def _server(federation: Federation, round: int, clients: Sequence[int], stack: T
         received=federation.received,
         state=federation.method_state,
         rng=numpy_rng(federation.config.seed, "mix", round),
-        validation_loss=validation_loss,
+        validation_losses=validation_losses,
     )
 
 

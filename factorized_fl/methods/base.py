@@ -50,7 +50,7 @@ class Method:
 
     @property
     def holdout(self) -> float:
-        """Share of its training images that a client keeps aside for `server.validation_loss`."""
+        """Share of its training images that a client keeps aside for `server.validation_losses`."""
         return 0.0
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:

@@ -113,5 +113,5 @@ class FactorizedFLBeta(FactorizedFL):
         """u, v and what survives of mu."""
         count = sum(tensors[name].numel() for name, role in roles.items() if role.kind in ("u", "v"))
         mu = [tensors[name] for name, role in roles.items() if role.kind == "mu"]
-        count += sum(int((tensor.abs() >= self.sparsity).sum()) for tensor in mu)
+        count += int(sum((tensor.abs() >= self.sparsity).sum() for tensor in mu))
         return Cost(count, count)

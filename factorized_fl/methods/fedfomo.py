@@ -81,12 +81,11 @@ class FedFOMO(FedAvg):
 
     def weigh(self, server: Server, i: int, tried: list[int]) -> torch.Tensor:
         """First-order weights of the tried models."""
-        start = {name: tensor[i] for name, tensor in server.start.items()}
-        base = server.validation_loss(i, start)
-        weights = []
-        for n in tried:
-            model = {name: tensor[n] for name, tensor in server.stack.items()}
-            distance = sum(float((model[name] - start[name]).double().square().sum()) for name in model) ** 0.5
-            weights.append((base - server.validation_loss(i, model)) / (distance + 1e-5))
+        models = {name: torch.cat([server.start[name][[i]], stacked[tried]]) for name, stacked in server.stack.items()}
+        losses = torch.tensor(server.validation_losses(i, models), dtype=torch.float64)
+        square = torch.zeros(len(tried), dtype=torch.float64)
+        for stacked in models.values():
+            square = (stacked[1:] - stacked[0]).double().flatten(1).square().sum(1) + square.to(stacked.device)
+        weights = (losses[0] - losses[1:]) / (square.sqrt().cpu() + 1e-5)
         # A model that diverged, or a start that did, says nothing about anybody.
-        return torch.tensor(weights, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
+        return weights.nan_to_num(0.0, 0.0, 0.0)

@@ -43,8 +43,8 @@ class Server:
     received: torch.Tensor  # bool [K]: has this client ever answered?
     state: Tensors  # the method's own memory, as `mix` left it
     rng: np.random.Generator
-    # Client k's loss on its held-out images with these shared tensors in its own model.
-    validation_loss: Callable[[int, Tensors], float]
+    # Client k's losses on its held-out images with each of M sets of shared tensors, [M, ...], in its own model.
+    validation_losses: Callable[[int, Tensors], Sequence[float]]
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,18 @@ def server(
         received=torch.tensor([True] * count if received is None else received),
         state=state or {},
         rng=np.random.default_rng(seed),
-        validation_loss=loss,
+        validation_losses=each(loss),
     )
+
+
+def each(loss: Callable[[int, Tensors], float]) -> Callable[[int, Tensors], list[float]]:
+    """From the loss of one set of tensors to those of a stack of sets."""
+
+    def losses(client: int, tensors: Tensors) -> list[float]:
+        count = len(next(iter(tensors.values())))
+        return [loss(client, {name: stacked[m] for name, stacked in tensors.items()}) for m in range(count)]
+
+    return losses
 
 
 def local(

@@ -5,7 +5,7 @@ from torch.func import functional_call
 
 from factorized_fl.federation.rounds import download, run_round
 from factorized_fl.methods.fedfomo import FedFOMO
-from tests.methods.hand import no_loss, server
+from tests.methods.hand import each, no_loss, server
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario
 
 ALL = FedFOMO(models=3, explore=0.0)
@@ -147,7 +147,7 @@ def test_whom_nothing_helps_goes_back_to_where_its_training_began(monkeypatch: p
         liked = federation.start["conv1.conv.weight"][0] if client == 0 else before["state/all/conv1.conv.weight"][3]
         return float((tensors["conv1.conv.weight"] - liked).norm() > 1e-9)
 
-    monkeypatch.setattr(federation.engine, "validation_loss", loss)
+    monkeypatch.setattr(federation.engine, "validation_losses", lambda k, own, stacked: each(loss)(k, stacked))
     mixing, _ = download(federation, 2, range(4), range(4))
     assert mixing is not None
     assert mixing.revert is not None
@@ -180,12 +180,17 @@ def test_models_are_tried_on_the_held_out_images_in_evaluation_mode() -> None:
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
     client = federation.scenario.clients[1]
     tensors = federation.state.client(1)
-    found = federation.engine.validation_loss(1, tensors)
+    other = federation.state.client(0)
+    candidates = {name: torch.stack([tensors[name], other[name]]) for name in federation.shared}
+    found = federation.engine.validation_losses(1, tensors, candidates)
     images = (federation.scenario.images[client.holdout].float() / 255 - 0.5) / 0.25
-    with torch.no_grad():
-        logits = functional_call(federation.engine.models[3].eval(), tensors, (images,))
     labels = client.labelling[federation.scenario.labels[client.holdout]]
-    assert found == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-6)
+    with torch.no_grad():
+        for loss, body in zip(found, (tensors, other), strict=True):
+            model = tensors | {name: body[name] for name in federation.shared}
+            logits = functional_call(federation.engine.models[3].eval(), model, (images,))
+            assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-6)
+    assert found[0] != found[1]
     assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
 
 
@@ -199,13 +204,16 @@ def test_others_bodies_are_tried_under_ones_own_classifier(monkeypatch: pytest.M
     snapshot = [{n: t.clone() for n, t in federation.state.client(k).items()} for k in range(4)]
     tried: dict[int, set[int]] = {}
 
-    def loss(client, tensors):
-        assert all(torch.equal(tensors[name], snapshot[client][name]) for name in local)
-        body = [k for k in range(4) if all(torch.equal(tensors[n], snapshot[k][n]) for n in federation.shared)]
-        tried.setdefault(client, set()).update(body)
-        return 1.0
+    def losses(client, own, candidates):
+        assert all(torch.equal(own[name], snapshot[client][name]) for name in local)
+        assert set(candidates) == set(federation.shared)
+        (count,) = {len(stacked) for stacked in candidates.values()}
+        for m in range(count):
+            body = [k for k in range(4) if all(torch.equal(candidates[n][m], snapshot[k][n]) for n in candidates)]
+            tried.setdefault(client, set()).update(body)
+        return [1.0] * count
 
-    monkeypatch.setattr(federation.engine, "validation_loss", loss)
+    monkeypatch.setattr(federation.engine, "validation_losses", losses)
     download(federation, 2, range(4), range(4))
     assert tried == {k: {0, 1, 2, 3} for k in range(4)}
 

@@ -20,7 +20,7 @@ from factorized_fl.methods import Batch, Local, Tensors
 
 # Milliseconds of a client step by the number of clients side by side (docs/performance.md).
 LANES = {2: 1.69, 4: 1.55, 5: 1.37, 10: 1.29}
-_TEST_BATCH = 1000
+_TEST_PIXELS = 1024 * 1000  # of one lane at once
 
 
 def choose_lanes(steps: Sequence[int]) -> int:
@@ -46,11 +46,14 @@ class CudaEngine:
         self.lanes = lanes or choose_lanes([self._steps(k) for k in range(len(self.scenario.clients))])
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
         torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.benchmark = True
+        # Timing picks the fastest algorithms; float32 is for comparing, where the same ones each time matter more.
+        torch.backends.cudnn.benchmark = self.config.precision == "bf16"
         (self.model,) = reference.models.values()
         self.stacked = StackedResNet9(self.model, self.dtype)
         self.step: Step | None = None
         self.uploads = torch.cuda.Stream()
+        self.ahead: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and group
+        self.questions: dict[tuple[str | int, ...], tuple[torch.Tensor, ...]] = {}  # test images by part and group
 
     # -- training
 
@@ -67,12 +70,15 @@ class CudaEngine:
         short = [k for k in clients if k not in full]
         # Clients of similar length share a group: a lane that is done early idles until its group is.
         full.sort(key=lambda k: (-self._steps(k), k))
+        groups = [full[first : first + self.lanes] for first in range(0, len(full), self.lanes)]
         logs = []
-        for first in range(0, len(full), self.lanes):
-            group = full[first : first + self.lanes]
+        for group in groups:
             logs.append((group, self._train_group(round, group, state, momentum)))
             for k in group:
                 done(k)
+        if len(full) == len(self.scenario.clients) and round < self.config.rounds:
+            # Next round's batches, while the device is at work.
+            self.ahead = {(round + 1, *group): self._upload(round + 1, group) for group in groups}
         results = self.reference.train(round, short, state, momentum, done) if short else {}
         for group, log in logs:
             losses = log.cpu()
@@ -86,7 +92,7 @@ class CudaEngine:
     def _train_group(self, round: int, group: Sequence[int], state: ClientStack, momentum: ClientStack) -> torch.Tensor:
         """Run a group's steps; returns its losses [steps, lanes], still on the device."""
         steps = [self._steps(k) for k in group]
-        positions, labels, rows = self._upload(round, group, max(steps))
+        positions, labels, rows = self.ahead.pop((round, *group), None) or self._upload(round, group)
         if self.step is None:
             self.step = Step(self, state, momentum)
         step = self.step
@@ -95,13 +101,13 @@ class CudaEngine:
         for index in range(max(steps)):
             step.run(positions[index], labels[index], rows[index])
             log[index].copy_(step.loss)
-            for lane, k in enumerate(group):
-                if steps[lane] == index + 1:
-                    step.store(lane, k, state, momentum)
+            if finished := [lane for lane in range(len(group)) if steps[lane] == index + 1]:
+                step.store(finished, [group[lane] for lane in finished], state, momentum)
         return log
 
-    def _upload(self, round: int, group: Sequence[int], steps: int) -> tuple[torch.Tensor, ...]:
+    def _upload(self, round: int, group: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """A group's batches of a round: positions, labels and plans, each [steps, per step, lanes, B, ...]."""
+        steps = max(map(self._steps, group))
         need, size = self.method.batches_per_step, self.config.batch_size
         positions = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
         labels = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
@@ -139,45 +145,59 @@ class CudaEngine:
         counted = []
         for first in range(0, len(clients), self.lanes):
             group = list(clients[first : first + self.lanes])
-            tensors = {name: stacked[group] for name, stacked in state.common.items()}
-            counted.append((group, self._test(group, tensors, [self.scenario.clients[k].test for k in group])))
+            lanes = torch.tensor(group, device=self.device)
+            tensors = {name: stacked[lanes] for name, stacked in state.common.items()}
+            counted.append((group, self._test(group, tensors, "test")))
         return {
             k: Evaluated(round_to_int(correct), len(self.scenario.clients[k].test), loss)
             for group, totals in counted
             for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
         }
 
-    def validation_loss(self, client: int, tensors: Tensors) -> float:
-        """Loss on the held-out images, in evaluation mode."""
-        one = {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
-        return float(self._test([client], one, [self.scenario.clients[client].holdout])[0, 1])
+    def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
+        """Losses on the held-out images, in evaluation mode, all candidates in one pass."""
+        (count,) = {len(tensor) for tensor in candidates.values()}
+        models = {name: candidates.get(name, t.expand(count, *t.shape)).contiguous() for name, t in own.items()}
+        return self._test([client] * count, models, "holdout")[:, 1].tolist()
+
+    def _questions(self, group: Sequence[int], part: str, size: int) -> tuple[torch.Tensor, ...]:
+        """Positions and labels of a group's images [G, n], n a multiple of `size`, and each lane's true number of them.
+
+        They never change, so they stay on the device.
+        """
+        key: tuple[str | int, ...] = (part, *group)
+        if key not in self.questions:
+            clients = [self.scenario.clients[k] for k in group]
+            counts = [len(getattr(client, part)) for client in clients]
+            positions = torch.zeros(len(group), -(-max(counts) // size) * size, dtype=torch.int64)
+            labels = torch.full_like(positions, -100)  # cross_entropy's sign for "does not count"
+            for lane, client in enumerate(clients):
+                own = getattr(client, part)
+                positions[lane, : len(own)] = own
+                labels[lane, : len(own)] = client.labelling[self.scenario.labels[own]]
+            self.questions[key] = tuple(t.to(self.device) for t in (positions, labels, torch.tensor(counts)))
+        return self.questions[key]
 
     @torch.no_grad()
-    def _test(self, group: Sequence[int], tensors: Tensors, positions: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Right answers and mean loss of each lane, [G, 2]."""
+    def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> torch.Tensor:
+        """Right answers and mean loss of each lane on a part of its images, [G, 2]."""
         self.model.eval()
         height, width = self.images.shape[2:]
-        longest = max(map(len, positions))
-        size = min(_TEST_BATCH, longest)
-        padded = torch.zeros(len(group), -(-longest // size) * size, dtype=torch.int64)
-        labels = torch.full_like(padded, -100)  # cross_entropy's sign for "does not count"
-        for lane, k in enumerate(group):
-            client, own = self.scenario.clients[k], positions[lane]
-            padded[lane, : len(own)] = own
-            labels[lane, : len(own)] = client.labelling[self.scenario.labels[own]]
-        padded, labels = padded.to(self.device), labels.to(self.device)
+        longest = max(len(getattr(self.scenario.clients[k], part)) for k in group)
+        size = min(_TEST_PIXELS // (height * width), longest)
+        positions, labels, counts = self._questions(group, part, size)
         row = plain_row(height, width).to(self.device).expand(len(group) * size, COLUMNS).contiguous()
         pixels = torch.empty(len(group) * size, 3, height, width, dtype=self.dtype, device=self.device)
         weights = self.stacked.weights(tensors)
         totals = torch.zeros(len(group), 2, device=self.device, dtype=torch.float64)
-        for first in range(0, padded.shape[1], size):
-            chosen = padded[:, first : first + size].reshape(-1)
+        for first in range(0, positions.shape[1], size):
+            chosen = positions[:, first : first + size].reshape(-1)
             make_batch(self.images, chosen, row, pixels, self.scenario.mean, self.scenario.std, False)
             logits = self.stacked.logits(tensors, weights, pixels.view(len(group), size, 3, height, width))
             own = labels[:, first : first + size]
             totals[:, 0] += (logits.argmax(2) == own).sum(1)
             totals[:, 1] += cross_entropy(logits.flatten(0, 1), own.reshape(-1), reduction="none").view_as(own).sum(1)
-        totals[:, 1] /= torch.tensor([len(own) for own in positions], device=self.device)
+        totals[:, 1] /= counts
         return totals
 
 
@@ -256,7 +276,8 @@ class Step:
     def load(self, group: Sequence[int], state: ClientStack, momentum: ClientStack) -> None:
         """Put clients into the lanes; lanes left over repeat the last one and are never stored."""
         self.engine.model.train()
-        clients = torch.tensor([*group, *[group[-1]] * (self.engine.lanes - len(group))], device=self.engine.device)
+        clients = torch.tensor([*group, *[group[-1]] * (self.engine.lanes - len(group))])
+        clients = clients.pin_memory().to(self.engine.device, non_blocking=True)
         for name, lane in self.tensors.items():
             lane.copy_(state.common[name][clients])
         for name, lane in self.momentum.items():
@@ -265,13 +286,15 @@ class Step:
             start.copy_(self.parameters[name])
 
     @torch.no_grad()
-    def store(self, lane: int, k: int, state: ClientStack, momentum: ClientStack) -> None:
-        """Take a client out of its lane."""
+    def store(self, lanes: Sequence[int], clients: Sequence[int], state: ClientStack, momentum: ClientStack) -> None:
+        """Take clients out of their lanes."""
+        places = torch.tensor([lanes, clients]).pin_memory().to(self.engine.device, non_blocking=True)
         for name, tensor in self.tensors.items():
-            state.common[name][k].copy_(tensor[lane])
+            state.common[name].index_copy_(0, places[1], tensor[places[0]])
         for name, tensor in self.momentum.items():
-            momentum.common[name][k].copy_(tensor[lane])
-        self.engine.method.finish(state.client(k), self.engine.reference.roles)
+            momentum.common[name].index_copy_(0, places[1], tensor[places[0]])
+        for k in clients:
+            self.engine.method.finish(state.client(k), self.engine.reference.roles)
 
     def run(self, positions: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
         """One step on these batches."""

@@ -1,8 +1,7 @@
 """Batch normalisation and ReLU of several lanes as one differentiable operation on Triton kernels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +11,8 @@ from factorized_fl.engine.cuda import norm_kernels as k
 MOMENTUM, EPS = 0.1, 1e-5  # PyTorch's defaults, which our models keep
 
 # How the activations of the lanes lie in memory.
-PACKED = "packed"  # one tensor [B, H, W, G * C]
-STACKED = "stacked"  # one tensor [G, ...], each lane by itself
-APART = "apart"  # one tensor per lane
+PACKED = "packed"  # side by side: [B, H, W, G * C]
+STACKED = "stacked"  # one after the other: [G, B, H, W, C]
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,7 @@ class Shape:
     mode: int = k.PLAIN
     source: str = PACKED
     result: str = PACKED
+    blocked: bool = False  # the gradient of the result comes in 2 x 2 blocks of pixels
 
     @property
     def rows(self) -> int:
@@ -36,81 +35,55 @@ class Shape:
         return self.batch * self.height * self.width
 
     @property
+    def out_rows(self) -> int:
+        """Pixels of the result."""
+        return self.rows // 4 if self.mode == k.POOL else self.rows
+
+    @property
     def all_channels(self) -> int:
         """Of all lanes."""
         return self.lanes * self.channels
 
     @property
-    def out_rows(self) -> int:
-        """Pixels of the result."""
-        return self.rows // 4 if self.mode == k.POOL else self.rows
+    def blocks(self) -> int:
+        """Tiles side by side."""
+        return self.all_channels // k.CHANNELS
 
-    def new_result(self, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    @property
+    def strides(self) -> tuple[int, int]:
+        """From row to row and from lane to lane of what is normalised."""
+        return self._strides(self.source, self.rows)
+
+    @property
+    def out_strides(self) -> tuple[int, int]:
+        """The same of the result."""
+        return self._strides(self.result, self.out_rows)
+
+    def _strides(self, how: str, rows: int) -> tuple[int, int]:
+        return (self.all_channels, self.channels) if how == PACKED else (self.channels, rows * self.channels)
+
+    def new_result(self, like: torch.Tensor) -> torch.Tensor:
         """Room for the result, channels last."""
         half = 2 if self.mode == k.POOL else 1
         size = (self.batch, self.height // half, self.width // half)
         if self.result == PACKED:
-            return (like.new_empty(*size, self.all_channels),)
-        return tuple(like.new_empty(*size, self.channels) for _ in range(self.lanes))
-
-    def launches(self) -> Iterator["Launch"]:
-        """All lanes in one launch where neither side lies apart, else one launch per lane."""
-        wide = self.channels if self.source != PACKED else self.all_channels
-        out = self.channels if self.result != PACKED else self.all_channels
-        if APART not in (self.source, self.result):
-            stride = self.channels if self.source == PACKED else self.rows * self.channels
-            yield Launch(0, self.all_channels, wide, stride, out)
-            return
-        for lane in range(self.lanes):
-            yield Launch(lane, self.channels, wide, 0, out)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """The first lane of a launch, its channels, and the strides of a row, of a lane and of a row of the result."""
-
-    lane: int
-    channels: int
-    row: int
-    stride: int
-    out: int
-
-    @property
-    def blocks(self) -> int:
-        """Tiles side by side."""
-        return self.channels // k.CHANNELS
-
-
-def _at(tensors: Sequence[torch.Tensor], how: str, lane: int, channels: int) -> torch.Tensor:
-    """The memory at which a lane begins."""
-    if how == APART:
-        return tensors[lane]
-    if how == STACKED:
-        return tensors[0][lane]
-    return _from(tensors[0], lane * channels)
-
-
-def _from(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    return tensor.view(-1)[offset:] if offset else tensor
+            return like.new_empty(*size, self.all_channels)
+        return like.new_empty(self.lanes, *size, self.channels)
 
 
 def statistics(
-    xs: Sequence[torch.Tensor], running_mean: torch.Tensor, running_var: torch.Tensor, shape: Shape
+    x: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, shape: Shape
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and inverse deviation of every channel; the running statistics follow."""
-    new = partial(torch.empty, device=running_mean.device)
     width = shape.all_channels
-    mean, rstd, firsts = (new(width) for _ in range(3))
-    launches = list(shape.launches())
-    parts, per_program = k.split(shape.rows, launches[0].blocks)
-    sums = new(parts, 2, width)
-    for launch in launches:
-        offset = launch.lane * shape.channels
-        k.sums[(parts, launch.blocks)](
-            _at(xs, shape.source, launch.lane, shape.channels), _from(sums, offset), _from(firsts, offset), shape.rows,
-            launch.row, launch.stride, width, per_program,
-            C=shape.channels, BC=k.CHANNELS, BM=k.SUM_ROWS, UNROLL=k.UNROLL,
-        )  # fmt: skip
+    mean, rstd, firsts = (torch.empty(width, device=x.device) for _ in range(3))
+    tile, unroll, programs = k.SUMS
+    parts, per_program = k.split(shape.rows, shape.blocks, tile * unroll, programs)
+    sums = torch.empty(parts, 2, width, device=x.device)
+    k.sums[(parts, shape.blocks)](
+        x, sums, firsts, shape.rows, *shape.strides, width, per_program,
+        C=shape.channels, BC=k.CHANNELS, BM=tile, UNROLL=unroll,
+    )  # fmt: skip
     k.moments[(width // k.FEW,)](
         firsts, sums, mean, rstd, running_mean, running_var, shape.rows, width, parts, MOMENTUM, EPS,
         BC=k.FEW, PARTS=k.MOST_PARTS,
@@ -119,30 +92,46 @@ def statistics(
 
 
 def affine_gradients(
-    xs: Sequence[torch.Tensor], dys: Sequence[torch.Tensor], saved: Sequence[torch.Tensor], shape: Shape
+    x: torch.Tensor, dy: torch.Tensor, saved: Sequence[torch.Tensor], shape: Shape
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of gamma and beta; `saved` are gamma, beta, mean and rstd."""
-    gamma, beta, mean, rstd = saved
+    """Gradients of gamma and beta; `saved` are mean, rstd, gamma and beta."""
     width = shape.all_channels
-    launches = list(shape.launches())
-    parts, per_program = k.split(shape.out_rows, launches[0].blocks)
-    sums = torch.empty(parts, 2, width, device=gamma.device)
-    for launch in launches:
-        offset = launch.lane * shape.channels
-        k.gradient_sums[(parts, launch.blocks)](
-            _at(xs, shape.source, launch.lane, shape.channels), _at(dys, shape.result, launch.lane, shape.channels),
-            *(_from(t, offset) for t in (sums, mean, rstd, gamma, beta)), shape.out_rows,
-            launch.row, launch.stride, launch.out, width, per_program,
-            C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode,
-            BC=k.CHANNELS, BM=k.GRADIENT_ROWS, UNROLL=k.UNROLL,
-        )  # fmt: skip
-    dbeta, dgamma = torch.empty_like(beta), torch.empty_like(gamma)
+    tile, unroll, programs = k.POOL_GRADIENT_SUMS if shape.mode == k.POOL else k.GRADIENT_SUMS
+    parts, per_program = k.split(shape.out_rows, shape.blocks, tile * unroll, programs)
+    sums = torch.empty(parts, 2, width, device=x.device)
+    k.gradient_sums[(parts, shape.blocks)](
+        x, dy, sums, *saved, shape.out_rows, *shape.strides, *shape.out_strides, width, per_program,
+        C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, BLOCKED=shape.blocked,
+        BC=k.CHANNELS, BM=tile, UNROLL=unroll,
+    )  # fmt: skip
+    _, _, gamma, beta = saved
+    dgamma, dbeta = torch.empty_like(gamma), torch.empty_like(beta)
     k.add_up[(width // k.FEW,)](sums, dbeta, dgamma, width, parts, BC=k.FEW, PARTS=k.MOST_PARTS)
     return dgamma, dbeta
 
 
+def normalise(
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    residual: torch.Tensor | None,
+    shape: Shape,
+) -> torch.Tensor:
+    """relu((x - mean) * rstd * gamma + beta) [+ residual]."""
+    y = shape.new_result(x)
+    k.apply[(k.tiles(shape.out_rows), shape.blocks)](
+        x, y, y if residual is None else residual, mean, rstd, gamma, beta, shape.out_rows,
+        *shape.strides, *shape.out_strides, shape.all_channels,
+        C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, RESIDUAL=residual is not None,
+        BC=k.CHANNELS, BM=k.ROWS,
+    )  # fmt: skip
+    return y
+
+
 class NormReLU(torch.autograd.Function):
-    """y = relu(normalise(x)) [+ residual] with the batch's statistics; x and y are one tensor or one per lane."""
+    """y = relu(normalise(x)) [+ residual] with the batch's statistics."""
 
     @staticmethod
     def forward(
@@ -153,42 +142,38 @@ class NormReLU(torch.autograd.Function):
         gamma: torch.Tensor,
         beta: torch.Tensor,
         residual: torch.Tensor | None,
-        *xs: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+        x: torch.Tensor,
+    ) -> torch.Tensor:
         """Statistics in two stages, then everything else in one pass."""
-        mean, rstd = statistics(xs, running_mean, running_var, shape)
-        ctx.save_for_backward(gamma, beta, mean, rstd, *xs)
+        mean, rstd = statistics(x, running_mean, running_var, shape)
+        ctx.save_for_backward(mean, rstd, gamma, beta, x)
         ctx.shape, ctx.residual = shape, residual is not None
-        return normalise(xs, mean, rstd, gamma, beta, residual, shape)
+        return normalise(x, mean, rstd, gamma, beta, residual, shape)
 
     @staticmethod
-    def backward(ctx: Any, *dys: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Two sums per channel, then the gradient in one pass."""
-        gamma, beta, mean, rstd, *xs = ctx.saved_tensors
+        *saved, x = ctx.saved_tensors
         shape: Shape = ctx.shape
-        dys = tuple(dy.contiguous() for dy in dys)
-        dgamma, dbeta = affine_gradients(xs, dys, (gamma, beta, mean, rstd), shape)
-        dxs = tuple(torch.empty_like(x) for x in xs)
-        whole = (shape.batch, shape.height, shape.width, shape.all_channels)
-        dresidual = dys[0].new_empty(whole) if ctx.residual and shape.result != PACKED else None
-        for launch in shape.launches():
-            x, dx = (_at(side, shape.source, launch.lane, shape.channels) for side in (xs, dxs))
-            dy = _at(dys, shape.result, launch.lane, shape.channels)
-            offset = launch.lane * shape.channels
-            k.gradient_input[(k.tiles(shape.out_rows), launch.blocks)](
-                x, dy, dx, dx if dresidual is None else _from(dresidual, offset),
-                *(_from(t, offset) for t in (mean, rstd, gamma, beta, dbeta, dgamma)),
-                shape.out_rows, float(shape.rows), launch.row, launch.stride, launch.out, shape.all_channels,
-                C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, RESIDUAL=dresidual is not None,
-                BC=k.CHANNELS, BM=k.ROWS,
-            )  # fmt: skip
-        if ctx.residual and dresidual is None:
-            dresidual = dys[0]
-        return None, None, None, dgamma, dbeta, dresidual, *dxs
+        dy = dy.contiguous()
+        dgamma, dbeta = affine_gradients(x, dy, saved, shape)
+        dx = torch.empty_like(x)
+        # The residual lies packed: its gradient is the result's, or a copy of it in that order.
+        dresidual = dy if ctx.residual else None
+        copied = ctx.residual and shape.result != PACKED
+        if copied:
+            dresidual = dy.new_empty(shape.batch, shape.height, shape.width, shape.all_channels)
+        k.gradient_input[(k.tiles(shape.out_rows), shape.blocks)](
+            x, dy, dx, dresidual if copied else dx, *saved, dbeta, dgamma,
+            shape.out_rows, float(shape.rows), *shape.strides, *shape.out_strides, shape.all_channels,
+            C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, RESIDUAL=copied,
+            BC=k.CHANNELS, BM=k.ROWS,
+        )  # fmt: skip
+        return None, None, None, dgamma, dbeta, dresidual, dx
 
 
 class PatchNormReLU(torch.autograd.Function):
-    """The first layer whole: patches [G, M, P] times weights [G, P, C], normalised, ReLU, one result per lane.
+    """The first layer whole: patches [G, M, P] times weights [G, P, C], normalised, ReLU.
 
     Images need no gradient, so backwards the gradient of the product is never written down: it goes straight on to
     the weights' gradient.
@@ -204,53 +189,26 @@ class PatchNormReLU(torch.autograd.Function):
         beta: torch.Tensor,
         patches: torch.Tensor,
         weight: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> torch.Tensor:
         """Product, statistics, result."""
         x = torch.bmm(patches, weight)
-        mean, rstd = statistics((x,), running_mean, running_var, shape)
-        ctx.save_for_backward(gamma, beta, mean, rstd, x, patches)
+        mean, rstd = statistics(x, running_mean, running_var, shape)
+        ctx.save_for_backward(mean, rstd, gamma, beta, x, patches)
         ctx.shape = shape
-        return normalise((x,), mean, rstd, gamma, beta, None, shape)
+        return normalise(x, mean, rstd, gamma, beta, None, shape)
 
     @staticmethod
-    def backward(ctx: Any, *dys: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Two sums per channel, then the weights' gradient in parts."""
-        gamma, beta, mean, rstd, x, patches = ctx.saved_tensors
+        *saved, x, patches = ctx.saved_tensors
         shape: Shape = ctx.shape
-        dys = tuple(dy.contiguous() for dy in dys)
-        dgamma, dbeta = affine_gradients((x,), dys, (gamma, beta, mean, rstd), shape)
+        dy = dy.contiguous()
+        dgamma, dbeta = affine_gradients(x, dy, saved, shape)
         per_program = -(-k.tiles(shape.rows) // k.MOST_PARTS) * k.ROWS
         parts = -(-shape.rows // per_program)
         pieces = torch.empty(shape.lanes, parts, patches.shape[2], shape.channels, device=x.device)
-        for lane, dy in enumerate(dys):
-            offset = lane * shape.channels
-            k.patch_gradient[(parts,)](
-                x[lane], dy, patches[lane], pieces[lane],
-                *(_from(t, offset) for t in (mean, rstd, gamma, beta, dbeta, dgamma)),
-                shape.rows, float(shape.rows), per_program, C=shape.channels, PATCH=patches.shape[2], BM=k.ROWS,
-            )  # fmt: skip
-        return None, None, None, dgamma, dbeta, None, pieces.sum(1).to(patches.dtype)
-
-
-def normalise(
-    xs: Sequence[torch.Tensor],
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    gamma: torch.Tensor,
-    beta: torch.Tensor,
-    residual: torch.Tensor | None,
-    shape: Shape,
-) -> tuple[torch.Tensor, ...]:
-    """relu((x - mean) * rstd * gamma + beta) [+ residual]."""
-    ys = shape.new_result(xs[0])
-    for launch in shape.launches():
-        offset = launch.lane * shape.channels
-        y = _at(ys, shape.result, launch.lane, shape.channels)
-        k.apply[(k.tiles(shape.out_rows), launch.blocks)](
-            _at(xs, shape.source, launch.lane, shape.channels), y, y if residual is None else _from(residual, offset),
-            _from(mean, offset), _from(rstd, offset), _from(gamma, offset), _from(beta, offset), shape.out_rows,
-            launch.row, launch.stride, launch.out, shape.all_channels,
-            C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, RESIDUAL=residual is not None,
-            BC=k.CHANNELS, BM=k.ROWS,
+        k.patch_gradient[(parts, shape.lanes)](
+            x, dy, patches, pieces, *saved, dbeta, dgamma, shape.rows, float(shape.rows), per_program,
+            C=shape.channels, H=shape.height, W=shape.width, PATCH=patches.shape[2], BLOCKED=shape.blocked, BM=k.ROWS,
         )  # fmt: skip
-    return ys
+        return None, None, None, dgamma, dbeta, None, pieces.sum(1).to(patches.dtype)

@@ -1,8 +1,10 @@
 """Triton kernels: batch normalisation with ReLU for several clients at once.
 
-Activations of G clients ("lanes") lie side by side or apart: row r (a pixel of an image), lane g and channel c of what
-is normalised are at ``r * row_stride + g * lane_stride + c``, of the result at ``r * out_stride + g * C + c``. The
-result of POOL is only the largest of each 2 x 2 block of pixels; that of PLAIN may have a residual added.
+Activations of G clients ("lanes") lie side by side or one after the other: row r (a pixel of an image), lane g and
+channel c of what is normalised are at ``r * row_stride + g * lane_stride + c``, of the result at
+``r * out_stride + g * out_lane_stride + c``. The result of POOL is only the largest of each 2 x 2 block of pixels; that
+of PLAIN may have a residual added. The gradient of a result may be BLOCKED: the four pixels of a 2 x 2 block follow
+each other.
 
 Sums are made in two stages of fixed order and relative to the channel's first value: deterministic and exact enough
 in float32.
@@ -13,9 +15,10 @@ import triton.language as tl
 
 PLAIN, POOL = 0, 1
 ROWS, CHANNELS = 64, 64  # a tile
-SUM_ROWS, GRADIENT_ROWS, UNROLL = 64, 32, 4  # tiles of the two kinds of sums, and how many of them at once
 MOST_PARTS = 256  # in which a sum over rows is made
 FEW = 16  # channels per program where the parts are added up
+# Rows of a tile, tiles at once and programs of the sums: the fastest of some seventy choices per layer.
+SUMS, GRADIENT_SUMS, POOL_GRADIENT_SUMS = (64, 4, 528), (32, 4, 1056), (16, 8, 1056)
 
 
 @triton.jit
@@ -25,6 +28,15 @@ def _corner(pooled, H: tl.constexpr, W: tl.constexpr):
     y = (pooled // (W // 2)) % (H // 2)
     x = pooled % (W // 2)
     return (b * H + 2 * y) * W + 2 * x
+
+
+@triton.jit
+def _blocked(row, H: tl.constexpr, W: tl.constexpr):
+    """Where a pixel lies when the four of each 2 x 2 block follow each other."""
+    b = row // (H * W)
+    y = (row // W) % H
+    x = row % W
+    return ((b * (H // 2) + y // 2) * (W // 2) + x // 2) * 4 + (y % 2) * 2 + x % 2
 
 
 @triton.jit
@@ -45,7 +57,7 @@ def sums(
     """Per channel: sum of (x - x0) and of its square over some of the rows; x0 is the channel's first value."""
     part, block = tl.program_id(0), tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
-    base = x + lane * lane_stride + channel
+    base = x + lane.to(tl.int64) * lane_stride + channel
     first = tl.load(base).to(tl.float32)
     total = tl.zeros([BM, BC], tl.float32)
     square = tl.zeros([BM, BC], tl.float32)
@@ -125,6 +137,7 @@ def apply(
     row_stride,
     lane_stride,
     out_stride,
+    out_lane_stride,
     residual_stride,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -142,7 +155,9 @@ def apply(
     at = lane * C + channel
     m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
     g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
-    column = lane * lane_stride + channel[None, :]
+    x += lane.to(tl.int64) * lane_stride
+    y += lane.to(tl.int64) * out_lane_stride
+    column = channel[None, :]
     if MODE == 1:
         corner = _corner(rows, H, W)
         _, out = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
@@ -158,7 +173,7 @@ def apply(
     if RESIDUAL:
         there = (rows * residual_stride)[:, None] + at[None, :]
         out += tl.load(residual + there, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + (rows * out_stride)[:, None] + at[None, :], out.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + (rows * out_stride)[:, None] + column, out.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -192,12 +207,14 @@ def gradient_sums(
     row_stride,
     lane_stride,
     out_stride,
+    out_lane_stride,
     width,
     per_program,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     MODE: tl.constexpr,
+    BLOCKED: tl.constexpr,
     BC: tl.constexpr,
     BM: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -208,14 +225,17 @@ def gradient_sums(
     at = lane * C + channel
     m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
     g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
-    column = lane * lane_stride + channel[None, :]
+    x += lane.to(tl.int64) * lane_stride
+    dy += lane.to(tl.int64) * out_lane_stride
+    column = channel[None, :]
     total = tl.zeros([BM, BC], tl.float32)
     product = tl.zeros([BM, BC], tl.float32)
     for start in range(0, per_program, BM * UNROLL):
         for more in tl.static_range(UNROLL):
             rows = part * per_program + start + more * BM + tl.arange(0, BM)
             inside = (rows < count)[:, None]
-            gradient = tl.load(dy + (rows * out_stride)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
+            there = _blocked(rows, H, W) if BLOCKED else rows
+            gradient = tl.load(dy + (there * out_stride)[:, None] + column, mask=inside, other=0.0).to(tl.float32)
             if MODE == 1:
                 h0, h1, h2, h3, d0, d1, d2, d3 = _pool_gradient(
                     x, gradient, _corner(rows, H, W), column, row_stride, inside, m, r, g, b, W
@@ -263,6 +283,7 @@ def gradient_input(
     row_stride,
     lane_stride,
     out_stride,
+    out_lane_stride,
     residual_stride,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -281,9 +302,12 @@ def gradient_input(
     m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
     g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
     total, product = tl.load(dbeta + at)[None, :] / samples, tl.load(dgamma + at)[None, :] / samples
-    column = lane * lane_stride + channel[None, :]
+    x += lane.to(tl.int64) * lane_stride
+    dx += lane.to(tl.int64) * lane_stride
+    dy += lane.to(tl.int64) * out_lane_stride
+    column = channel[None, :]
     kind = dx.dtype.element_ty
-    gradient = tl.load(dy + (rows * out_stride)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(dy + (rows * out_stride)[:, None] + column, mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:
         tl.store(dresidual + (rows * residual_stride)[:, None] + at[None, :], gradient.to(kind), mask=inside)
     if MODE == 1:
@@ -317,27 +341,35 @@ def patch_gradient(
     samples,
     per_program,
     C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
     PATCH: tl.constexpr,
+    BLOCKED: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """As `gradient_input` of one lane whose x is patches times weights, but straight on to the weights' gradient."""
-    part = tl.program_id(0)
+    """As `gradient_input`, where x is patches times weights, one lane after the other: on to the weights' gradient."""
+    part, lane = tl.program_id(0), tl.program_id(1).to(tl.int64)
     channel, column = tl.arange(0, C), tl.arange(0, PATCH)
-    m, r = tl.load(mean + channel)[None, :], tl.load(rstd + channel)[None, :]
-    g, b = tl.load(gamma + channel)[None, :], tl.load(beta + channel)[None, :]
-    total, product = tl.load(dbeta + channel)[None, :] / samples, tl.load(dgamma + channel)[None, :] / samples
+    at = lane * C + channel
+    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
+    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
+    total, product = tl.load(dbeta + at)[None, :] / samples, tl.load(dgamma + at)[None, :] / samples
+    x += lane * count * C
+    dy += lane * count * C
+    patches += lane * count * PATCH
+    parts += (lane * tl.num_programs(0) + part) * PATCH * C
     weight = tl.zeros([PATCH, C], tl.float32)
     for start in range(0, per_program, BM):
         rows = part * per_program + start + tl.arange(0, BM)
         inside = (rows < count)[:, None]
-        at = (rows * C)[:, None] + channel[None, :]
-        hat, entering = _activation(x, at, inside, m, r, g, b)
-        gradient = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        hat, entering = _activation(x, (rows * C)[:, None] + channel[None, :], inside, m, r, g, b)
+        there = _blocked(rows, H, W) if BLOCKED else rows
+        gradient = tl.load(dy + (there * C)[:, None] + channel[None, :], mask=inside, other=0.0).to(tl.float32)
         gradient = tl.where(entering > 0, gradient, 0.0)
         dx = tl.where(inside, _input_gradient(hat, gradient, g * r, total, product), 0.0)
         patch = tl.load(patches + (rows * PATCH)[None, :] + column[:, None], mask=(rows < count)[None, :], other=0.0)
         weight += tl.dot(patch, dx.to(patch.dtype), input_precision="ieee")
-    tl.store(parts + part * (PATCH * C) + column[:, None] * C + channel[None, :], weight)
+    tl.store(parts + column[:, None] * C + channel[None, :], weight)
 
 
 def tiles(count: int) -> int:
@@ -345,9 +377,8 @@ def tiles(count: int) -> int:
     return triton.cdiv(count, ROWS)
 
 
-def split(count: int, blocks: int) -> tuple[int, int]:
-    """Parts to sum rows in, and rows per part: enough programs to fill a GPU, whole bundles of tiles each."""
-    bundle = SUM_ROWS * UNROLL  # a multiple of the other kind's, too
-    parts = max(1, min(MOST_PARTS, triton.cdiv(count, bundle), triton.cdiv(2560, blocks)))
+def split(count: int, blocks: int, bundle: int, programs: int) -> tuple[int, int]:
+    """Parts to sum rows in, and rows per part, whole bundles of tiles: about so many programs in all."""
+    parts = max(1, min(MOST_PARTS, triton.cdiv(count, bundle), triton.cdiv(programs, blocks)))
     per_program = triton.cdiv(triton.cdiv(count, parts), bundle) * bundle
     return triton.cdiv(count, per_program), per_program

@@ -1,11 +1,11 @@
 """ResNet-9 of several clients ("lanes") at once: grouped convolutions, channels last, lanes side by side.
 
 The first convolution is a matrix product over patches (three channels are too few for tensor cores otherwise). cuDNN
-is fastest with the lanes of conv2 and conv5 apart, because there the numbers of channels differ or the stride is not 1
-and it would cut grouped activations into slices; all others are grouped. docs/performance.md has the figures.
+is fastest with the lanes of conv2 and conv5 one at a time, because there the numbers of channels differ or the stride
+is not 1 and it would cut grouped activations into slices; all others are grouped. docs/performance.md has the figures.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.functional import conv2d, pad
 
 from factorized_fl.engine.cuda import input_kernels, norm_kernels
-from factorized_fl.engine.cuda.norm import APART, EPS, PACKED, STACKED, NormReLU, PatchNormReLU, Shape, normalise
+from factorized_fl.engine.cuda.convolution import LaneConvolution
+from factorized_fl.engine.cuda.norm import EPS, PACKED, STACKED, NormReLU, PatchNormReLU, Shape, normalise
 from factorized_fl.engine.cuda.weights import layer_weights
 from factorized_fl.methods.base import Tensors
 from factorized_fl.nn.models import ResNet9
@@ -53,21 +54,21 @@ class StackedResNet9:
         """Scores [G, B, classes] of normalised images [G, B, 3, H, W]."""
         lanes, batch, _, height, _ = pixels.shape
         run = _Pass(self, tensors, lanes, batch, height)
-        apart = run.first("conv1", self.patches(pixels), self._patch_weight(weights["conv1.conv"]))
+        x = run.first("conv1", self.patches(pixels), self._patch_weight(weights["conv1.conv"]))
         run.size //= 2
-        (x,) = run.norm("conv2", run.lane_by_lane(apart, weights["conv2.conv"], stride=2, padding=2), source=APART)
+        x = run.norm("conv2", LaneConvolution.apply(x, weights["conv2.conv"], 2), source=STACKED)
         skip = x
-        (x,) = run.norm("conv3", (run.grouped(x, weights["conv3.conv"]),))
-        apart = run.norm("conv4", (run.grouped(x, weights["conv4.conv"]),), residual=skip, result=APART)
-        apart = run.lane_by_lane(apart, weights["conv5.conv"], padding=1)
-        (x,) = run.norm("conv5", apart, mode=norm_kernels.POOL, source=APART)
+        x = run.norm("conv3", run.grouped(x, weights["conv3.conv"]))
+        x = run.norm("conv4", run.grouped(x, weights["conv4.conv"]), residual=skip, result=STACKED)
+        x = LaneConvolution.apply(x, weights["conv5.conv"], 1)
+        x = run.norm("conv5", x, mode=norm_kernels.POOL, source=STACKED)
         run.size //= 2
         skip = x
-        (x,) = run.norm("conv6", (run.grouped(x, weights["conv6.conv"]),))
-        (x,) = run.norm("conv7", (run.grouped(x, weights["conv7.conv"]),), residual=skip)
+        x = run.norm("conv6", run.grouped(x, weights["conv6.conv"]))
+        x = run.norm("conv7", run.grouped(x, weights["conv7.conv"]), residual=skip)
         x = run.grouped(x, weights["conv8.conv"], padding=0)
         run.size -= 2
-        (x,) = run.norm("conv8", (x,))
+        x = run.norm("conv8", x)
         features = x.flatten(1, 2).max(dim=1).values.view(batch, lanes, -1).transpose(0, 1)
         scores = torch.bmm(features.float(), weights["head"].transpose(1, 2))
         return scores + tensors["head.bias"].unsqueeze(1)
@@ -100,22 +101,15 @@ class _Pass:
         kernel = weight.flatten(0, 1).permute(0, 3, 1, 2)
         return conv2d(x.permute(0, 3, 1, 2), kernel, padding=padding, groups=self.lanes).permute(0, 2, 3, 1)
 
-    def lane_by_lane(
-        self, xs: Sequence[torch.Tensor], weight: torch.Tensor, padding: int, stride: int = 1
-    ) -> tuple[torch.Tensor, ...]:
-        """Convolve each lane's activations [B, H, W, I] by themselves."""
-        return tuple(
-            conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), stride=stride, padding=padding).permute(0, 2, 3, 1)
-            for x, w in zip(xs, weight.unbind(), strict=True)
-        )
-
-    def first(self, name: str, patches: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def first(self, name: str, patches: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The first layer, on patches of the images."""
         gamma, beta, mean, variance = self._norm_tensors(name)
-        shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], source=STACKED, result=APART)
+        shape = Shape(
+            self.batch, self.size, self.size, self.lanes, gamma.shape[1], source=STACKED, result=STACKED, blocked=True
+        )
         if self.stacked.model.training:
             return PatchNormReLU.apply(shape, mean, variance, gamma, beta, patches, weight)
-        return normalise((torch.bmm(patches, weight),), mean, torch.rsqrt(variance + EPS), gamma, beta, None, shape)
+        return normalise(torch.bmm(patches, weight), mean, torch.rsqrt(variance + EPS), gamma, beta, None, shape)
 
     def _norm_tensors(self, name: str) -> tuple[torch.Tensor, ...]:
         """Affine parameters and statistics of a layer's normalisation; training counts its batches."""
@@ -127,18 +121,17 @@ class _Pass:
     def norm(
         self,
         name: str,
-        xs: tuple[torch.Tensor, ...],
+        x: torch.Tensor,
         *,
         mode: int = norm_kernels.PLAIN,
         residual: torch.Tensor | None = None,
         source: str = PACKED,
         result: str = PACKED,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> torch.Tensor:
         """Normalise what a layer computed, ReLU, and the rest of what happens before the next convolution."""
         gamma, beta, mean, variance = self._norm_tensors(name)
         shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], mode, source, result)
-        # cuDNN may hand back another memory format than it was given.
-        xs = tuple(x.contiguous() for x in xs)
+        x = x.contiguous()  # cuDNN may hand back another memory format than it was given
         if self.stacked.model.training:
-            return NormReLU.apply(shape, mean, variance, gamma, beta, residual, *xs)
-        return normalise(xs, mean, torch.rsqrt(variance + EPS), gamma, beta, residual, shape)
+            return NormReLU.apply(shape, mean, variance, gamma, beta, residual, x)
+        return normalise(x, mean, torch.rsqrt(variance + EPS), gamma, beta, residual, shape)

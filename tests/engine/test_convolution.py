@@ -1,0 +1,34 @@
+"""Convolutions lane by lane, and their gradients, against PyTorch's own."""
+
+import pytest
+import torch
+from torch.nn.functional import conv2d
+
+from factorized_fl.engine.cuda.convolution import LaneConvolution
+
+LANES, BATCH, SIZE, IN, OUT = 2, 3, 8, 4, 6
+
+
+def in_blocks(x: torch.Tensor) -> torch.Tensor:
+    """The four pixels of each 2 x 2 block one after the other."""
+    return x.view(LANES, BATCH, SIZE // 2, 2, SIZE // 2, 2, IN).transpose(3, 4).reshape(x.shape)
+
+
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
+def test_lanes_match_separate_convolutions(taps: int, stride: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(LANES, BATCH, SIZE, SIZE, IN, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(LANES, OUT, taps, taps, IN, generator=generator, dtype=torch.float64, requires_grad=True)
+    ours = LaneConvolution.apply(x, weight, stride)
+    theirs = torch.stack(
+        [
+            conv2d(a.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), stride=stride, padding=taps // 2).permute(0, 2, 3, 1)
+            for a, w in zip(x, weight, strict=True)
+        ]
+    )
+    assert torch.allclose(ours, theirs)
+    dy = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+    dx, dweight = torch.autograd.grad(ours, [x, weight], dy)
+    expected_dx, expected_dweight = torch.autograd.grad(theirs, [x, weight], dy)
+    assert torch.allclose(dweight, expected_dweight)
+    assert torch.allclose(dx, expected_dx if stride == 1 else in_blocks(expected_dx))
