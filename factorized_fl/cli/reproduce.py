@@ -1,0 +1,80 @@
+"""The paper run again: `ffl reproduce`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from factorized_fl.cli.common import Data, Device, console, notes, parse_numbers, parse_words, resumable
+from factorized_fl.config import Config
+from factorized_fl.errors import UserError
+from factorized_fl.methods import METHODS
+from factorized_fl.report.progress import ProgressObserver
+from factorized_fl.reproduce.cells import RESULTS, read_result
+from factorized_fl.reproduce.choices import chosen_options
+from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_cells
+from factorized_fl.reproduce.studies import STUDIES, select
+
+
+def _watch(config: Config) -> ProgressObserver:
+    return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}")
+
+
+def _tell(progress: Progress, position: str) -> None:
+    cell, result = progress.cell, progress.result
+    line = f"{position} {cell.name}: "
+    if progress.state in ("done", "was done"):
+        assert result is not None
+        accuracies = result.accuracies()
+        line += f"{100 * sum(accuracies) / len(accuracies):.2f}%"
+        line += f" in {result.seconds:.0f} s" if progress.state == "done" else " (was done)"
+        if progress.another_configuration:
+            line += ", with another configuration than today's: remove the file to run it again"
+    else:
+        line += {"cut off": "cut off in time, to be continued", "no time": "no time left"}[progress.state]
+    console.print(line, highlight=False, soft_wrap=True)
+
+
+def _list(results: Path) -> None:
+    table = Table()
+    for heading in ("study", "what it is", "seeds", "cells", "done"):
+        table.add_column(heading, justify="right" if heading in ("cells", "done") else "left")
+    for study in STUDIES.values():
+        cells = study.cells()
+        done = sum(read_result(cell.path(results)) is not None for cell in cells)
+        table.add_row(study.name, study.title, ", ".join(map(str, study.seeds)), str(len(cells)), str(done))
+    console.print(table)
+
+
+@resumable()
+def reproduce(
+    what: Annotated[list[str] | None, typer.Argument(metavar="WHAT...", help="Studies: see --list.")] = None,
+    data: Data = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Whole numbers, separated by commas.")] = "",
+    methods: Annotated[str, typer.Option("--methods", help="Only these methods, separated by commas.")] = "",
+    settings: Annotated[str, typer.Option("--settings", help="Only these settings, separated by commas.")] = "",
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop cleanly in time.", min=0)] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the results.")] = RESULTS,
+    work: Annotated[Path, typer.Option("--work", help="Folder for runs under way.")] = WORK,
+    device: Device = "auto",
+    list_studies: Annotated[bool, typer.Option("--list", help="List the studies and what is done of them.")] = False,
+) -> None:
+    """Run the paper's tables and figures again, cell by cell; what is finished is never run again."""
+    if list_studies:
+        _list(results)
+        return
+    if not what:
+        raise UserError("Say what to reproduce, for example `ffl reproduce domains`; --list shows what there is.")
+    clock = Clock(None if minutes is None else 60 * minutes)
+    cells = select(what, parse_numbers("--seeds", seeds), parse_words(methods), parse_words(settings))
+    watch = _watch if console.is_terminal else None
+    ran = run_cells(
+        cells, results, data=data, work=work, clock=clock, device=device, chosen=chosen_options(results), watch=watch
+    )
+    open_cells = 0
+    for number, progress in enumerate(ran, 1):
+        _tell(progress, f"{number}/{len(cells)}")
+        open_cells += progress.state in ("cut off", "no time")
+    if open_cells:
+        notes.print(f"{open_cells} of {len(cells)} cells are left: the same command goes on with them.")
