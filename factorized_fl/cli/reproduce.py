@@ -12,7 +12,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.reproduce.cells import RESULTS, read_result
-from factorized_fl.reproduce.choices import chosen_options
+from factorized_fl.reproduce.choices import chosen_options, write_choices
 from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_cells
 from factorized_fl.reproduce.studies import STUDIES, select
 
@@ -76,5 +76,12 @@ def reproduce(
     for number, progress in enumerate(ran, 1):
         _tell(progress, f"{number}/{len(cells)}")
         open_cells += progress.state in ("cut off", "no time")
+    if "choices" in what:
+        for entry in write_choices(results):
+            where = "everywhere" if entry["presets"] is None else ", ".join(entry["presets"])
+            chosen = ", ".join(f"{name} = {value:g}" for name, value in entry["options"].items())
+            console.print(
+                f"chosen for {', '.join(entry['methods'])}: {chosen} ({where})", highlight=False, soft_wrap=True
+            )
     if open_cells:
         notes.print(f"{open_cells} of {len(cells)} cells are left: the same command goes on with them.")

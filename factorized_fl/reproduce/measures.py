@@ -85,6 +85,9 @@ def mixing_summary(rounds: Sequence[dict[str, torch.Tensor]], domains: Sequence[
         "weight": _rounded(stack.mean(0)),
         "matched": ((stack > 0) & ~own).sum(0).tolist(),
     }
+    if "state.norms" in rounds[0]:  # Clustered-FL's, and what it came to
+        summary["norms"] = [[float(f"{norm:.6g}") for norm in tensors["state.norms"].tolist()] for tensors in rounds]
+        summary["clusters"] = rounds[-1]["state.clusters"].tolist()
     if "similarity" in rounds[0] and same.any():
         summary["found"] = _rounded(torch.stack([found(tensors["similarity"], same) for tensors in rounds]))
     return summary

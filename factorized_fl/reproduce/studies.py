@@ -6,6 +6,7 @@ from typing import Any
 
 from factorized_fl.errors import unknown
 from factorized_fl.reproduce.cells import Cell
+from factorized_fl.reproduce.choices import DOMAINS, choice_cells
 
 # In the order in which they are run: what the claims need first comes first.
 LABEL_METHODS = (
@@ -17,7 +18,6 @@ DOMAIN_METHODS = (
     *("pfedpara", "clustered-fl", "fedfomo", "fedprox"),
 )
 ABLATIONS = ("factorized-fedavg", "without-mu", "random-matching", "worst-matching")
-DOMAINS = "cifar100-domains"
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ def _all() -> dict[str, Study]:
     domains = _domains()
     similarity = _similarity(domains)
     studies = (
+        Study("choices", "Short runs on validation images, for what the paper leaves open", choice_cells()),
         _label("cifar10", "Table 1, top: CIFAR-10"),
         _label("svhn", "Table 1, top: SVHN"),
         domains,
