@@ -11,10 +11,11 @@ from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
-from factorized_fl.reproduce.cells import RESULTS, read_result
+from factorized_fl.reproduce.cells import RESULTS
 from factorized_fl.reproduce.choices import chosen_options, write_choices
+from factorized_fl.reproduce.heterogeneity import path_of, run_study
 from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_cells
-from factorized_fl.reproduce.studies import STUDIES, select
+from factorized_fl.reproduce.studies import STUDIES, find_study, select
 
 
 def _watch(config: Config) -> ProgressObserver:
@@ -41,9 +42,11 @@ def _list(results: Path) -> None:
     for heading in ("study", "what it is", "seeds", "cells", "done"):
         table.add_column(heading, justify="right" if heading in ("cells", "done") else "left")
     for study in STUDIES.values():
-        cells = study.cells()
-        done = sum(read_result(cell.path(results)) is not None for cell in cells)
-        table.add_row(study.name, study.title, ", ".join(map(str, study.seeds)), str(len(cells)), str(done))
+        paths = [cell.path(results) for cell in study.cells()]
+        if study.name == "heterogeneity":
+            paths = [path_of(results, seed) for seed in study.seeds]
+        done = sum(path.exists() for path in paths)
+        table.add_row(study.name, study.title, ", ".join(map(str, study.seeds)), str(len(paths)), str(done))
     console.print(table)
 
 
@@ -67,7 +70,8 @@ def reproduce(
     if not what:
         raise UserError("Say what to reproduce, for example `ffl reproduce domains`; --list shows what there is.")
     clock = Clock(None if minutes is None else 60 * minutes)
-    cells = select(what, parse_numbers("--seeds", seeds), parse_words(methods), parse_words(settings))
+    numbers = parse_numbers("--seeds", seeds)
+    cells = select(what, numbers, parse_words(methods), parse_words(settings))
     watch = _watch if console.is_terminal else None
     ran = run_cells(
         cells, results, data=data, work=work, clock=clock, device=device, chosen=chosen_options(results), watch=watch
@@ -76,6 +80,12 @@ def reproduce(
     for number, progress in enumerate(ran, 1):
         _tell(progress, f"{number}/{len(cells)}")
         open_cells += progress.state in ("cut off", "no time")
+    if "heterogeneity" in what:
+        for seed in numbers or find_study("heterogeneity").seeds:
+            ran_now = run_study(results, seed, data, device)
+            console.print(
+                f"{path_of(results, seed)}: {'done' if ran_now else 'was done'}", highlight=False, soft_wrap=True
+            )
     if "choices" in what:
         for entry in write_choices(results):
             where = "everywhere" if entry["presets"] is None else ", ".join(entry["presets"])
