@@ -1,5 +1,6 @@
 """The paper run again: `ffl reproduce`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,17 @@ from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.reproduce.cells import RESULTS
 from factorized_fl.reproduce.choices import chosen_options, write_choices
+from factorized_fl.reproduce.claims import judge
+from factorized_fl.reproduce.collection import collect
+from factorized_fl.reproduce.document import FIGURES, write_documents
+from factorized_fl.reproduce.figures import draw_all
 from factorized_fl.reproduce.heterogeneity import path_of, run_study
+from factorized_fl.reproduce.rows import rows_of
 from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_cells
+from factorized_fl.reproduce.show import claims_table, rows_records, rows_table
 from factorized_fl.reproduce.studies import STUDIES, find_study, select
+
+DOCS = Path("docs")
 
 
 def _watch(config: Config) -> ProgressObserver:
@@ -50,6 +59,24 @@ def _list(results: Path) -> None:
     console.print(table)
 
 
+def _show(what: list[str], results: Path, format: str, docs: Path) -> None:
+    if format not in ("table", "json"):
+        raise UserError(f"--format '{format}' must be table or json.")
+    studies = [find_study(name).name for name in what or STUDIES]
+    found = collect(results)
+    rows = {name: rows_of(name, found) for name in studies}
+    if format == "json":
+        typer.echo(json.dumps([record for some in rows.values() for record in rows_records(some)], indent=1))
+        return
+    for name, some in rows.items():
+        console.print(rows_table(name, some))
+    if not what:
+        console.print(claims_table(judge(found)))
+        written = [*write_documents(found, docs, docs.parent / "README.md"), *draw_all(found, docs / FIGURES)]
+        for path in written:
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
 @resumable()
 def reproduce(
     what: Annotated[list[str] | None, typer.Argument(metavar="WHAT...", help="Studies: see --list.")] = None,
@@ -61,11 +88,20 @@ def reproduce(
     results: Annotated[Path, typer.Option("--results", help="Folder of the results.")] = RESULTS,
     work: Annotated[Path, typer.Option("--work", help="Folder for runs under way.")] = WORK,
     device: Device = "auto",
+    show: Annotated[bool, typer.Option("--show", help="Print our numbers beside the paper's.")] = False,
+    format: Annotated[str, typer.Option("--format", help="With --show: table or json.")] = "table",
+    docs: Annotated[Path, typer.Option("--docs", help="With --show alone: where the page and figures go.")] = DOCS,
     list_studies: Annotated[bool, typer.Option("--list", help="List the studies and what is done of them.")] = False,
 ) -> None:
-    """Run the paper's tables and figures again, cell by cell; what is finished is never run again."""
+    """Run the paper's tables and figures again, cell by cell; what is finished is never run again.
+
+    --show prints our numbers beside the paper's; without WHAT it also writes docs/reproduction.md and its figures.
+    """
     if list_studies:
         _list(results)
+        return
+    if show:
+        _show(what or [], results, format, docs)
         return
     if not what:
         raise UserError("Say what to reproduce, for example `ffl reproduce domains`; --list shows what there is.")

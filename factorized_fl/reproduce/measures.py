@@ -89,7 +89,7 @@ def mixing_summary(rounds: Sequence[dict[str, torch.Tensor]], domains: Sequence[
         summary["norms"] = [[float(f"{norm:.6g}") for norm in tensors["state.norms"].tolist()] for tensors in rounds]
         summary["clusters"] = rounds[-1]["state.clusters"].tolist()
     if "similarity" in rounds[0] and same.any():
-        summary["found"] = _rounded(torch.stack([found(tensors["similarity"], same) for tensors in rounds]))
+        summary["found"] = _rounded(torch.stack([found(tensors["similarity"], same).mean() for tensors in rounds]))
     return summary
 
 
@@ -107,9 +107,9 @@ def factor_summary(lines: Sequence[Record], domains: Sequence[str]) -> Record:
         pairs = {"same": same, "other": apart}
         summary[kind] = {name: _rounded(stack[:, mask].mean(1)) for name, mask in pairs.items() if mask.any()}
         if same.any() and apart.any():
-            summary[kind]["found"] = _rounded(torch.stack([found(matrix, same) for matrix in stack]))
+            summary[kind]["found"] = _rounded(torch.stack([found(matrix, same).mean() for matrix in stack]))
             summary[kind]["matrices"] = {
-                str(line["round"]): _rounded(torch.tensor(line[kind], dtype=torch.float64)) for line in _five(lines)
+                str(line["round"]): [[round(value, 6) for value in row] for row in line[kind]] for line in _five(lines)
             }
     last = lines[-1]
     summary["numbers"] = last["numbers"]
@@ -125,17 +125,16 @@ def same_domain(domains: Sequence[str]) -> torch.Tensor:
 
 
 def found(similarity: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-    """The share of its own domain among each client's most similar ones, as many as there are; the mean over clients.
+    """For each client the share of its own domain among as many most similar clients as the domain has others.
 
     Somebody without knowledge would find (members - 1) / (clients - 1).
     """
     ranked = similarity.clone().fill_diagonal_(-torch.inf).argsort(dim=1, descending=True, stable=True)
-    shares = []
-    for client, row in enumerate(ranked):
-        members = int(same[client].sum())
-        if members:
-            shares.append(same[client, row[:members]].double().mean())
-    return torch.stack(shares).mean()
+    members = same.sum(1).tolist()
+    shares = [
+        same[client, row[: members[client]]].double().mean() for client, row in enumerate(ranked) if members[client]
+    ]
+    return torch.stack(shares)
 
 
 def _five(lines: Sequence[Record]) -> list[Record]:
