@@ -45,6 +45,9 @@ class Config:
     weight_decay: float = option(1e-6, "weight decay of SGD", low=0)
     augment: str = option("paper", "the authors' augmentation, or none", choices=("paper", "none"))
     precision: str = option("bf16", "of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "fp32"))
+    score: str = option(
+        "test", "the split that is scored; validation to choose options by", choices=("test", "validation")
+    )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, complete
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from factorized_fl.config import parse_setting
+from factorized_fl.errors import UserError
 
 console = Console(width=None if sys.stdout.isatty() else 180)  # tables in a log or a pipe are not squeezed
 notes = Console(stderr=True)
@@ -39,3 +40,16 @@ def resumable() -> Iterator[None]:
 def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     """The values of --set."""
     return dict(parse_setting(text) for text in texts or [])
+
+
+def parse_words(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def parse_numbers(option: str, text: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(word) for word in parse_words(text)]
+    except ValueError:
+        raise UserError(f"{option} '{text}' must be whole numbers separated by commas, for example 1,2,3.") from None

@@ -15,11 +15,12 @@ from factorized_fl.cli.common import (
     Resume,
     Setting,
     console,
+    parse_numbers,
     parse_settings,
+    parse_words,
     resumable,
 )
 from factorized_fl.config import Config
-from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
@@ -91,14 +92,10 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run several methods over several seeds and compare them."""
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds '{seeds}' must be whole numbers separated by commas, for example 1,2,3.") from None
+    numbers = parse_numbers("--seeds", seeds)
     rows = api.compare(
         preset,
-        names,
+        parse_words(methods),
         numbers,
         out,
         data=data,

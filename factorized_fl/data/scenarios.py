@@ -115,6 +115,11 @@ def build_scenario(
     )
 
 
+def score_validation(scenario: Scenario) -> Scenario:
+    """Let every client be scored on its validation images, so that options can be chosen without seeing the test."""
+    return replace(scenario, clients=tuple(replace(client, test=client.validation) for client in scenario.clients))
+
+
 def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:
     """Let every client keep a share of its training images aside, at least one and never all."""
     clients = []

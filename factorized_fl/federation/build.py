@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from factorized_fl.config import Config
-from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out
+from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Engine, Task
 from factorized_fl.engine.choice import build_engine
@@ -59,7 +59,7 @@ class Federation:
 def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
     """The configured scenario; `data` is the folder that holds the data sets."""
     domains = load(config.dataset, data, size=config.image_size or None, channels=config.channels or None)
-    return build_scenario(
+    scenario = build_scenario(
         domains,
         normalisation(config.dataset, domains[0].images.shape[1]),
         clients=config.clients,
@@ -72,6 +72,7 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
         permutation_seed=config.permutation_seed,
         seed=config.seed,
     )
+    return score_validation(scenario) if config.score == "validation" else scenario
 
 
 def build_federation(config: Config, scenario: Scenario, device: torch.device, engine: str = "auto") -> Federation:

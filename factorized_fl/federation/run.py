@@ -20,6 +20,10 @@ from factorized_fl.federation.rundir import Record, RunDirectory
 _CHECKPOINT_SHARE = 0.03  # checkpoints may take so much of a run's time; small ones are written every round
 
 
+class Stopped(Exception):
+    """Raised by an observer at a round's end to leave a run that is to go on later; a checkpoint is written first."""
+
+
 class Observer(Protocol):
     """Somebody who watches a run: a progress bar, a log."""
 
@@ -84,12 +88,18 @@ def _go_on(federation: Federation, directory: RunDirectory, done: int, observers
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
         directory.append("timing.jsonl", [{"round": round, "seconds": now - began}])
-        if round == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written):
+        due = round == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
+        if due:
             directory.save_checkpoint(round, federation.tensors)
             written = time.monotonic()
             writing = written - now
-        for observer in observers:
-            observer.round_done(round, records)
+        try:
+            for observer in observers:
+                observer.round_done(round, records)
+        except Stopped:
+            if not due:
+                directory.save_checkpoint(round, federation.tensors)
+            raise
     directory.save_summary(summarise(directory))
 
 

@@ -207,6 +207,12 @@ class RunDirectory:
         """All lines of timing.jsonl."""
         return list(self._records("timing.jsonl"))
 
+    def mixed_rounds(self) -> list[int]:
+        """The rounds that began with a mixing, in order."""
+        return sorted(
+            int(path.stem.removeprefix("round-")) for path in (self.path / "mixing").glob("round-*.safetensors")
+        )
+
     def mixing(self, round: int) -> dict[str, torch.Tensor]:
         """The matrices of a round: `matrix`, `similarity` where the method has one, `state.*` what it remembered."""
         return safetensors.torch.load_file(self.path / "mixing" / f"round-{round:04d}.safetensors")

@@ -1,0 +1,133 @@
+"""The paper run again: `ffl reproduce`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from factorized_fl.cli.common import Data, Device, console, notes, parse_numbers, parse_words, resumable
+from factorized_fl.config import Config
+from factorized_fl.errors import UserError
+from factorized_fl.methods import METHODS
+from factorized_fl.report.progress import ProgressObserver
+from factorized_fl.reproduce.cells import RESULTS
+from factorized_fl.reproduce.choices import chosen_options, write_choices
+from factorized_fl.reproduce.claims import judge
+from factorized_fl.reproduce.collection import collect
+from factorized_fl.reproduce.document import FIGURES, write_documents
+from factorized_fl.reproduce.figures import draw_all
+from factorized_fl.reproduce.heterogeneity import path_of, run_study
+from factorized_fl.reproduce.rows import rows_of
+from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_cells
+from factorized_fl.reproduce.show import claims_table, rows_records, rows_table
+from factorized_fl.reproduce.studies import STUDIES, find_study, select
+
+DOCS = Path("docs")
+
+
+def _watch(config: Config) -> ProgressObserver:
+    return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}")
+
+
+def _tell(progress: Progress, position: str) -> None:
+    cell, result = progress.cell, progress.result
+    line = f"{position} {cell.name}: "
+    if progress.state in ("done", "was done"):
+        assert result is not None
+        accuracies = result.accuracies()
+        line += f"{100 * sum(accuracies) / len(accuracies):.2f}%"
+        line += f" in {result.seconds:.0f} s" if progress.state == "done" else " (was done)"
+        if progress.another_configuration:
+            line += ", with another configuration than today's: remove the file to run it again"
+    else:
+        line += {"cut off": "cut off in time, to be continued", "no time": "no time left"}[progress.state]
+    console.print(line, highlight=False, soft_wrap=True)
+
+
+def _list(results: Path) -> None:
+    table = Table()
+    for heading in ("study", "what it is", "seeds", "cells", "done"):
+        table.add_column(heading, justify="right" if heading in ("cells", "done") else "left")
+    for study in STUDIES.values():
+        paths = [cell.path(results) for cell in study.cells()]
+        if study.name == "heterogeneity":
+            paths = [path_of(results, seed) for seed in study.seeds]
+        done = sum(path.exists() for path in paths)
+        table.add_row(study.name, study.title, ", ".join(map(str, study.seeds)), str(len(paths)), str(done))
+    console.print(table)
+
+
+def _show(what: list[str], results: Path, format: str, docs: Path) -> None:
+    if format not in ("table", "json"):
+        raise UserError(f"--format '{format}' must be table or json.")
+    studies = [find_study(name).name for name in what or STUDIES]
+    found = collect(results)
+    rows = {name: rows_of(name, found) for name in studies}
+    if format == "json":
+        typer.echo(json.dumps([record for some in rows.values() for record in rows_records(some)], indent=1))
+        return
+    for name, some in rows.items():
+        console.print(rows_table(name, some))
+    if not what:
+        console.print(claims_table(judge(found)))
+        written = [*write_documents(found, docs, docs.parent / "README.md"), *draw_all(found, docs / FIGURES)]
+        for path in written:
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@resumable()
+def reproduce(
+    what: Annotated[list[str] | None, typer.Argument(metavar="WHAT...", help="Studies: see --list.")] = None,
+    data: Data = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Whole numbers, separated by commas.")] = "",
+    methods: Annotated[str, typer.Option("--methods", help="Only these methods, separated by commas.")] = "",
+    settings: Annotated[str, typer.Option("--settings", help="Only these settings, separated by commas.")] = "",
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop cleanly in time.", min=0)] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the results.")] = RESULTS,
+    work: Annotated[Path, typer.Option("--work", help="Folder for runs under way.")] = WORK,
+    device: Device = "auto",
+    show: Annotated[bool, typer.Option("--show", help="Print our numbers beside the paper's.")] = False,
+    format: Annotated[str, typer.Option("--format", help="With --show: table or json.")] = "table",
+    docs: Annotated[Path, typer.Option("--docs", help="With --show alone: where the page and figures go.")] = DOCS,
+    list_studies: Annotated[bool, typer.Option("--list", help="List the studies and what is done of them.")] = False,
+) -> None:
+    """Run the paper's tables and figures again, cell by cell; what is finished is never run again.
+
+    --show prints our numbers beside the paper's; without WHAT it also writes docs/reproduction.md and its figures.
+    """
+    if list_studies:
+        _list(results)
+        return
+    if show:
+        _show(what or [], results, format, docs)
+        return
+    if not what:
+        raise UserError("Say what to reproduce, for example `ffl reproduce domains`; --list shows what there is.")
+    clock = Clock(None if minutes is None else 60 * minutes)
+    numbers = parse_numbers("--seeds", seeds)
+    cells = select(what, numbers, parse_words(methods), parse_words(settings))
+    watch = _watch if console.is_terminal else None
+    ran = run_cells(
+        cells, results, data=data, work=work, clock=clock, device=device, chosen=chosen_options(results), watch=watch
+    )
+    open_cells = 0
+    for number, progress in enumerate(ran, 1):
+        _tell(progress, f"{number}/{len(cells)}")
+        open_cells += progress.state in ("cut off", "no time")
+    if "heterogeneity" in what:
+        for seed in numbers or find_study("heterogeneity").seeds:
+            ran_now = run_study(results, seed, data, device)
+            console.print(
+                f"{path_of(results, seed)}: {'done' if ran_now else 'was done'}", highlight=False, soft_wrap=True
+            )
+    if "choices" in what:
+        for entry in write_choices(results):
+            where = "everywhere" if entry["presets"] is None else ", ".join(entry["presets"])
+            chosen = ", ".join(f"{name} = {value:g}" for name, value in entry["options"].items())
+            console.print(
+                f"chosen for {', '.join(entry['methods'])}: {chosen} ({where})", highlight=False, soft_wrap=True
+            )
+    if open_cells:
+        notes.print(f"{open_cells} of {len(cells)} cells are left: the same command goes on with them.")

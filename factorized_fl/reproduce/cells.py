@@ -1,0 +1,128 @@
+"""A cell: one entry of one of the paper's tables or figures, run with one seed and kept as one file."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from factorized_fl.api import configure
+from factorized_fl.config import Config
+from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import Record, plain_errors, write_atomically
+
+RESULTS = Path("results/paper")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is run: a preset with a method, a seed and single settings, under the names that a table gives it."""
+
+    what: str  # the study it belongs to
+    setting: str  # the column or block of the table
+    method: str
+    preset: str
+    seed: int = 1
+    variant: str = ""  # what is different from the method as it stands, in a word
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def row(self) -> str:
+        """The method, with its variant."""
+        return f"{self.method}+{self.variant}" if self.variant else self.method
+
+    @property
+    def name(self) -> str:
+        """Where the cell is kept under the folder of results, without a suffix."""
+        setting = "" if self.setting == self.what else f"{self.setting}/"
+        return f"{self.what}/{setting}{self.row}-seed{self.seed}"
+
+    def path(self, results: Path) -> Path:
+        """Its file."""
+        return results / f"{self.name}.json"
+
+    def config(self, chosen: Mapping[str, Any] | None = None) -> Config:
+        """The complete configuration; `chosen` are options that were chosen on validation images."""
+        settings = {**(chosen or {}), **self.settings, "seed": self.seed}
+        return configure(self.preset, self.method, **settings)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished cell, as its file tells it."""
+
+    record: Record
+
+    @property
+    def configuration(self) -> Record:
+        """All options of the run."""
+        return self.record["configuration"]
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.record["seed"]
+
+    @property
+    def domains(self) -> list[str]:
+        """The domain of every client."""
+        return self.record["clients"]["domain"]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there were."""
+        return len(self.record["correct"])
+
+    @cached_property
+    def curve(self) -> list[list[float | None]]:
+        """Accuracy of every client (inner) after every round (outer); nothing where a client was not tested."""
+        totals = self.record["clients"]["scored"]
+        return [
+            [None if right is None else right / total for right, total in zip(row, totals, strict=True)]
+            for row in self.record["correct"]
+        ]
+
+    def accuracies(self, round: int | None = None) -> list[float]:
+        """Of all clients after a round, by default the last."""
+        return [accuracy for accuracy in self.curve[-1 if round is None else round - 1] if accuracy is not None]
+
+    @property
+    def seconds(self) -> float:
+        """All of the time that the cell took."""
+        return self.record["seconds"]["rounds"] + self.record["seconds"]["start"]
+
+
+def read_result(path: Path) -> Result | None:
+    """A finished cell, or nothing if it was not run."""
+    try:
+        return Result(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"The result '{path}' cannot be read ({error}): remove it to run this cell again.") from None
+
+
+def write_result(path: Path, record: Record) -> None:
+    """Keep a finished cell."""
+    with plain_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (layout(record) + "\n").encode())
+
+
+def as_record(config: Config) -> Record:
+    """A configuration as JSON has it."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def layout(value: Any, indent: int = 0) -> str:
+    """JSON that is small and compares well line by line: tables of numbers have a row a line."""
+    flat = json.dumps(value)
+    rows = isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    if not (isinstance(value, dict) or rows) or len(flat) + indent < 100:
+        return flat
+    inner = " " * (indent + 1)
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(key)}: {layout(item, indent + 1)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + inner[1:] + "}"
+    return "[\n" + ",\n".join(inner + layout(item, indent + 1) for item in value) + "\n" + inner[1:] + "]"

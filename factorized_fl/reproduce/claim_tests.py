@@ -1,0 +1,279 @@
+"""The tests that claims are made of: each compares cells, or numbers of cells, with what the paper says of them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from factorized_fl.reproduce.cells import Result
+from factorized_fl.reproduce.collection import (
+    Collection,
+    difference,
+    formula_gigabytes,
+    model_millions,
+    total_bytes,
+)
+from factorized_fl.reproduce.measures import found as own_domain_found
+from factorized_fl.reproduce.measures import same_domain
+from factorized_fl.reproduce.names import title
+from factorized_fl.reproduce.published import published
+from factorized_fl.reproduce.rows import sparsity_results
+from factorized_fl.reproduce.studies import DOMAIN_METHODS, HEADS, LABEL_METHODS, LAMBDAS
+
+LABEL_STUDIES = ("label-cifar10", "label-svhn")
+PARTITIONS = ("iid", "non-iid")
+LABEL_SETTINGS = tuple(f"{labels}-{partition}" for partition in PARTITIONS for labels in ("standard", "permuted"))
+AVERAGING = ("fedavg", "fedprox", "clustered-fl", "per-fedavg", "fedfomo", "pfedpara")
+UNHURT = 1.0  # points that count as no loss
+SIZE_TOLERANCE = 0.05
+COST_TOLERANCE = 0.02
+
+Key = tuple[str, str, str]  # study, setting, row
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: what it compares, whether it came out as claimed (None: not run), and the figures."""
+
+    text: str
+    passed: bool | None = None
+    figures: str = ""
+
+
+def compared(found: Collection, text: str, one: Key, other: Key, word: str, least: float = 0.0) -> Check:
+    """Whether the first cell's accuracy is `word` ("more" or "less") than the other's, by at least so many points."""
+    gap = difference(found.of(*one), found.of(*other))
+    if gap is None:
+        return Check(text)
+    return Check(text, gap.word == word and abs(gap.points) >= least, f"{gap} points")
+
+
+def unhurt(found: Collection, text: str, one: Key, other: Key) -> Check:
+    """Whether the first cell loses no more than UNHURT points against the other, or nothing beyond the error."""
+    gap = difference(found.of(*one), found.of(*other))
+    return Check(text) if gap is None else Check(text, gap.word != "less" or gap.points >= -UNHURT, f"{gap} points")
+
+
+def permutation(found: Collection, methods: tuple[str, ...], hurts: bool) -> Iterator[Check]:
+    """Accuracy with permuted labels against that with labels that agree."""
+    for what in LABEL_STUDIES:
+        for partition in PARTITIONS:
+            for method in methods:
+                one, other = ((what, f"{labels}-{partition}", method) for labels in ("permuted", "standard"))
+                text = f"{title(method)}, {_data(what)} {partition}: permuted minus standard"
+                yield compared(found, text, one, other, "less") if hurts else unhurt(found, text, one, other)
+
+
+def below_alone(found: Collection) -> Iterator[Check]:
+    """Methods that average against Stand-Alone where labels are permuted."""
+    for what in LABEL_STUDIES:
+        for partition in PARTITIONS:
+            setting = f"permuted-{partition}"
+            for method in AVERAGING:
+                text = f"{title(method)} minus Stand-Alone, {_data(what)} permuted {partition}"
+                yield compared(found, text, (what, setting, method), (what, setting, "stand-alone"), "less")
+
+
+def better_than_alone(found: Collection) -> Iterator[Check]:
+    """All methods against Stand-Alone where labels agree."""
+    for what in LABEL_STUDIES:
+        for partition in PARTITIONS:
+            setting = f"standard-{partition}"
+            for method in (*AVERAGING, "factorized-fl", "factorized-fl-beta"):
+                text = f"{title(method)} minus Stand-Alone, {_data(what)} standard {partition}"
+                yield compared(found, text, (what, setting, method), (what, setting, "stand-alone"), "more")
+
+
+def beta_best(found: Collection) -> Iterator[Check]:
+    """Factorized-FL beta against everybody else in every label setting."""
+    for what in LABEL_STUDIES:
+        for setting in LABEL_SETTINGS:
+            for method in LABEL_METHODS:
+                if method != "factorized-fl-beta":
+                    text = f"beta minus {title(method)}, {_data(what)} {setting}"
+                    yield compared(found, text, (what, setting, "factorized-fl-beta"), (what, setting, method), "more")
+
+
+def on_domains(found: Collection, pairs: tuple[tuple[str, str, str, float], ...]) -> Iterator[Check]:
+    """Pairs of methods across the domains, each with the word that is claimed and the fewest points."""
+    for one, word, other, least in pairs:
+        text = f"{title(one)} minus {title(other)}, domains"
+        yield compared(found, text, _domain_key(one), _domain_key(other), word, least)
+
+
+def _domain_key(row: str) -> Key:
+    what = "domains" if row in DOMAIN_METHODS else "ablation"
+    return what, what, row
+
+
+def least_cost(found: Collection) -> Iterator[Check]:
+    """Bytes of Factorized-FL against those of all that communicate."""
+    ours = total_bytes(found.of("domains", "domains", "factorized-fl"))
+    for method in DOMAIN_METHODS:
+        if method not in ("factorized-fl", "stand-alone"):
+            text = f"bytes of Factorized-FL below those of {title(method)}, domains"
+            theirs = total_bytes(found.of("domains", "domains", method))
+            if ours is None or theirs is None:
+                yield Check(text)
+            else:
+                yield Check(text, ours < theirs, f"{ours / 1e9:.3f} GB against {theirs / 1e9:.3f} GB")
+
+
+def groups_by_domain(found: Collection, kind: str, groups: bool) -> Iterator[Check]:
+    """Whether one's own domain is among the most similar clients more often than by chance, in the last round."""
+    for key in (
+        ("domains", "domains", "factorized-fl"),
+        ("similarity", "similarity", "factorized-fl+released"),
+        ("similarity", "similarity", "factorized-fl+released-layout"),
+    ):
+        name = "the paper's layout" if key[0] == "domains" else key[2].partition("+")[2]
+        text = f"{kind}: own domain among the nearest above chance, {name}"
+        results = found.of(*key)
+        if not results:
+            yield Check(text)
+            continue
+        shares, chance = last_round_shares(results, kind)
+        error = float(shares.std() / len(shares) ** 0.5)
+        above = float(shares.mean()) - chance > 2 * error
+        figures = f"{float(shares.mean()):.3f} ± {error:.3f}, chance {chance:.3f}"
+        yield Check(text if groups else text.replace("above", "not above"), above is groups, figures)
+
+
+def last_round_shares(results: list[Result], kind: str) -> tuple[torch.Tensor, float]:
+    """For every client and seed the share of its own domain among its nearest in the last round; and chance."""
+    same = same_domain(results[0].domains)
+    shares = []
+    for result in results:
+        matrices = result.record["factors"][kind]["matrices"]
+        shares.append(own_domain_found(torch.tensor(matrices[max(matrices, key=int)]), same))
+    return torch.cat(shares), float(same.double().sum(1).mean()) / (len(same) - 1)
+
+
+def u_more_alike(found: Collection) -> Iterator[Check]:
+    """Mean cosines between clients of different domains in the last round."""
+    for key, name in (
+        (("domains", "domains", "factorized-fl"), "the paper's layout"),
+        (("similarity", "similarity", "factorized-fl+released"), "released"),
+    ):
+        text = f"mean cosine of u above that of v in the last round, {name}"
+        results = found.of(*key)
+        if not results:
+            yield Check(text)
+            continue
+        factors = results[0].record["factors"]
+        u, v = (factors[kind]["other"][-1] for kind in ("u", "v"))
+        yield Check(text, u > v, f"{u:.3f} against {v:.3f}")
+
+
+def architectures(found: Collection, one: tuple[str, str], other: tuple[str, str], word: str) -> Iterator[Check]:
+    """Compare (method, head) with (method, head) for both networks; a head of "" stands for each in turn."""
+    for model in ("resnet9", "resnet18"):
+        for head in HEADS if not one[1] else [""]:
+            first, second = (("architectures", f"{model}-{own or head}", method) for method, own in (one, other))
+            names = [f"{title(method)} {setting}" for _, setting, method in (first, second)]
+            yield compared(found, f"{names[0]} minus {names[1]}", first, second, word)
+
+
+def sizes(found: Collection, l1: bool) -> Iterator[Check]:
+    """Sizes of the factorised network against the published ones."""
+    for value in LAMBDAS:
+        paper = published()["sparsity"][f"lambda={value:g}"]["millions"]
+        text = f"size at lambda {value:g}{'' if l1 else ', no gradient of L1'} within {SIZE_TOLERANCE:.0%}"
+        results = sparsity_results(found, value, l1)
+        size = model_millions(results[0]) if results else None
+        if size is None:
+            yield Check(text)
+        else:
+            yield Check(text, abs(size / paper - 1) <= SIZE_TOLERANCE, f"{size:.3f} M, paper {paper:.3f} M")
+
+
+def small_and_better(found: Collection) -> Iterator[Check]:
+    """Factorised networks of all sizes against the regular one."""
+    regular = sparsity_results(found, None, True)
+    for value in LAMBDAS:
+        gap = difference(sparsity_results(found, value, True), regular)
+        text = f"factorised at lambda {value:g} minus regular"
+        yield Check(text) if gap is None else Check(text, gap.word == "more", f"{gap} points")
+
+
+def costs(found: Collection) -> Iterator[Check]:
+    """Our count by the paper's formula against its cost column."""
+    for what, setting in (("label-cifar10", "permuted-iid"), ("domains", "domains")):
+        for method, row in published()[what].items():
+            if "cost" not in row:
+                continue
+            text = f"cost of {title(method)}, {_data(what)}, within {COST_TOLERANCE:.0%}"
+            results = found.of(what, setting, method)
+            both = [formula_gigabytes(results, convention) for convention in ("a", "b")]
+            if both[0] is None or both[1] is None:
+                yield Check(text)
+                continue
+            near = any(abs(value / row["cost"] - 1) <= COST_TOLERANCE for value in both if value is not None)
+            yield Check(text, near, f"{both[0]:.2f} (A), {both[1]:.2f} (B), paper {row['cost']:g} GB")
+
+
+def farther_apart(found: Collection) -> Iterator[Check]:
+    """Each kind of heterogeneity drives the updates further apart than the one before."""
+    for nearer, farther in ((0, 1), (1, 2)):
+        names = ("partition 2", "partition 2, permuted", "CIFAR-10")
+        text = f"updates on {names[farther]} farther from partition 1's than those on {names[nearer]}"
+        values = [record["dense"]["body"]["total"][-1] for record in found.heterogeneity]
+        if not values:
+            yield Check(text)
+            continue
+        means = [sum(value[index] for value in values) / len(values) for index in (nearer, farther)]
+        figures = f"{means[1]:.3f} against {means[0]:.3f}"
+        yield Check(text, all(value[farther] > value[nearer] for value in values), figures)
+
+
+def averages_degrade(found: Collection) -> Iterator[Check]:
+    """Accuracy of averaged models on partition 1."""
+    for party in ("partition 2, permuted", "CIFAR-10"):
+        text = f"averages with {party} worse on partition 1 than averages with partition 2"
+        pairs = [
+            [
+                sum(row[1] for row in record["averaged"][name]["all"]) / record["tests"]
+                for name in (party, "partition 2")
+            ]
+            for record in found.heterogeneity
+        ]
+        rounds = [len(record["alone"]) for record in found.heterogeneity]
+        if not pairs:
+            yield Check(text)
+            continue
+        shares = [[100 * value / count for value in pair] for pair, count in zip(pairs, rounds, strict=True)]
+        means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
+        yield Check(text, all(worse < better for worse, better in pairs), f"{means[0]:.1f}% against {means[1]:.1f}%")
+
+
+def u_comes_closer(found: Collection) -> Iterator[Check]:
+    """Last epoch against first, of models whose u is averaged between epochs, as the paper's federation does."""
+    for party in ("partition 2, permuted", "CIFAR-10"):
+        for kind, text in (("u", "u comes closer"), ("v", "v stays farther apart than u")):
+            text = f"{text}, {party}"
+            runs: list[dict[str, Any]] = [record["factorised_together"][party] for record in found.heterogeneity]
+            if not runs:
+                yield Check(text)
+                continue
+            first, last = (_average(run["u"]["total"][position][0] for run in runs) for position in (0, -1))
+            v = _average(run["v"]["total"][-1][0] for run in runs)
+            if kind == "u":
+                yield Check(text, last < first, f"{first:.3f} after the first epoch, {last:.3f} after the last")
+            else:
+                yield Check(text, v > last, f"{v:.3f} against {last:.3f}")
+
+
+def _average(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
+
+
+def _data(what: str) -> str:
+    return {"label-cifar10": "CIFAR-10", "label-svhn": "SVHN", "domains": "domains"}[what]
+
+
+def more_layers(found: Collection, method: str, word: str) -> Iterator[Check]:
+    """A second fully connected layer against none."""
+    for head in ("2fc-norm", "2fc"):
+        yield from architectures(found, (method, head), (method, "1fc"), word)

@@ -1,0 +1,167 @@
+"""The ledger of claims: what the paper says, the tests of it that our cells allow, and the verdict that follows.
+
+The rule is the same for all claims. A test compares two cells by the mean difference of their accuracies, paired by
+seed and client; it comes out as claimed if that difference has the claimed sign and exceeds two standard errors (see
+`collection.difference`). A claim holds if all of its tests that were run come out as claimed, holds in part if some
+do, does not hold if none does, and is not tested if none was run.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from factorized_fl.reproduce import claim_tests as tests
+from factorized_fl.reproduce.claim_tests import AVERAGING, Check
+from factorized_fl.reproduce.collection import Collection
+from factorized_fl.reproduce.studies import DOMAIN_METHODS
+
+SHARP = 5.0  # points that count as a sharp drop
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper and how to test it."""
+
+    name: str
+    statement: str
+    tests: Callable[[Collection], Iterator[Check]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its tests and the verdict."""
+
+    claim: Claim
+    tests: tuple[Check, ...]
+
+    @property
+    def ran(self) -> list[Check]:
+        """The tests whose cells were run."""
+        return [check for check in self.tests if check.passed is not None]
+
+    @property
+    def count(self) -> str:
+        """How many checks came out as claimed, and how many could not be made."""
+        passed = sum(check.passed is True for check in self.ran)
+        missing = len(self.tests) - len(self.ran)
+        return f"{passed} of {len(self.ran)} as claimed" + (f", {missing} not run" if missing else "")
+
+    @property
+    def verdict(self) -> str:
+        """In the words of the rule."""
+        passed = sum(check.passed is True for check in self.ran)
+        if not self.ran:
+            return "not tested"
+        if passed == len(self.ran):
+            return "holds"
+        return "holds in part" if passed else "does not hold"
+
+
+def judge(found: Collection) -> list[Judged]:
+    """All claims, judged by what was run."""
+    return [Judged(claim, tuple(claim.tests(found))) for claim in CLAIMS]
+
+
+CLAIMS = (
+    Claim(
+        "permutation-hurts",
+        "Permuted labels hurt methods that average.",
+        partial(tests.permutation, methods=AVERAGING, hurts=True),
+    ),
+    Claim("below-alone", "With permuted labels previous methods fall even below Stand-Alone.", tests.below_alone),
+    Claim(
+        "permutation-harmless",
+        "Factorized-FL is consistent whether labels are permuted or not.",
+        partial(tests.permutation, methods=("factorized-fl",), hurts=False),
+    ),
+    Claim(
+        "all-beat-alone", "With labels that agree every federated method beats Stand-Alone.", tests.better_than_alone
+    ),
+    Claim("beta-best", "Factorized-FL beta is best in every label setting.", tests.beta_best),
+    Claim(
+        "averaging-below-alone",
+        "Across domains FedAvg and FedProx fall below Stand-Alone.",
+        partial(
+            tests.on_domains, pairs=(("fedavg", "less", "stand-alone", 0.0), ("fedprox", "less", "stand-alone", 0.0))
+        ),
+    ),
+    Claim(
+        "best-across-domains",
+        "Across domains Factorized-FL is better than every baseline.",
+        partial(
+            tests.on_domains,
+            pairs=tuple(
+                ("factorized-fl", "more", method, 0.0)
+                for method in DOMAIN_METHODS
+                if method not in ("factorized-fl", "factorized-fl-beta")
+            ),
+        ),
+    ),
+    Claim("least-cost", "And it sends the least.", tests.least_cost),
+    Claim(
+        "factorised-fedavg",
+        "Factorised weights alone improve FedAvg across domains.",
+        partial(tests.on_domains, pairs=(("factorized-fedavg", "more", "fedavg", 0.0),)),
+    ),
+    Claim(
+        "mu-matters",
+        f"Without mu accuracy drops sharply (by {SHARP:g} points or more).",
+        partial(tests.on_domains, pairs=(("without-mu", "less", "factorized-fedavg", SHARP),)),
+    ),
+    Claim(
+        "matching-matters",
+        "Random and worst matching are worse than matching by similarity.",
+        partial(
+            tests.on_domains,
+            pairs=tuple(
+                (row, "less", best, 0.0)
+                for row in ("random-matching", "worst-matching")
+                for best in ("factorized-fl", "factorized-fl+three-best")
+            ),
+        ),
+    ),
+    Claim("v-groups", "v groups clients by domain.", partial(tests.groups_by_domain, kind="v", groups=True)),
+    Claim("u-does-not", "u does not group clients by domain.", partial(tests.groups_by_domain, kind="u", groups=False)),
+    Claim("u-more-alike", "u is more alike between clients than v.", tests.u_more_alike),
+    Claim(
+        "layout",
+        "F*F x I*O beats I*F x O*F.",
+        partial(tests.architectures, one=("factorized-fl", ""), other=("mixed-layout", ""), word="more"),
+    ),
+    Claim(
+        "beats-regular",
+        "A factorised network beats the regular one, whatever the architecture.",
+        partial(tests.architectures, one=("factorized-fl", ""), other=("stand-alone", ""), word="more"),
+    ),
+    Claim(
+        "more-layers-help",
+        "More fully connected layers help a factorised network.",
+        partial(tests.more_layers, method="factorized-fl", word="more"),
+    ),
+    Claim("more-layers-hurt", "And hurt a regular one.", partial(tests.more_layers, method="stand-alone", word="less")),
+    Claim("sizes", "The sparsity table's sizes, with an L1 penalty as Eq. 6 has it.", partial(tests.sizes, l1=True)),
+    Claim(
+        "sizes-no-gradient",
+        "The same sizes if L1 has no gradient, as in the authors' code.",
+        partial(tests.sizes, l1=False),
+    ),
+    Claim(
+        "small-and-better",
+        "A factorised model beats the regular one even with 30% fewer parameters.",
+        tests.small_and_better,
+    ),
+    Claim("costs", "The cost column, by the paper's own formula in either convention.", tests.costs),
+    Claim(
+        "heterogeneity", "Permuted labels drive updates apart, and another domain even more so.", tests.farther_apart
+    ),
+    Claim(
+        "averages-degrade",
+        "Averaging with a model for permuted labels or another domain costs accuracy.",
+        tests.averages_degrade,
+    ),
+    Claim(
+        "u-approaches",
+        "As federated training goes on u comes closer between data sets while v stays apart.",
+        tests.u_comes_closer,
+    ),
+)

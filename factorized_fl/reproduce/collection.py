@@ -1,0 +1,138 @@
+"""All finished cells, and the statistics that tables and claims are made of."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from factorized_fl.federation.rundir import Record
+from factorized_fl.reproduce.cells import Cell, Result, read_result
+from factorized_fl.reproduce.choices import read_choices
+from factorized_fl.reproduce.studies import STUDIES
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What lies under a folder of results."""
+
+    cells: dict[tuple[str, str, str], list[Result]]  # by study, setting and row; in the order of the seeds
+    heterogeneity: list[Record]
+    choices: list[Record]
+
+    def of(self, what: str, setting: str, row: str) -> list[Result]:
+        """The runs of a cell, one per seed; none if it was not run."""
+        return self.cells.get((what, setting, row), [])
+
+    def get(self, cell: Cell) -> list[Result]:
+        """The same for a cell, whatever its seed."""
+        return self.of(cell.what, cell.setting, cell.row)
+
+
+def collect(results: Path) -> Collection:
+    """Read all finished cells of all studies, every seed there is."""
+    cells = {}
+    for study in STUDIES.values():
+        for cell in study.own:
+            ending = cell.path(results).name.removesuffix("-seed1.json")
+            paths = cell.path(results).parent.glob(f"{ending}-seed*.json")
+            found = [result for path in paths if (result := read_result(path))]
+            if found:
+                cells[cell.what, cell.setting, cell.row] = sorted(found, key=lambda result: result.seed)
+    others = sorted((results / "heterogeneity").glob("seed*.json"))
+    return Collection(cells, [json.loads(path.read_text(encoding="utf-8")) for path in others], read_choices(results))
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean in percent over clients and seeds, and the spread between seeds if there are several."""
+
+    value: float
+    spread: float | None
+    seeds: tuple[int, ...]
+
+
+def mean(results: Sequence[Result], domain: str | None = None, round: int | None = None) -> Mean | None:
+    """Accuracy over clients and seeds, of one domain or all, after a round or the last; nothing if not run."""
+    if not results:
+        return None
+    values = [100 * statistics.fmean(_of_domain(result, domain, round)) for result in results]
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Mean(statistics.fmean(values), spread, tuple(result.seed for result in results))
+
+
+def _of_domain(result: Result, domain: str | None, round: int | None) -> list[float]:
+    row = result.curve[-1 if round is None else round - 1]
+    return [a for a, of in zip(row, result.domains, strict=True) if a is not None and domain in (None, of)]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two cells' accuracies in points, paired by seed and client, with its standard error."""
+
+    points: float
+    error: float
+    pairs: int
+
+    @property
+    def word(self) -> str:
+        """more, less, or no difference beyond two standard errors."""
+        if abs(self.points) <= 2 * self.error:
+            return "same"
+        return "more" if self.points > 0 else "less"
+
+    def __str__(self) -> str:
+        return f"{self.points:+.2f} ± {self.error:.2f}"
+
+
+def difference(ours: Sequence[Result], others: Sequence[Result], round: int | None = None) -> Difference | None:
+    """Mean of (ours - others) over all clients of the seeds that both were run with; nothing if there are none.
+
+    The standard error is the largest of three: from all pairs of one client and seed as if independent; between the
+    seeds' means, if there are several; and, with a single client, from the size of the test.
+    """
+    theirs = {result.seed: result for result in others}
+    paired = [(result, theirs[result.seed]) for result in ours if result.seed in theirs]
+    if not paired:
+        return None
+    by_seed = [
+        [100 * (a - b) for a, b in zip(one.accuracies(round), other.accuracies(round), strict=True)]
+        for one, other in paired
+    ]
+    pairs = [value for values in by_seed for value in values]
+    errors = [0.0]
+    if len(pairs) > 1:
+        errors.append(statistics.stdev(pairs) / math.sqrt(len(pairs)))
+    if len(by_seed) > 1:
+        errors.append(statistics.stdev(statistics.fmean(values) for values in by_seed) / math.sqrt(len(by_seed)))
+    if len(by_seed[0]) == 1:
+        variances = [_test_variance(result, round) for pair in paired for result in pair]
+        errors.append(100 * math.sqrt(sum(variances)) / len(paired))
+    return Difference(statistics.fmean(pairs), max(errors), len(pairs))
+
+
+def _test_variance(result: Result, round: int | None) -> float:
+    """Of an accuracy as measured on so many images."""
+    (accuracy,) = result.accuracies(round)
+    (total,) = result.record["clients"]["scored"]
+    return accuracy * (1 - accuracy) / total
+
+
+def total_bytes(results: Sequence[Result]) -> float | None:
+    """Bytes of a run as serialised, both ways, the mean over seeds."""
+    return statistics.fmean(r.record["bytes"]["up"] + r.record["bytes"]["down"] for r in results) if results else None
+
+
+def formula_gigabytes(results: Sequence[Result], convention: str = "a") -> float | None:
+    """Gigabytes of a run by the paper's formula."""
+    return statistics.fmean(r.record["bytes"][f"formula_{convention}"] for r in results) / 1e9 if results else None
+
+
+def model_millions(result: Result, round: int | None = None) -> float | None:
+    """Millions of numbers in a factorised model when small entries of mu count as zero (the paper's count)."""
+    factors = result.record.get("factors")
+    if not factors:
+        return None
+    kept = factors["mu_kept"][-1 if round is None else round - 1] if "mu_kept" in factors else 0
+    return (factors["numbers"]["u"] + factors["numbers"]["v"] + kept) / 1e6

@@ -1,0 +1,266 @@
+"""docs/reproduction.md and the README's short table, from the results alone: the same results give the same bytes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.report.tables import size
+from factorized_fl.reproduce import prose
+from factorized_fl.reproduce.claims import judge
+from factorized_fl.reproduce.collection import Collection
+from factorized_fl.reproduce.figures import drawings
+from factorized_fl.reproduce.names import title, variant_title
+from factorized_fl.reproduce.prose import CLOSE
+from factorized_fl.reproduce.rows import AVERAGE, Row, rows_of
+from factorized_fl.reproduce.show import value
+
+DOCUMENT = "reproduction.md"
+FIGURES = "figures"
+BEGIN, END = "<!-- reproduction: written by `ffl reproduce --show` -->", "<!-- end of reproduction -->"
+
+
+def document(found: Collection) -> str:
+    """The whole page."""
+    parts = [
+        prose.INTRODUCTION,
+        _machines(found),
+        "## Label heterogeneity (Table 1, top)",
+        *_label(found, "label-cifar10", "### CIFAR-10"),
+        *_label(found, "label-svhn", "### SVHN"),
+        "## Domain heterogeneity (Table 1, bottom)",
+        *_domains(found),
+        "## Ablations (figure 5 g)",
+        "The paper shows curves and prints no numbers.",
+        _listing(rows_of("ablation", found)),
+        *_figures(found, "ablation"),
+        "## Similarity of u and v (figure 5 a-f)",
+        prose.SIMILARITY,
+        _pivot(rows_of("similarity", found), title),
+        *_figures(found, "similarity"),
+        "## Architectures (figure 5 h)",
+        prose.ARCHITECTURES,
+        _pivot(rows_of("architectures", found), _kernel, transposed=True),
+        "## Sparsity (figure 5 i and appendix)",
+        prose.SPARSITY,
+        _pivot([row for row in rows_of("sparsity", found) if "," in row.setting], str, transposed=True),
+        "Accuracy on the domains with other lambdas:",
+        _listing([row for row in rows_of("sparsity", found) if "," not in row.setting]),
+        *_figures(found, "sparsity"),
+        "## Heterogeneity of updates (figures 2 and 4)",
+        prose.HETEROGENEITY,
+        _pivot(rows_of("heterogeneity", found), str),
+        *_figures(found, "heterogeneity"),
+        *_differences(found),
+        *_choices(found),
+        *_claims(found),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+# -- entries
+
+
+def entry(row: Row) -> str:
+    """paper / ours (difference)."""
+    ours = "not run" if row.ours is None else value(row.ours, row.spread, row.unit)
+    if row.paper is None:
+        return ours
+    digits = 2 if row.unit == "%" else 3
+    gap = "" if row.difference is None else f" ({row.difference:+.{digits}f})"
+    return f"{row.paper:.{digits}f} / {ours}{gap}"
+
+
+def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}", *rows])
+
+
+def _pivot(rows: Sequence[Row], name: Callable[[str], str], transposed: bool = False) -> str:
+    """Methods as columns and settings as lines; transposed, methods as lines."""
+    entries = {(row.setting, row.method): entry(row) for row in rows}
+    settings = list(dict.fromkeys(row.setting for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))
+    if transposed and len(settings) <= 4:
+        lines = [[name(m), *(entries.get((s, m), "") for s in settings)] for m in methods]
+        return _table(["", *settings], lines)
+    return _table(["", *map(name, methods)], [[s, *(entries.get((s, m), "") for m in methods)] for s in settings])
+
+
+def _listing(rows: Sequence[Row]) -> str:
+    lines = [
+        [
+            title(row.method),
+            entry(row),
+            ", ".join(map(str, row.seeds)) or "-",
+            "-" if row.bytes is None else size(row.bytes),
+        ]
+        for row in rows
+    ]
+    return _table(("method", "accuracy, %", "seeds", "bytes sent"), lines)
+
+
+def _kernel(method: str) -> str:
+    return {"stand-alone": "regular", "mixed-layout": "I\\*F x O\\*F", "factorized-fl": "F\\*F x I\\*O"}[method]
+
+
+def _figures(found: Collection, *names: str) -> list[str]:
+    ready = {drawing.name: drawing.caption for drawing in drawings(found)}
+    return [f"![{ready[name]}]({FIGURES}/{name}.svg)\n\n*{ready[name]}*" for name in names if name in ready]
+
+
+# -- sections
+
+
+def _machines(found: Collection) -> str:
+    results = [result for runs in found.cells.values() for result in runs]
+    if not results:
+        return "No cell has been run yet."
+    devices = sorted({result.record["environment"]["device"] for result in results})
+    commits = sorted({result.record["commit"] or "unknown" for result in results})
+    hours = sum(result.seconds for result in results) / 3600
+    return (
+        f"So far {len(results)} runs, {hours:.1f} hours in all, on {', '.join(devices)}, "
+        f"from commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}."
+    )
+
+
+def _costs(row: Row) -> list[str]:
+    paper = "-" if row.paper_gb is None else f"{row.paper_gb:g}"
+    formula = "-" if row.formula_gb is None else f"{row.formula_gb:.2f}"
+    sent = "-" if row.bytes is None else f"{row.bytes / 1e9:.2f}"
+    return [paper, formula, sent]
+
+
+def _label(found: Collection, what: str, heading: str) -> list[str]:
+    rows = rows_of(what, found)
+    settings = ("standard-iid", "permuted-iid", "standard-non-iid", "permuted-non-iid")
+    by_place = {(row.method, row.setting): row for row in rows}
+    methods = dict.fromkeys(row.method for row in rows)
+    lines = [
+        [title(m), *(entry(by_place[m, s]) for s in settings), *_costs(by_place[m, "permuted-iid"])] for m in methods
+    ]
+    headings = ("method", *settings, "paper, GB", "formula, GB", "serialised, GB")
+    seeds = sorted({seed for row in rows for seed in row.seeds})
+    note = f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. Costs are those of the permuted IID setting."
+    return [heading, _table(headings, lines), note, *_figures(found, what)]
+
+
+def _domains(found: Collection) -> list[str]:
+    rows = rows_of("domains", found)
+    places = list(dict.fromkeys(row.setting for row in rows))
+    by_place = {(row.method, row.setting): row for row in rows}
+    lines = [
+        [title(m), *(entry(by_place[m, place]) for place in places), *_costs(by_place[m, AVERAGE])]
+        for m in dict.fromkeys(row.method for row in rows)
+    ]
+    seeds = sorted({seed for row in rows for seed in row.seeds})
+    return [
+        _table(("method", *places, "paper, GB", "formula, GB", "serialised, GB"), lines),
+        f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. The paper has no row for beta here.",
+        *_figures(found, "domains", "domains-clients"),
+    ]
+
+
+def _differences(found: Collection) -> list[str]:
+    far = [
+        row
+        for what in ("label-cifar10", "label-svhn", "domains")
+        for row in rows_of(what, found)
+        if (what != "domains" or row.setting == AVERAGE) and row.difference is not None and abs(row.difference) > CLOSE
+    ]
+    departures = rows_of("departures", found)
+    lines = []
+    for row in far:
+        setting = "domains" if row.what == "domains" else row.setting
+        tried = [
+            other
+            for other in departures
+            if other.setting == setting
+            and other.method.partition("+")[0] == row.method
+            and other.ours is not None
+            and row.what != "label-svhn"
+        ]
+        near = [
+            f"{variant_title(other.method)} ({other.ours:.2f})"
+            for other in tried
+            if other.difference is not None and abs(other.difference) <= CLOSE
+        ]
+        outcome = "nothing to switch on" if not tried else ", ".join(near) or f"none of the {len(tried)} tried"
+        lines.append([row.what, row.setting, title(row.method), entry(row), outcome])
+    parts = [prose.DIFFERENCES]
+    headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")
+    parts.append(_table(headings, lines) if lines else "No cell that was run differs by so much.")
+    run = [row for row in departures if row.ours is not None]
+    if run:
+        parts.append("All departures that were run:")
+        entries = [[row.setting, title(row.method), entry(row), ", ".join(map(str, row.seeds))] for row in run]
+        parts.append(_table(("setting", "method", "accuracy, %", "seeds"), entries))
+    return parts
+
+
+def _choices(found: Collection) -> list[str]:
+    if not found.choices:
+        return [prose.CHOICES, "Nothing was chosen yet: all values are the presets'."]
+    lines = []
+    for made in found.choices:
+        tried = "; ".join(f"{_options(one['options'])}: {100 * one['accuracy']:.2f}%" for one in made["tried"])
+        where = "all" if made["presets"] is None else ", ".join(made["presets"])
+        lines.append([", ".join(map(title, made["methods"])), _options(made["options"]), where, made["rule"], tried])
+    return [prose.CHOICES, _table(("method", "chosen", "for", "rule", "tried, on validation images"), lines)]
+
+
+def _options(options: dict[str, float]) -> str:
+    return ", ".join(f"{name} = {number:g}" for name, number in options.items())
+
+
+def _claims(found: Collection) -> list[str]:
+    judged = judge(found)
+    parts = [
+        prose.CLAIMS,
+        _table(("claim", "verdict", "checks"), [[j.claim.statement, f"**{j.verdict}**", j.count] for j in judged]),
+        "### Every check",
+    ]
+    words = {True: "as claimed", False: "not as claimed"}
+    for entry_ in judged:
+        lines = [[check.text, words[bool(check.passed)], check.figures] for check in entry_.ran]
+        if lines:
+            table = _table(("check", "outcome", "figures"), lines)
+            parts.append(f"<details><summary>{entry_.claim.statement}</summary>\n\n{table}\n\n</details>")
+    return parts
+
+
+# -- the README
+
+
+def short_table(found: Collection) -> str:
+    """The README's table: domains and permuted CIFAR-10."""
+    domains = {row.method: row for row in rows_of("domains", found) if row.setting == AVERAGE}
+    labels = {(row.method, row.setting): row for row in rows_of("label-cifar10", found)}
+    lines = [
+        [title(m), entry(row), *(entry(labels[m, f"permuted-{partition}"]) for partition in ("iid", "non-iid"))]
+        for m, row in domains.items()
+    ]
+    return _table(("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10"), lines)
+
+
+def with_short_table(readme: str, found: Collection) -> str:
+    """The README with its table renewed between the markers; as it is if it has none."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{short_table(found)}\n{END}{after}" if begin and end else readme
+
+
+def write_documents(found: Collection, docs: Path, readme: Path) -> list[Path]:
+    """Write the page, and the README's table if there is a README with markers."""
+    if not docs.is_dir():
+        raise UserError(f"There is no folder '{docs}' to write {DOCUMENT} to: give another with --docs.")
+    write_atomically(docs / DOCUMENT, document(found).encode())
+    written = [docs / DOCUMENT]
+    if readme.is_file():
+        text = readme.read_text(encoding="utf-8")
+        renewed = with_short_table(text, found)
+        if renewed != text:
+            write_atomically(readme, renewed.encode())
+            written.append(readme)
+    return written

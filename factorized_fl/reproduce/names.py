@@ -1,0 +1,27 @@
+"""What rows are called when people read them."""
+
+from factorized_fl.methods import METHODS
+
+_VARIANTS = {
+    "released": "all departures",
+    "no-l1": "no gradient of L1",
+    "peers": "released tau and fewest peers",
+    "released-layout": "released layout",
+    "head-reset": "classifier reset each round",
+    "head-mu": "Xavier mu in the classifier",
+    "sequential": "mixed in place",
+    "three-best": "three most similar",
+}
+
+
+def title(row: str) -> str:
+    """A row's name: the method's title and, in brackets, what is different about it."""
+    method, _, variant = row.partition("+")
+    name = METHODS[method].title if method in METHODS else method
+    return f"{name} ({_VARIANTS.get(variant, variant.replace(',', ', '))})" if variant else name
+
+
+def variant_title(row: str) -> str:
+    """Only what is different."""
+    variant = row.partition("+")[2]
+    return _VARIANTS.get(variant, variant)

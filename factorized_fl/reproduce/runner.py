@@ -1,0 +1,165 @@
+"""Runs cells: each an ordinary run in a directory of its own, resumed if it was cut off, then kept as one file."""
+
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from factorized_fl.config import Config
+from factorized_fl.federation.build import Federation
+from factorized_fl.federation.run import Observer, Stopped, run
+from factorized_fl.federation.rundir import Record, RunDirectory
+from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result, write_result
+from factorized_fl.reproduce.measures import FACTORS, measure
+from factorized_fl.reproduce.recorder import FactorRecorder
+
+WORK = Path("runs/paper")
+_ROUND_MARGIN = 1.5  # a round may take so much longer than the one before it, checkpoint included
+Watch = Callable[[Config], AbstractContextManager[Observer]]
+
+
+@dataclass
+class Clock:
+    """How much time there is; an interrupt ends it, too."""
+
+    seconds: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    interrupted: bool = False
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        if self.interrupted:
+            return 0.0
+        return float("inf") if self.seconds is None else self.seconds - (time.monotonic() - self.began)
+
+    @contextmanager
+    def heeding_interrupts(self) -> Iterator[None]:
+        """The first Ctrl-C ends the time, so that the round under way is finished and kept; the second ends all."""
+
+        if threading.current_thread() is not threading.main_thread():  # only the main thread hears signals
+            yield
+            return
+
+        def end(number: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, end)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+class Stopper:
+    """Leaves a run, checkpointed, when another round would not fit into the time left."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.ready = 0.0
+
+    def started(self, federation: Federation, done: int) -> None:
+        """Note when the rounds begin."""
+        self.rounds = federation.config.rounds
+        self.ready = self.since = time.monotonic()
+
+    def client_done(self, round: int, client: int) -> None:
+        """Nothing to do inside a round."""
+
+    def round_done(self, round: int, records: Sequence[Record]) -> None:
+        """Stop in time; the last round is the end anyway."""
+        now = time.monotonic()
+        took, self.since = now - self.since, now
+        if round < self.rounds and self.clock.left < _ROUND_MARGIN * took:
+            raise Stopped
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What became of a cell: "done", "was done", "cut off" or "no time"."""
+
+    cell: Cell
+    state: str
+    result: Result | None = None
+    another_configuration: bool = False  # a file from a configuration that is not the one wanted now
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    results: Path,
+    *,
+    data: Path | None = None,
+    work: Path = WORK,
+    clock: Clock | None = None,
+    device: str = "auto",
+    chosen: Callable[[Cell], Mapping[str, Any]] = lambda cell: {},
+    watch: Watch | None = None,
+) -> Iterator[Progress]:
+    """Run what has no file yet, in order, while there is time; tells of each cell."""
+    clock = clock or Clock()
+    cut_off = False
+    with clock.heeding_interrupts():
+        for cell in cells:
+            config = cell.config(chosen(cell))
+            if (result := read_result(cell.path(results))) is not None:
+                yield Progress(cell, "was done", result, result.configuration != as_record(config))
+                continue
+            directory = RunDirectory(work / f"{cell.name}-{_digest(config)}")
+            begun = directory.checkpoint_path.exists()
+            if cut_off or clock.left <= 0 or (not begun and clock.left < expected_seconds(cell, results)):
+                yield Progress(cell, "no time")
+                continue
+            try:
+                run_cell(cell, config, results, directory, data=data, clock=clock, device=device, watch=watch)
+            except Stopped:
+                cut_off = True
+                yield Progress(cell, "cut off")
+                continue
+            yield Progress(cell, "done", read_result(cell.path(results)))
+
+
+def run_cell(
+    cell: Cell,
+    config: Config,
+    results: Path,
+    directory: RunDirectory,
+    *,
+    data: Path | None,
+    clock: Clock,
+    device: str,
+    watch: Watch | None,
+) -> None:
+    """Run one cell to its end and write its file; its checkpoint, which is large, is not needed any more."""
+    began = time.monotonic()
+    stopper = Stopper(clock)
+    with watch(config) if watch else nullcontext() as watching:
+        observers = [FactorRecorder(directory.path / FACTORS), *([watching] if watching else []), stopper]
+        run(config, directory.path, data=data, resume=True, observers=observers, device=device)
+    start = stopper.ready - began if stopper.ready else 0.0
+    write_result(cell.path(results), measure(cell, directory, start))
+    directory.checkpoint_path.unlink(missing_ok=True)
+
+
+def _digest(config: Config) -> str:
+    """Short, and different for another configuration: a run that was cut off is never resumed with that."""
+    return blake2b(config.to_toml().encode(), digest_size=4).hexdigest()
+
+
+def expected_seconds(cell: Cell, results: Path) -> float:
+    """What cells of the same study took: of the same method if there are any; 0 if nothing is known.
+
+    The longest of the same method, or half as much again as the usual cell, to be on the safe side.
+    """
+    done = [found for path in sorted((results / cell.what).rglob("*.json")) if (found := read_result(path))]
+    same = [result.seconds for result in done if result.record.get("method") == cell.method]
+    if same:
+        return max(same)
+    return 1.5 * statistics.median(result.seconds for result in done) if done else 0.0

@@ -1,0 +1,28 @@
+"""A small paper to reproduce: two domains of little pictures, a handful of cells that take a second each."""
+
+from pathlib import Path
+
+import pytest
+
+from factorized_fl import presets
+from factorized_fl.reproduce import studies
+from factorized_fl.reproduce.cells import Cell
+from factorized_fl.reproduce.studies import Study
+from tests.tiny import TABLE, write_folder
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture
+def tiny_studies(monkeypatch: pytest.MonkeyPatch) -> dict[str, Study]:
+    monkeypatch.setitem(presets.PRESETS, "tiny", TABLE)
+    methods = ("stand-alone", "fedavg", "factorized-fl")
+    domains = Study("domains", "tiny", tuple(Cell("domains", "domains", m, "tiny") for m in methods), seeds=(1, 2))
+    own = Cell("ablation", "ablation", "factorized-fl", "tiny", variant="alone", settings={"tau": 1.0})
+    ablation = Study("ablation", "tiny", (own,), domains.own[1:2])
+    found = {"domains": domains, "ablation": ablation}
+    monkeypatch.setattr(studies, "STUDIES", found)
+    return found

@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+
+from factorized_fl.reproduce.collection import collect, difference, formula_gigabytes, mean, model_millions, total_bytes
+from tests.reproduce.fake import factors, write
+
+
+def test_mean_and_spread_over_seeds_and_domains(tmp_path: Path) -> None:
+    for seed, shift in ((2, 2.0), (10, 0.0)):
+        write(tmp_path, "domains", "fedavg", [50 + shift, 60 + shift, 70, 80, 90], seed=seed)
+    runs = collect(tmp_path).of("domains", "domains", "fedavg")
+    assert [run.seed for run in runs] == [2, 10]
+    whole = mean(runs)
+    assert whole is not None
+    assert (whole.value, whole.seeds) == (pytest.approx(70.4), (2, 10))
+    assert whole.spread == pytest.approx(0.8 / 2**0.5)
+    household = mean(runs, "household")
+    assert household is not None
+    assert household.value == pytest.approx(51)
+    first = mean(runs, round=1)
+    assert first is not None
+    assert (first.value, first.spread) == (pytest.approx(10), pytest.approx(0))
+    assert mean(collect(tmp_path).of("domains", "domains", "fedprox")) is None
+    assert total_bytes(runs) == 3e9
+    assert formula_gigabytes(runs) == pytest.approx(20.388)
+
+
+def test_difference_is_paired_by_client_and_seed(tmp_path: Path) -> None:
+    write(tmp_path, "domains", "fedavg", [50, 60, 70, 80, 90])
+    write(tmp_path, "domains", "stand-alone", [48, 59, 67, 79, 87])
+    found = collect(tmp_path)
+    gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
+    assert gap is not None
+    # Differences 2, 1, 3, 1, 3: mean 2, standard deviation 1, so a standard error of 1 / sqrt(5).
+    assert (gap.points, gap.error, gap.pairs) == (pytest.approx(2), pytest.approx(1 / 5**0.5), 5)
+    assert gap.word == "more"
+    back = difference(found.of("domains", "domains", "stand-alone"), found.of("domains", "domains", "fedavg"))
+    assert back is not None
+    assert back.word == "less"
+
+
+def test_seeds_that_disagree_make_the_error_larger(tmp_path: Path) -> None:
+    for seed, shift in ((1, 1), (2, 5)):
+        write(tmp_path, "domains", "fedavg", [50 + shift] * 5, seed=seed)
+        write(tmp_path, "domains", "stand-alone", [50] * 5, seed=seed)
+    write(tmp_path, "domains", "stand-alone", [1] * 5, seed=3)  # which the other has not
+    found = collect(tmp_path)
+    gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
+    assert gap is not None
+    # The seeds' means are 1 and 5: standard deviation sqrt(8), divided by sqrt(2).
+    assert (gap.points, gap.error) == (pytest.approx(3), pytest.approx(2))
+    assert gap.word == "same"
+
+
+def test_a_single_client_has_the_error_of_its_test(tmp_path: Path) -> None:
+    write(tmp_path, "architectures", "stand-alone", [50], setting="resnet9-1fc")
+    write(tmp_path, "architectures", "factorized-fl", [54], setting="resnet9-1fc", factors=factors(5, True))
+    found = collect(tmp_path)
+    one, other = (found.of("architectures", "resnet9-1fc", row) for row in ("factorized-fl", "stand-alone"))
+    gap = difference(one, other)
+    assert gap is not None
+    assert gap.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.5 * 0.5 / 1000) ** 0.5)
+    assert gap.word == "same"
+    assert model_millions(one[0]) == pytest.approx(2.283)  # 344 + 270,538 + 2,012,118
+    assert model_millions(other[0]) is None

@@ -1,0 +1,137 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from factorized_fl.reproduce.collection import collect
+from factorized_fl.reproduce.document import BEGIN, END, document, with_short_table, write_documents
+from factorized_fl.reproduce.figures import draw_all, drawings
+from factorized_fl.reproduce.rows import rows_of
+from factorized_fl.reproduce.show import rows_records
+from factorized_fl.reproduce.studies import STUDIES
+from tests.reproduce.fake import factors, mixing, write
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "paper"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A little of everything."""
+    folder = tmp_path / "results"
+    level = [60.0 + k % 4 for k in range(20)]
+    for method in ("stand-alone", "fedavg"):
+        write(folder, "domains", method, level)
+        write(folder, "label-cifar10", method, level, setting="permuted-iid")
+    extra = {"factors": factors(20, True), "mixing": mixing(20)}
+    for seed in (1, 2):
+        write(folder, "domains", "factorized-fl", level, seed=seed, **extra)
+    write(folder, "label-cifar10", "factorized-fl", [60.0] * 20, setting="permuted-iid", **extra)
+    write(folder, "departures", "factorized-fl+no-l1", [67.0] * 20, setting="permuted-iid", **extra)
+    write(folder, "ablation", "without-mu", level, **extra)
+    write(folder, "sparsity", "factorized-fl+lambda=0.001", [62.0], setting="single-client", factors=factors(5, True))
+    record = {
+        "seed": 1,
+        "parties": ["partition 1", "partition 2", "partition 2, permuted", "CIFAR-10"],
+        "tests": 100,
+        "average_every": 3,
+        "dense": {"body": {"total": [[0.5, 0.6, 0.7], [0.6, 0.8, 1.0]]}},
+        "factorised": {kind: {"total": [[0.1, 0.2, 0.3]] * 2} for kind in ("u", "v", "mu")},
+        "factorised_together": {
+            party: {"u": {"total": [[0.5], [0.2]]}, "v": {"total": [[0.9], [1.0]]}}
+            for party in ("partition 2", "partition 2, permuted", "CIFAR-10")
+        },
+        "averaged": {
+            "partition 2": {"all": [[90, 80], [92, 90]]},
+            "partition 2, permuted": {"all": [[90, 40], [92, 50]]},
+            "CIFAR-10": {"all": [[90, 30], [92, 30]]},
+        },
+        "alone": [[90, 90], [92, 92]],
+    }
+    (folder / "heterogeneity").mkdir()
+    (folder / "heterogeneity" / "seed1.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_the_page_shows_numbers_differences_and_what_was_not_run(results: Path) -> None:
+    page = document(collect(results))
+    assert "| Stand-Alone | 59.38 / 61.50 (+2.12) |" in page
+    assert "61.35 / 61.50 (+0.15)" in page
+    assert "64.49 / 61.50 ± 0.00 (-2.99)" in page
+    assert "| FedProx | 56.77 / not run |" in page
+    # 7.91 points below the paper, and without the gradient of L1 within 2.5 points of it.
+    assert (
+        "| label-cifar10 | permuted-iid | Factorized-FL | 67.91 / 60.00 (-7.91) | no gradient of L1 (67.00) |" in page
+    )
+    assert "Permuted labels drive updates apart, and another domain even more so. | **holds** | 2 of 2" in page
+    assert "v groups clients by domain. | **holds** | 1 of 1 as claimed, 2 not run" in page
+    assert "| Factorized-FL beta | not run | not run |" in page
+    assert "2.283" in page
+
+
+def test_the_same_results_give_the_same_page_and_figures(results: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    contents = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        found = collect(results)
+        write_documents(found, tmp_path / name, tmp_path / "none.md")
+        paths = draw_all(found, tmp_path / name / "figures")
+        contents.append({path.name: path.read_bytes() for path in [*paths, tmp_path / name / "reproduction.md"]})
+    assert contents[0] == contents[1]
+    names = {drawing.name for drawing in drawings(collect(results))}
+    assert names == {
+        *("domains", "domains-clients", "label-cifar10", "ablation", "similarity", "sparsity", "heterogeneity"),
+    }
+    page = contents[0]["reproduction.md"].decode()
+    for name in names:
+        assert f"(figures/{name}.svg)" in page
+        assert contents[0][f"{name}.svg"].startswith(b"<?xml")
+
+
+def test_rows_for_a_program(results: Path) -> None:
+    rows = rows_records(rows_of("domains", collect(results)))
+    (row,) = (row for row in rows if (row["setting"], row["method"]) == ("average", "factorized-fl"))
+    assert {key: row[key] for key in ("what", "paper", "ours", "spread", "seeds", "bytes")} == {
+        "what": "domains",
+        "paper": 64.49,
+        "ours": 61.5,
+        "spread": 0.0,
+        "seeds": [1, 2],
+        "bytes": 3e9,
+    }
+    (missing,) = (row for row in rows if (row["setting"], row["method"]) == ("average", "fedprox"))
+    assert (missing["paper"], missing["ours"], missing["seeds"]) == (56.71, None, [])
+
+
+@pytest.mark.parametrize("what", list(STUDIES))
+def test_every_study_has_rows_before_anything_was_run(what: str, tmp_path: Path) -> None:
+    rows = rows_of(what, collect(tmp_path))
+    assert rows
+    assert all(row.ours is None for row in rows)
+    published = {row.method for row in rows if row.paper is not None}
+    assert bool(published) == (
+        what in ("label-cifar10", "label-svhn", "domains", "architectures", "sparsity", "departures")
+    )
+
+
+def test_the_readmes_table_stands_between_its_markers(results: Path) -> None:
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    renewed = with_short_table(text, collect(results))
+    assert renewed.startswith(f"before\n{BEGIN}\n| paper / ours, % |")
+    assert renewed.endswith(f"{END}\nafter\n")
+    assert "old" not in renewed
+    assert "| FedAvg | 56.42 / 61.50 (+5.08) | 65.31 / 61.50 (-3.81) | 48.90 / not run |" in renewed
+    assert with_short_table("no markers", collect(results)) == "no markers"
+    assert with_short_table(renewed, collect(results)) == renewed
+
+
+def test_the_repositorys_page_is_what_its_results_give() -> None:
+    """Whoever adds results runs `ffl reproduce --show` once more."""
+    found = collect(RESULTS)
+    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == document(found)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_short_table(readme, found) == readme
+    assert BEGIN in readme
+    for drawing in drawings(found):
+        assert (ROOT / "docs" / "figures" / f"{drawing.name}.svg").exists()
