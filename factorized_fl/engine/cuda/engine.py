@@ -18,8 +18,9 @@ from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
 
-# Milliseconds of a client step by the number of clients side by side (docs/performance.md).
-LANES = {2: 1.69, 4: 1.55, 5: 1.37, 10: 1.29}
+# Milliseconds of a client step by the number of clients side by side (docs/performance.md; 2 and 4 scaled from an
+# earlier version's).
+LANES = {2: 1.55, 4: 1.42, 5: 1.23, 10: 1.18}
 _TEST_PIXELS = 1024 * 1000  # of one lane at once
 
 
