@@ -25,11 +25,11 @@ def test_run_then_show_then_nothing_left_to_run(capsys, images: Path, tmp_path: 
     code, out, err = ffl(capsys, "reproduce", "ablation", "--data", images, "--device", "cpu", *folders)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].startswith("1/2 ablation/without-mu-seed1: ")
-    assert lines[1].startswith("2/2 ablation/random-matching-seed1: ")
+    assert lines[0].startswith("ablation/without-mu-seed1: done, ")
+    assert lines[1].startswith("ablation/random-matching-seed1: done, ")
     code, again, _ = ffl(capsys, "reproduce", "ablation", "--data", images, *folders)
     assert code == 0
-    assert again.count("(was done)") == 2
+    assert again.count("was done") == 2
     code, shown, _ = ffl(capsys, "reproduce", "--show", "ablation", "--format", "json", *folders)
     rows = json.loads(shown)
     assert [row["method"] for row in rows] == ["without-mu", "random-matching"]
@@ -46,8 +46,20 @@ def test_no_minutes_runs_nothing_and_says_what_is_left(capsys, images: Path, tmp
     code, out, err = ffl(capsys, "reproduce", "ablation", "--data", images, "--minutes", "0", *folders)
     assert code == 0
     assert out.count("no time left") == 2
-    assert "2 of 2 cells are left" in err
+    assert "the same command goes on" in err
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_interrupt_ends_with_130_and_what_to_do(capsys, images: Path, tmp_path: Path, monkeypatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("factorized_fl.reproduce.runner.run", interrupted)
+    folders = ["--results", tmp_path / "r", "--work", tmp_path / "w"]
+    code, _, err = ffl(capsys, "reproduce", "ablation", "--data", images, *folders)
+    assert code == 130
+    assert "the same command goes on" in err
 
 
 def test_show_writes_the_page_the_figures_and_the_readmes_table(capsys, tmp_path: Path) -> None:
