@@ -7,22 +7,22 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from factorized_fl.cli.common import Data, Device, console, notes, parse_numbers, parse_words, resumable
+from factorized_fl.cli.common import Data, Device, console, notes, parse_numbers, parse_words
 from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.reproduce.cells import RESULTS
-from factorized_fl.reproduce.choices import chosen_options, write_choices
+from factorized_fl.reproduce.choices import read_choices
 from factorized_fl.reproduce.claims import judge
 from factorized_fl.reproduce.collection import collect
 from factorized_fl.reproduce.document import FIGURES, write_documents
 from factorized_fl.reproduce.figures import draw_all
-from factorized_fl.reproduce.heterogeneity import path_of, run_study
+from factorized_fl.reproduce.heterogeneity import path_of
 from factorized_fl.reproduce.rows import rows_of
-from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_cells
+from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_studies
 from factorized_fl.reproduce.show import claims_table, rows_records, rows_table
-from factorized_fl.reproduce.studies import STUDIES, find_study, select
+from factorized_fl.reproduce.studies import STUDIES, find_study
 
 DOCS = Path("docs")
 
@@ -31,19 +31,23 @@ def _watch(config: Config) -> ProgressObserver:
     return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}")
 
 
-def _tell(progress: Progress, position: str) -> None:
-    cell, result = progress.cell, progress.result
-    line = f"{position} {cell.name}: "
-    if progress.state in ("done", "was done"):
-        assert result is not None
-        accuracies = result.accuracies()
-        line += f"{100 * sum(accuracies) / len(accuracies):.2f}%"
-        line += f" in {result.seconds:.0f} s" if progress.state == "done" else " (was done)"
-        if progress.another_configuration:
-            line += ", with another configuration than today's: remove the file to run it again"
-    else:
-        line += {"cut off": "cut off in time, to be continued", "no time": "no time left"}[progress.state]
+def _tell(progress: Progress) -> None:
+    states = {"cut off": "cut off in time, to be continued", "no time": "no time left"}
+    line = f"{progress.name}: {states.get(progress.state, progress.state)}"
+    if progress.result is not None:
+        accuracies = progress.result.accuracies()
+        line += f", {100 * sum(accuracies) / len(accuracies):.2f}% in {progress.result.seconds:.0f} s"
+    if progress.another_configuration:
+        line += ", with another configuration than today's: remove the file to run it again"
     console.print(line, highlight=False, soft_wrap=True)
+
+
+def _tell_choices(results: Path) -> None:
+    for entry in read_choices(results):
+        where = "everywhere" if entry["presets"] is None else ", ".join(entry["presets"])
+        chosen = ", ".join(f"{name} = {value:g}" for name, value in entry["options"].items())
+        line = f"chosen for {', '.join(entry['methods'])}: {chosen} ({where})"
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _list(results: Path) -> None:
@@ -77,7 +81,6 @@ def _show(what: list[str], results: Path, format: str, docs: Path) -> None:
             console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
-@resumable()
 def reproduce(
     what: Annotated[list[str] | None, typer.Argument(metavar="WHAT...", help="Studies: see --list.")] = None,
     data: Data = None,
@@ -106,28 +109,27 @@ def reproduce(
     if not what:
         raise UserError("Say what to reproduce, for example `ffl reproduce domains`; --list shows what there is.")
     clock = Clock(None if minutes is None else 60 * minutes)
-    numbers = parse_numbers("--seeds", seeds)
-    cells = select(what, numbers, parse_words(methods), parse_words(settings))
-    watch = _watch if console.is_terminal else None
-    ran = run_cells(
-        cells, results, data=data, work=work, clock=clock, device=device, chosen=chosen_options(results), watch=watch
-    )
-    open_cells = 0
-    for number, progress in enumerate(ran, 1):
-        _tell(progress, f"{number}/{len(cells)}")
-        open_cells += progress.state in ("cut off", "no time")
-    if "heterogeneity" in what:
-        for seed in numbers or find_study("heterogeneity").seeds:
-            ran_now = run_study(results, seed, data, device)
-            console.print(
-                f"{path_of(results, seed)}: {'done' if ran_now else 'was done'}", highlight=False, soft_wrap=True
-            )
+    left = 0
+    try:
+        for progress in run_studies(
+            what,
+            results,
+            seeds=parse_numbers("--seeds", seeds),
+            methods=parse_words(methods),
+            settings=parse_words(settings),
+            data=data,
+            work=work,
+            clock=clock,
+            device=device,
+            watch=_watch if console.is_terminal else None,
+        ):
+            _tell(progress)
+            left += progress.state in ("cut off", "no time")
+    except KeyboardInterrupt:
+        clock.interrupted = True
     if "choices" in what:
-        for entry in write_choices(results):
-            where = "everywhere" if entry["presets"] is None else ", ".join(entry["presets"])
-            chosen = ", ".join(f"{name} = {value:g}" for name, value in entry["options"].items())
-            console.print(
-                f"chosen for {', '.join(entry['methods'])}: {chosen} ({where})", highlight=False, soft_wrap=True
-            )
-    if open_cells:
-        notes.print(f"{open_cells} of {len(cells)} cells are left: the same command goes on with them.")
+        _tell_choices(results)
+    if left or clock.interrupted:
+        notes.print("Not everything is done: the same command goes on where this one stopped.")
+    if clock.interrupted:
+        raise typer.Exit(130)

@@ -18,7 +18,7 @@ from factorized_fl.reproduce.measures import found as own_domain_found
 from factorized_fl.reproduce.measures import same_domain
 from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.published import published
-from factorized_fl.reproduce.rows import sparsity_results
+from factorized_fl.reproduce.rows import FEW_EPOCHS_ROUND, sparsity_results
 from factorized_fl.reproduce.studies import DOMAIN_METHODS, HEADS, LABEL_METHODS, LAMBDAS
 
 LABEL_STUDIES = ("label-cifar10", "label-svhn")
@@ -176,16 +176,18 @@ def architectures(found: Collection, one: tuple[str, str], other: tuple[str, str
 
 
 def sizes(found: Collection, l1: bool) -> Iterator[Check]:
-    """Sizes of the factorised network against the published ones."""
+    """Sizes of the factorised network against the published ones, after few epochs and after many."""
     for value in LAMBDAS:
         paper = published()["sparsity"][f"lambda={value:g}"]["millions"]
-        text = f"size at lambda {value:g}{'' if l1 else ', no gradient of L1'} within {SIZE_TOLERANCE:.0%}"
-        results = sparsity_results(found, value, l1)
-        size = model_millions(results[0]) if results else None
-        if size is None:
-            yield Check(text)
-        else:
-            yield Check(text, abs(size / paper - 1) <= SIZE_TOLERANCE, f"{size:.3f} M, paper {paper:.3f} M")
+        for label, round in (("250 epochs", None), ("20 epochs", FEW_EPOCHS_ROUND)):
+            ending = "" if l1 else ", no gradient of L1"
+            text = f"size at lambda {value:g}{ending} after {label} within {SIZE_TOLERANCE:.0%}"
+            results = sparsity_results(found, value, l1)
+            size = model_millions(results[0], round) if results else None
+            if size is None:
+                yield Check(text)
+            else:
+                yield Check(text, abs(size / paper - 1) <= SIZE_TOLERANCE, f"{size:.3f} M, paper {paper:.3f} M")
 
 
 def small_and_better(found: Collection) -> Iterator[Check]:

@@ -18,13 +18,22 @@ from factorized_fl.reproduce.studies import DOMAIN_METHODS, LABEL_METHODS, STUDI
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = dict(
-    zip(
-        LABEL_METHODS,
-        ("#777777", "#1f77b4", "#d62728", "#ff7f0e", "#2ca02c", "#17becf", "#9467bd", "#8c564b", "#bcbd22"),
-        strict=True,
-    )
-)
+_COLOURS = {
+    "stand-alone": "#777777",
+    "fedavg": "#1f77b4",
+    "factorized-fl": "#d62728",
+    "factorized-fl-beta": "#ff7f0e",
+    "pfedpara": "#2ca02c",
+    "fedprox": "#17becf",
+    "clustered-fl": "#9467bd",
+    "per-fedavg": "#8c564b",
+    "fedfomo": "#bcbd22",
+    "factorized-fedavg": "#17becf",
+    "without-mu": "#777777",
+    "random-matching": "#2ca02c",
+    "worst-matching": "#9467bd",
+    "factorized-fl+three-best": "#8c564b",
+}
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "factorized-fl",  # or the same figure would have other identifiers each time
     "svg.fonttype": "none",
@@ -154,15 +163,16 @@ def _bars(found: Collection, figure: "Figure") -> None:
     clients = np.arange(len(next(iter(runs.values()))[0].domains))
     groups = np.array_split(clients, 5)
     width = 0.8 / len(runs)
+    lowest = 100 * min(accuracy for results in runs.values() for result in results for accuracy in result.accuracies())
     for part, group in zip(axes, groups, strict=True):
         for index, (row, results) in enumerate(runs.items()):
             values = 100 * np.mean([result.accuracies() for result in results], axis=0)
             places = np.arange(len(group)) + index * width
             part.bar(places, values[group], width, label=title(row), color=_COLOURS.get(row))
         part.set_ylabel(next(iter(runs.values()))[0].domains[group[0]])
-        part.set_ylim(bottom=40)
+        part.set_ylim(bottom=lowest - 5)
         for position, client in enumerate(group):
-            part.text(position, 41, str(client + 1), fontsize=6)
+            part.text(position - width / 2, lowest - 4.5, str(client + 1), fontsize=6)
     axes[-1].set_xticks([])
     _legend(figure, axes[0])
 

@@ -213,12 +213,8 @@ def path_of(results: Path, seed: int) -> Path:
     return results / "heterogeneity" / f"seed{seed}.json"
 
 
-def run_study(results: Path, seed: int, data: Path | None, device: str) -> bool:
-    """Run the study with one seed and keep it, unless that was done; says whether it was run."""
-    path = path_of(results, seed)
-    if path.exists():
-        return False
+def run_study(results: Path, seed: int, data: Path | None, device: str) -> None:
+    """Run the study with one seed and keep it."""
     began = time.monotonic()
     record = study(load_sets(data), seed, torch.device(find_device(device)))
-    write_result(path, record | {"seconds": round(time.monotonic() - began, 1)})
-    return True
+    write_result(path_of(results, seed), record | {"seconds": round(time.monotonic() - began, 1)})

@@ -54,6 +54,8 @@ CLAIMS = """## Claims
 A check compares two cells by the mean difference of their accuracies, paired by seed and client. Its standard error is
 the larger of two: from all pairs as if they were independent, and between the seeds' means where there are several
 (with a single client, from the size of its test). A check comes out as claimed if the difference has the claimed sign
-and exceeds two standard errors. A claim *holds* if all checks that were run do, *holds in part* if some do, *does not
+and exceeds two standard errors. "Consistent" means no loss beyond two standard errors or one point, a sharp drop five
+points or more; sizes must agree within 5%, costs within 2%. Single clients are compared after 250 epochs, their sizes
+after 20 as well. A claim *holds* if all checks that were run do, *holds in part* if some do, *does not
 hold* if none does. Clients of one seed share initial weights and, in the label settings, test images, so with a single
 seed the error says nothing about other seeds."""

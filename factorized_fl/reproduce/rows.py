@@ -155,7 +155,12 @@ def _sparsity(found: Collection) -> Iterator[Row]:
                 yield Row("sparsity", f"size, {label}", name, paper["millions"], ours=size, seeds=seeds, unit="M")
     for cell in _cells("sparsity"):
         if cell.preset.startswith("cifar100"):
-            yield _plain(cell, found)
+            yield replace(_plain(cell, found), what="sparsity", setting="accuracy, domains")
+            sizes = [size for result in found.get(cell) if (size := model_millions(result)) is not None]
+            if sizes:
+                seeds = tuple(result.seed for result in found.get(cell))
+                size = statistics.fmean(sizes)
+                yield Row("sparsity", "size, domains", cell.row, ours=size, seeds=seeds, unit="M")
 
 
 def _similarity(found: Collection) -> Iterator[Row]:

@@ -1,5 +1,6 @@
 """Runs cells: each an ordinary run in a directory of its own, resumed if it was cut off, then kept as one file."""
 
+import gc
 import signal
 import statistics
 import threading
@@ -7,18 +8,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from factorized_fl.config import Config
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.run import Observer, Stopped, run
 from factorized_fl.federation.rundir import Record, RunDirectory
+from factorized_fl.reproduce import heterogeneity
 from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result, write_result
+from factorized_fl.reproduce.choices import chosen_options, write_choices
 from factorized_fl.reproduce.measures import FACTORS, measure
 from factorized_fl.reproduce.recorder import FactorRecorder
+from factorized_fl.reproduce.studies import find_study, select
 
 WORK = Path("runs/paper")
 _ROUND_MARGIN = 1.5  # a round may take so much longer than the one before it, checkpoint included
@@ -86,10 +93,44 @@ class Stopper:
 class Progress:
     """What became of a cell: "done", "was done", "cut off" or "no time"."""
 
-    cell: Cell
+    name: str
     state: str
     result: Result | None = None
     another_configuration: bool = False  # a file from a configuration that is not the one wanted now
+
+
+def run_studies(
+    what: Sequence[str],
+    results: Path,
+    *,
+    seeds: Sequence[int] = (),
+    methods: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    data: Path | None = None,
+    work: Path = WORK,
+    clock: Clock | None = None,
+    device: str = "auto",
+    watch: Watch | None = None,
+) -> Iterator[Progress]:
+    """Run what is missing of some studies; tells of each cell. Choices come first, for the others heed them."""
+    clock = clock or Clock()
+    everything = select(what, seeds, methods, settings)
+    run_some = partial(run_cells, results=results, data=data, work=work, clock=clock, device=device, watch=watch)
+    if "choices" in what:
+        yield from run_some([cell for cell in everything if cell.what == "choices"])
+        write_choices(results)
+    cells = [cell for cell in everything if cell.what != "choices"]
+    yield from run_some(cells, chosen=chosen_options(results))
+    if "heterogeneity" in what:
+        for seed in seeds or find_study("heterogeneity").seeds:
+            name = f"heterogeneity/seed{seed}"
+            if heterogeneity.path_of(results, seed).exists():
+                yield Progress(name, "was done")
+            elif clock.left <= 0:
+                yield Progress(name, "no time")
+            else:
+                heterogeneity.run_study(results, seed, data, device)
+                yield Progress(name, "done")
 
 
 def run_cells(
@@ -110,20 +151,21 @@ def run_cells(
         for cell in cells:
             config = cell.config(chosen(cell))
             if (result := read_result(cell.path(results))) is not None:
-                yield Progress(cell, "was done", result, result.configuration != as_record(config))
+                yield Progress(cell.name, "was done", result, result.configuration != as_record(config))
                 continue
             directory = RunDirectory(work / f"{cell.name}-{_digest(config)}")
             begun = directory.checkpoint_path.exists()
             if cut_off or clock.left <= 0 or (not begun and clock.left < expected_seconds(cell, results)):
-                yield Progress(cell, "no time")
+                yield Progress(cell.name, "no time")
                 continue
             try:
                 run_cell(cell, config, results, directory, data=data, clock=clock, device=device, watch=watch)
             except Stopped:
                 cut_off = True
-                yield Progress(cell, "cut off")
+                yield Progress(cell.name, "cut off")
                 continue
-            yield Progress(cell, "done", read_result(cell.path(results)))
+            _free_memory()
+            yield Progress(cell.name, "done", read_result(cell.path(results)))
 
 
 def run_cell(
@@ -146,6 +188,13 @@ def run_cell(
     start = stopper.ready - began if stopper.ready else 0.0
     write_result(cell.path(results), measure(cell, directory, start))
     directory.checkpoint_path.unlink(missing_ok=True)
+
+
+def _free_memory() -> None:
+    """Collect what a run leaves in cycles: captured graphs hold gigabytes of a GPU's memory until that is done."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _digest(config: Config) -> str:

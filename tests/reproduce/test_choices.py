@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.reproduce import choices
+from factorized_fl.reproduce import choices, studies
 from factorized_fl.reproduce.cells import Cell
 from factorized_fl.reproduce.choices import Family, choose, chosen_options, pilot_cell, write_choices
-from factorized_fl.reproduce.runner import run_cells
-from factorized_fl.reproduce.studies import STUDIES
+from factorized_fl.reproduce.runner import run_cells, run_studies
+from factorized_fl.reproduce.studies import STUDIES, Study
 
 
 def pretend(results: Path, cell: Cell, correct: list[int], **more: object) -> None:
@@ -93,3 +93,21 @@ def test_every_open_option_of_the_paper_is_among_the_choices() -> None:
     assert {("fedprox", "proximal"), ("pfedpara", "gamma"), ("per-fedavg", "alpha")} <= options
     assert {(m, o) for m in ("factorized-fl", "factorized-fl-beta") for o in ("tau", "epsilon")} <= options
     assert sum(cell.variant == "pilot" for cell in cells) == 9
+
+
+@pytest.mark.usefixtures("tiny_studies")
+def test_what_is_chosen_counts_for_the_studies_after_it(images: Path, tmp_path: Path, monkeypatch) -> None:
+    family = Family("factorized-fl", "tiny", 1, ({"tau": 0.125}, {"tau": 0.25}))
+    monkeypatch.setattr(choices, "FAMILIES", (family,))
+    monkeypatch.setattr(choices, "LABELS", ())
+    monkeypatch.setitem(studies.STUDIES, "choices", Study("choices", "tiny", tuple(family.cells())))
+    options = {"data": images, "work": tmp_path / "w", "device": "cpu"}
+    ran = list(run_studies(["ablation", "choices"], tmp_path / "r", **options))
+    assert [progress.name.split("/")[0] for progress in ran] == ["choices", "choices", "domains", "ablation"]
+    (made,) = json.loads((tmp_path / "r" / "choices.json").read_text())["chosen"]
+    result = ran[-1].result
+    assert result is not None
+    assert result.configuration["options"]["tau"] == 1.0  # the cell's own setting stands
+    (alone,) = run_studies(["domains"], tmp_path / "r", methods=["factorized-fl"], seeds=[1], **options)
+    assert alone.result is not None
+    assert alone.result.configuration["options"]["tau"] == made["options"]["tau"]

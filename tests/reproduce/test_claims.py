@@ -87,7 +87,8 @@ def test_costs_and_sizes_are_compared_with_the_published_ones(tmp_path: Path) ->
     write(tmp_path, "label-cifar10", "fedavg", around(60), setting="permuted-iid")
     write(tmp_path, "architectures", "factorized-fl", [60], setting="resnet9-1fc", factors=factors(5, True))
     found = verdicts(tmp_path)
-    assert (found["costs"], found["sizes"], found["sizes-no-gradient"]) == ("holds", "holds", "not tested")
+    # 2.283 M after 250 epochs is the published size, 2.771 M after 20 is not.
+    assert (found["costs"], found["sizes"], found["sizes-no-gradient"]) == ("holds", "holds in part", "not tested")
     write(tmp_path, "label-cifar10", "fedfomo", around(60), setting="permuted-iid")  # 20.39 GB instead of 122.33
     assert verdicts(tmp_path)["costs"] == "holds in part"
 

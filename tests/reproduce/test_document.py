@@ -66,7 +66,10 @@ def test_the_page_shows_numbers_differences_and_what_was_not_run(results: Path) 
     assert "Permuted labels drive updates apart, and another domain even more so. | **holds** | 2 of 2" in page
     assert "v groups clients by domain. | **holds** | 1 of 1 as claimed, 2 not run" in page
     assert "| Factorized-FL beta | not run | not run |" in page
-    assert "2.283" in page
+    assert "1.784 / 2.283 (+0.499)" in page
+    assert "| domains | average | Factorized-FL | 64.49 / 61.50 ± 0.00 (-2.99) | not run |" in page
+    assert "| domains | average | FedAvg | 56.42 / 61.50 (+5.08) | nothing to switch on |" in page
+    assert "F\\*F x I\\*O beats I\\*F x O\\*F." in page
 
 
 def test_the_same_results_give_the_same_page_and_figures(results: Path, tmp_path: Path) -> None:

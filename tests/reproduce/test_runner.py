@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("tiny_studies")
 
 def run_all(cells: list[Cell], folder: Path, images: Path, **options) -> list[tuple[str, str]]:
     ran = run_cells(cells, folder / "results", data=images, work=folder / "work", device="cpu", **options)
-    return [(progress.cell.row, progress.state) for progress in ran]
+    return [(progress.name.split("/")[-1].rpartition("-seed")[0], progress.state) for progress in ran]
 
 
 def kept(folder: Path) -> dict[str, dict]:
