@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl import __version__
-from factorized_fl.cli import data, lists, model, runs
+from factorized_fl.cli import data, lists, model, network, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.errors import UserError
 
@@ -22,6 +22,9 @@ for command in (runs.run, runs.compare, runs.demo, lists.presets, lists.methods,
 app.add_typer(data.app, name="data")
 app.command()(model.export)
 app.command()(model.predict)
+app.command()(network.serve)
+app.command()(network.join)
+app.add_typer(network.app, name="federation")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,414 @@
+"""The coordinator's rounds: mix from what was last received, send, collect with a deadline, check, keep, go on.
+
+It holds what travels and nothing else: no image, no label, no class name, no classifier.
+"""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+import torch
+
+from factorized_fl.engine import Evaluated, Trained
+from factorized_fl.federation.build import initial_model, travels
+from factorized_fl.federation.environment import describe_environment
+from factorized_fl.federation.ledger import Load, Payloads, Traffic
+from factorized_fl.federation.payload import encode
+from factorized_fl.federation.rounds import choose, make_record, mixed_rows, mixing_rng
+from factorized_fl.federation.run import summarise
+from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
+from factorized_fl.methods import Mixing, Server, Tensors
+from factorized_fl.network.checks import read_tensors
+from factorized_fl.network.mailbox import Mailbox
+from factorized_fl.network.messages import BadMessage, Message
+from factorized_fl.network.plan import Kit
+from factorized_fl.nn import roles
+
+FINGERPRINT = "fingerprint"  # the name of the matching vector among the tensors that travel
+STRIKES = 3  # bad updates in a row after which a site is set aside
+_LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
+_CONTROL = "control.json"
+
+
+class Coordinator:
+    """All that the coordinator knows, and its loop."""
+
+    def __init__(self, kit: Kit, mailbox: Mailbox, log: Callable[[str], None]) -> None:
+        self.kit, self.mailbox, self.log = kit, mailbox, log
+        self.config, self.sites = kit.config, kit.plan.sites
+        self.method = self.config.build_method()
+        count = len(self.sites)
+        model = initial_model(self.config, 2, self.config.channels, labels_agree=False)
+        self.roles = roles(model)
+        first = {
+            name: tensor.detach().clone()
+            for name, tensor in model.state_dict().items()
+            if travels(self.method, self.roles[name], labels_agree=False)
+        }
+        self.stack = {name: torch.stack([tensor] * count) for name, tensor in first.items()}
+        self.start = {name: t.clone() for name, t in self.stack.items()} if self.method.needs_start else {}
+        vector = self.method.fingerprint(model.state_dict(), self.roles) if first else None
+        sent = vector is not None and not self.method.fingerprint_is_shared
+        self.vectors = torch.stack([vector.detach().clone()] * count) if vector is not None and sent else None
+        self.sizes = torch.ones(count, dtype=torch.float64)
+        self.received = torch.zeros(count, dtype=torch.bool)
+        self.strikes = torch.zeros(count, dtype=torch.int64)
+        self.aside = torch.zeros(count, dtype=torch.bool)
+        self.method_state: Tensors = {}
+        self.directory = RunDirectory(kit.run)
+        self.stop = threading.Event()
+        self.round = 0
+        self.note = "starting"
+        self.seconds: list[float] = []  # of each round so far
+        self.accuracy: dict[int, float] = {}  # what sites chose to report, last
+
+    # -- what survives a crash
+
+    @property
+    def tensors(self) -> Tensors:
+        """The checkpoint: shared tensors, roster, the method's memory."""
+        known = {"received": self.received, "sizes": self.sizes, "strikes": self.strikes, "aside": self.aside}
+        if self.vectors is not None:
+            known["vectors"] = self.vectors
+        return {
+            **known,
+            **{f"stack/{name}": tensor for name, tensor in self.stack.items()},
+            **{f"start/{name}": tensor for name, tensor in self.start.items()},
+            **{f"method/{name}": tensor for name, tensor in self.method_state.items()},
+        }
+
+    def load(self, tensors: Tensors) -> None:
+        """Go back to a checkpoint."""
+        for name, tensor in self.tensors.items():
+            if not name.startswith("method/"):
+                tensor.copy_(tensors[name])
+        self.method_state = {
+            name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
+        }
+
+    # -- the rounds
+
+    def run(self) -> bool:
+        """All rounds that are still to do; says whether the federation is complete."""
+        with self.directory.lock():
+            done = self.directory.rounds_done(self.config, resume=True)
+            if done:
+                self.load(self.directory.load_checkpoint())
+                self.log(f"going on after round {done}")
+            self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
+            self.seconds = [line["seconds"] for line in self.directory.timing()]
+            self._note_accuracy(self.directory.metrics())
+            self.round = done
+            if not done:
+                self._gather()
+            for round in range(done + 1, self.config.rounds + 1):
+                if self.stop.is_set():
+                    return False
+                self._one_round(round)
+            if self.stop.is_set():
+                return False
+            self.directory.save_summary(summarise(self.directory))
+            self._tell("complete")
+            self.mailbox.end()
+        return True
+
+    def _gather(self) -> None:
+        """Before the first round: wait for everybody, or for the deadline and a quorum."""
+        until = time.monotonic() + self.kit.plan.deadline
+        while not self.stop.is_set():
+            there = sum(self.mailbox.connected(site) for site in self.sites)
+            if there == len(self.sites) or (time.monotonic() > until and there >= self.kit.plan.needed):
+                return
+            self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
+            self.stop.wait(0.2)
+
+    def _one_round(self, round: int) -> None:
+        began = time.monotonic()
+        self.round = round
+        self._control()
+        chosen, _ = choose(self.config, round)
+        self._learn_sizes()
+        self._tell("mixing")
+        mixing, sent = self._mix(round, [k for k in chosen if not self.aside[k]])
+        good, trained = self._answers(round, chosen, sent)
+        if self.stop.is_set():
+            return
+        down = self._down(mixing, sent)
+        for k, tensors in good.items():
+            self._keep(k, tensors, sent.get(k, {}))
+        records = []
+        for k in sorted({*sent, *good}):
+            record = self._record(round, k, down.get(k, Load()), good.get(k), trained.get(k))
+            records.append(record)
+        if round == self.config.rounds:
+            records += self._last_tests(round, set(good))
+        if mixing is not None:
+            self.directory.save_mixing(round, mixing)
+        self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
+        self._note_accuracy(records)
+        seconds = time.monotonic() - began
+        self.seconds.append(seconds)
+        working = max((m.number("seconds") or 0.0 for m in trained.values()), default=0.0)
+        wire = {"up": sum(line.up for line in self.mailbox.lines.values())}
+        wire["down"] = sum(line.down for line in self.mailbox.lines.values())
+        timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_bytes": wire}
+        self.directory.append("timing.jsonl", [timing])
+        self.directory.save_checkpoint(round, self.tensors, federation=self.kit.plan.id)
+        write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())
+        missing = [self.sites[k] for k in chosen if k not in good]
+        without = f", without {', '.join(missing)}" if missing else ""
+        self.log(f"round {round} of {self.config.rounds} is complete{without}")
+
+    def _mix(self, round: int, clients: Sequence[int]) -> tuple[Mixing | None, dict[int, Tensors]]:
+        """What each of the clients is to begin the round with; nothing before anybody has answered."""
+        if not self.stack or not self.received.any():
+            return None, {}
+        server = Server(
+            round=round,
+            clients=clients,
+            stack=self.stack,
+            start=self.start,
+            fingerprints=self._fingerprints(),
+            sizes=self.sizes,
+            received=self.received,
+            state=self.method_state,
+            rng=mixing_rng(self.config, round),
+            validation_loss=lambda k, tensors: self._validation_loss(round, k, tensors),
+        )
+        mixing = self.method.mix(server)
+        self.method_state = mixing.state
+        sent: dict[int, Tensors] = {k: {} for k in clients}
+        for name, rows in mixed_rows(mixing, server):
+            for row, k in enumerate(clients):
+                back = mixing.revert is not None and bool(mixing.revert[k])
+                sent[k][name] = self.start[name][k].clone() if back else rows[row]
+        return mixing, sent
+
+    def _fingerprints(self) -> torch.Tensor | None:
+        if self.vectors is not None or not self.method.fingerprint_is_shared:
+            return self.vectors
+        known = [
+            self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
+            for k in range(len(self.sites))
+        ]
+        return torch.stack([vector for vector in known if vector is not None])
+
+    def _answers(
+        self, round: int, chosen: Sequence[int], sent: dict[int, Tensors]
+    ) -> tuple[dict[int, Tensors], dict[int, Message]]:
+        """Ask until a quorum has given answers that pass all checks; a bad one counts against its sender."""
+        good: dict[int, Tensors] = {}
+        news: dict[int, Message] = {}
+        enough = min(self.kit.plan.needed, len(chosen))
+        while len(good) < enough:
+            self._control()
+            ask = [k for k in chosen if k not in good and not self.aside[k]]
+            if len(ask) + len(good) < enough:
+                self._tell(f"waiting: a quorum of {enough} needs a site readmitted")
+                if self.stop.wait(0.5):
+                    break
+                continue
+            self._tell("waiting for answers")
+            self.mailbox.post({self.sites[k]: self._request(round, sent.get(k)) for k in ask})
+            wanted = {self.sites[k] for k in ask}
+            answers = self.mailbox.collect(
+                wanted, enough - len(good), self.kit.plan.deadline, self.stop, tick=self._tell
+            )
+            if self.stop.is_set():
+                break
+            for site, answer in answers.items():
+                k = self.sites.index(site)
+                try:
+                    good[k] = self._check(k, answer, sent.get(k, {}))
+                    news[k] = answer
+                    self.strikes[k] = 0
+                except BadMessage as error:
+                    self._strike(k, str(error))
+        return good, news
+
+    def _request(self, round: int, tensors: Tensors | None) -> Message:
+        payload = encode(tensors) if tensors else b""
+        return Message(
+            "round", self.kit.plan.id, {"request": f"round-{round}", "round": round, "download": bool(tensors)}, payload
+        )
+
+    def _expected(self, k: int, sent: Tensors) -> Tensors:
+        """What client k's upload is compared with: what it began with, or its last one."""
+        expected = {name: sent.get(name, stacked[k]) for name, stacked in self.stack.items()}
+        if self.vectors is not None:
+            expected[FINGERPRINT] = self.vectors[k]
+        return expected
+
+    def _check(self, k: int, answer: Message, sent: Tensors) -> Tensors:
+        if answer.text("result") != "trained":
+            raise BadMessage(f"it is {answer.text('result')}: {answer.text('reason')}")
+        for name in ("steps", "up_formula", "down_formula"):
+            answer.whole(name)
+        if answer.fields.get("accuracy") is not None:
+            answer.whole("correct")
+            answer.whole("total", low=1)
+        for name in ("accuracy", "loss", "train_loss", "seconds"):
+            answer.number(name)
+        return read_tensors(answer.payload, self._expected(k, sent))
+
+    def _keep(self, k: int, tensors: Tensors, sent: Tensors) -> None:
+        for name, stacked in self.stack.items():
+            if name in self.start:
+                self.start[name][k] = sent.get(name, self.start[name][k])
+            stacked[k] = tensors[name]
+        if self.vectors is not None:
+            self.vectors[k] = tensors[FINGERPRINT]
+        self.received[k] = True
+
+    def _strike(self, k: int, reason: str) -> None:
+        self.strikes[k] += 1
+        self.log(f"{self.sites[k]}: dropped its answer, as {reason} ({int(self.strikes[k])} in a row)")
+        if self.strikes[k] >= STRIKES:
+            self.aside[k] = True
+            self.received[k] = False  # nobody is given its tensors any more
+            self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
+
+    def _validation_loss(self, round: int, k: int, tensors: Tensors) -> float:
+        """Ask site k for its loss on its held-out images with these tensors; who does not answer says nothing."""
+        payload = encode(tensors)
+        name = f"loss-{round}-{blake2b(payload, digest_size=8).hexdigest()}"
+        site = self.sites[k]
+        self.mailbox.post({site: Message("loss", self.kit.plan.id, {"request": name, "round": round}, payload)})
+        answers = self.mailbox.collect({site}, 0, min(_LOSS_DEADLINE, self.kit.plan.deadline), self.stop)
+        try:
+            loss = answers[site].number("loss") if site in answers else None
+        except BadMessage as error:
+            self._strike(k, str(error))
+            loss = None
+        return math.nan if loss is None else loss
+
+    def _last_tests(self, round: int, answered: set[int]) -> list[Record]:
+        """At the end everybody who ever answered is tested."""
+        ask = {self.sites[k] for k in self.received.nonzero().flatten().tolist() if k not in answered}
+        fields = {"request": f"test-{round}", "round": round}
+        self.mailbox.post({site: Message("test", self.kit.plan.id, fields) for site in ask})
+        answers = self.mailbox.collect(ask, 0, self.kit.plan.deadline, self.stop) if ask else {}
+        records = []
+        for site, answer in answers.items():
+            k = self.sites.index(site)
+            try:
+                records.append(make_record(round, k, site, self._result(answer), None, Traffic()))
+            except BadMessage as error:
+                self._strike(k, str(error))
+        return records
+
+    # -- what is written
+
+    def _down(self, mixing: Mixing | None, sent: dict[int, Tensors]) -> dict[int, Load]:
+        payloads = Payloads(list(sent))
+        for name in self.stack if sent else ():
+            payloads.add(name, torch.stack([sent[k][name] for k in sent]))
+        return payloads.loads(mixing.downloads if mixing else None)
+
+    def _record(self, round: int, k: int, down: Load, tensors: Tensors | None, answer: Message | None) -> Record:
+        site = self.sites[k]
+        if tensors is None or answer is None:
+            cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes)
+            return make_record(round, k, site, None, None, cost)
+        payloads = Payloads([k])
+        for name, tensor in tensors.items():
+            payloads.add(name, tensor.unsqueeze(0))
+        up = payloads.loads()[k]
+        cost = Traffic(
+            up_parameters=up.parameters,
+            down_parameters=down.parameters,
+            up_bytes=up.bytes,
+            down_bytes=down.bytes,
+            up_formula=answer.whole("up_formula"),
+            down_formula=answer.whole("down_formula"),
+        )
+        loss = answer.number("train_loss")
+        trained = Trained(math.nan if loss is None else loss, answer.whole("steps"))
+        return make_record(round, k, site, self._result(answer), trained, cost)
+
+    def _result(self, answer: Message) -> Evaluated | None:
+        """The test result that a site chose to report, if any."""
+        if answer.fields.get("total") is None:
+            return None
+        loss = answer.number("loss")
+        total = answer.whole("total", low=1)
+        return Evaluated(answer.whole("correct", high=total), total, math.nan if loss is None else loss)
+
+    def _learn_sizes(self) -> None:
+        for k, site in enumerate(self.sites):
+            train = self.mailbox.lines[site].train
+            if train is not None:
+                self.sizes[k] = train
+
+    def _who(self) -> list[Record]:
+        """The parties as the coordinator may know them."""
+        nothing = {"classes": [], "validation": 0, "test": 0, "holdout": 0}
+        return [
+            {"name": site, "domain": site, "train": int(self.sizes[k]) if self.received[k] else 0, **nothing}
+            for k, site in enumerate(self.sites)
+        ]
+
+    def _control(self) -> None:
+        """Do what the operator asked for meanwhile."""
+        path = self.kit.path / _CONTROL
+        if not path.exists():
+            return
+        wishes = json.loads(path.read_text(encoding="utf-8"))
+        path.unlink()
+        for site in wishes.get("readmit", []):
+            if site in self.sites:
+                k = self.sites.index(site)
+                self.aside[k], self.strikes[k] = False, 0
+                self.log(f"{site}: readmitted by the operator")
+
+    def _tell(self, note: str | None = None) -> None:
+        """Write the status."""
+        self.note = note or self.note
+        to_do = 0 if self.note == "complete" else self.config.rounds - len(self.seconds)
+        status = {
+            "federation": self.kit.plan.name,
+            "party": self.kit.party,
+            "note": self.note,
+            "round": self.round,
+            "rounds": self.config.rounds,
+            "seconds_left": to_do * sum(self.seconds) / len(self.seconds) if self.seconds else None,
+            "updated": time.time(),
+            "sites": [
+                {
+                    "name": site,
+                    "connected": self.mailbox.connected(site),
+                    "doing": self._doing(k, site),
+                    "strikes": int(self.strikes[k]),
+                    "aside": bool(self.aside[k]),
+                    "accuracy": self.accuracy.get(k),
+                    "up_bytes": self.mailbox.lines[site].up,
+                    "down_bytes": self.mailbox.lines[site].down,
+                }
+                for k, site in enumerate(self.sites)
+            ],
+        }
+        write_atomically(self.kit.status, json.dumps(status, indent=2).encode())
+
+    def _note_accuracy(self, records: Sequence[Record]) -> None:
+        self.accuracy |= {r["client"]: r["accuracy"] for r in records if r["accuracy"] is not None}
+
+    def _doing(self, k: int, site: str) -> str:
+        line = self.mailbox.lines[site]
+        if self.aside[k]:
+            return "set aside"
+        if not self.mailbox.connected(site):
+            return "not connected"
+        if line.busy:
+            return f"at work on {line.busy}"
+        return "answered" if line.answer is not None else "waiting"
+
+
+def readmit(kit: Kit, site: str) -> None:
+    """Ask the coordinator to let a site in again that was set aside."""
+    path = kit.path / _CONTROL
+    wishes = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    wishes["readmit"] = sorted({*wishes.get("readmit", []), site})
+    write_atomically(path, json.dumps(wishes).encode())
