@@ -133,7 +133,7 @@ class Coordinator:
         self._learn_sizes()
         self._tell("mixing")
         mixing, sent = self._mix(round, [k for k in chosen if not self.aside[k]])
-        good, trained = self._answers(round, chosen, sent)
+        good, trained = self._answers(round, chosen, mixing, sent)
         if self.stop.is_set():
             return
         down = self._down(mixing, sent)
@@ -197,7 +197,7 @@ class Coordinator:
         return torch.stack([vector for vector in known if vector is not None])
 
     def _answers(
-        self, round: int, chosen: Sequence[int], sent: dict[int, Tensors]
+        self, round: int, chosen: Sequence[int], mixing: Mixing | None, sent: dict[int, Tensors]
     ) -> tuple[dict[int, Tensors], dict[int, Message]]:
         """Ask until a quorum has given answers that pass all checks; a bad one counts against its sender."""
         good: dict[int, Tensors] = {}
@@ -212,7 +212,7 @@ class Coordinator:
                     break
                 continue
             self._tell("waiting for answers")
-            self.mailbox.post({self.sites[k]: self._request(round, sent.get(k)) for k in ask})
+            self.mailbox.post({self.sites[k]: self._request(round, k, mixing, sent.get(k)) for k in ask})
             wanted = {self.sites[k] for k in ask}
             answers = self.mailbox.collect(
                 wanted, enough - len(good), self.kit.plan.deadline, self.stop, tick=self._tell
@@ -229,11 +229,10 @@ class Coordinator:
                     self._strike(k, str(error))
         return good, news
 
-    def _request(self, round: int, tensors: Tensors | None) -> Message:
-        payload = encode(tensors) if tensors else b""
-        return Message(
-            "round", self.kit.plan.id, {"request": f"round-{round}", "round": round, "download": bool(tensors)}, payload
-        )
+    def _request(self, round: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
+        models = 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
+        fields = {"request": f"round-{round}", "round": round, "download": bool(tensors), "models": models}
+        return Message("round", self.kit.plan.id, fields, encode(tensors) if tensors else b"")
 
     def _expected(self, k: int, sent: Tensors) -> Tensors:
         """What client k's upload is compared with: what it began with, or its last one."""

@@ -22,7 +22,7 @@ from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.ledger import Load, traffic, upload_loads
+from factorized_fl.federation.ledger import Load, Payloads, Traffic, traffic, upload_loads
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rounds import make_record, train_from_here
 from factorized_fl.federation.run import run, summarise
@@ -150,7 +150,7 @@ class Site:
         down = Load()
         if request.fields.get("download"):
             tensors = read_tensors(request.payload, self._shared())
-            down = self._load_of(tensors)
+            down = self._load_of(tensors) * request.whole("models", high=10_000)
             for name, tensor in tensors.items():
                 federation.state.common[name][0] = tensor
         trained = train_from_here(federation, round, [0])[0]
@@ -183,15 +183,13 @@ class Site:
         """What the coordinator learns of how well it goes here: nothing, unless the site wants to tell."""
         if not self.report:
             return {}
-        record = make_record(0, 0, "", result, trained, traffic(self.federation, 0, Load(), None))
+        record = make_record(0, 0, "", result, trained, Traffic())
         return {name: record[name] for name in ("accuracy", "correct", "total", "loss", "train_loss")}
 
     def _shared(self) -> Tensors:
         return {name: self.federation.state.common[name][0] for name in sorted(self.federation.shared)}
 
     def _load_of(self, tensors: Tensors) -> Load:
-        from factorized_fl.federation.ledger import Payloads
-
         payloads = Payloads([0])
         for name, tensor in tensors.items():
             payloads.add(name, tensor.unsqueeze(0))
@@ -210,7 +208,7 @@ class Site:
         federation = self.federation
         result = federation.engine.evaluate(round, [0], federation.state, federation.start)[0]
         if not any(record["round"] == round for record in self.directory.metrics()):
-            record = make_record(round, 0, self.kit.party, result, None, traffic(federation, 0, Load(), None))
+            record = make_record(round, 0, self.kit.party, result, None, Traffic())
             self.directory.append("metrics.jsonl", [record])
         return {"result": "tested", **self._reported(result, None)}
 
