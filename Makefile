@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 	$(BIN)/ffl demo --resume
 
 test: $(VENV)/installed-for-test lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not gpu and not network_full"
 
 lint: $(VENV)/installed-for-test
 	$(BIN)/ruff format --check -q .

@@ -12,22 +12,21 @@ from hashlib import blake2b
 
 import torch
 
-from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.federation.build import initial_model, travels
 from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.ledger import Load, Payloads, Traffic
+from factorized_fl.federation.ledger import Load, Traffic
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rounds import choose, make_record, mixed_rows, mixing_rng
 from factorized_fl.federation.run import summarise
 from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
 from factorized_fl.methods import Mixing, Server, Tensors
-from factorized_fl.network.checks import read_tensors
 from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import BadMessage, Message
 from factorized_fl.network.plan import Kit
+from factorized_fl.network.status import write_status
+from factorized_fl.network.updates import FINGERPRINT, Update, load_of, read_result, read_update
 from factorized_fl.nn import roles
 
-FINGERPRINT = "fingerprint"  # the name of the matching vector among the tensors that travel
 STRIKES = 3  # bad updates in a row after which a site is set aside
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 _CONTROL = "control.json"
@@ -100,7 +99,7 @@ class Coordinator:
                 self.log(f"going on after round {done}")
             self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
             self.seconds = [line["seconds"] for line in self.directory.timing()]
-            self._note_accuracy(self.directory.metrics())
+            self.accuracy = _accuracies(self.directory.metrics())
             self.round = done
             if not done:
                 self._gather()
@@ -133,25 +132,27 @@ class Coordinator:
         self._learn_sizes()
         self._tell("mixing")
         mixing, sent = self._mix(round, [k for k in chosen if not self.aside[k]])
-        good, trained = self._answers(round, chosen, mixing, sent)
+        good = self._answers(round, chosen, mixing, sent)
         if self.stop.is_set():
             return
-        down = self._down(mixing, sent)
-        for k, tensors in good.items():
-            self._keep(k, tensors, sent.get(k, {}))
         records = []
         for k in sorted({*sent, *good}):
-            record = self._record(round, k, down.get(k, Load()), good.get(k), trained.get(k))
-            records.append(record)
+            down = load_of(sent[k]) * self._models(k, mixing) if k in sent else Load()
+            if k in good:
+                self._keep(k, good[k].tensors, sent.get(k, {}))
+                records.append(good[k].record(round, k, self.sites[k], down))
+            else:
+                cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes)
+                records.append(make_record(round, k, self.sites[k], None, None, cost))
         if round == self.config.rounds:
             records += self._last_tests(round, set(good))
         if mixing is not None:
             self.directory.save_mixing(round, mixing)
         self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
-        self._note_accuracy(records)
+        self.accuracy |= _accuracies(records)
         seconds = time.monotonic() - began
         self.seconds.append(seconds)
-        working = max((m.number("seconds") or 0.0 for m in trained.values()), default=0.0)
+        working = max((update.seconds for update in good.values()), default=0.0)
         wire = {"up": sum(line.up for line in self.mailbox.lines.values())}
         wire["down"] = sum(line.down for line in self.mailbox.lines.values())
         timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_bytes": wire}
@@ -198,10 +199,9 @@ class Coordinator:
 
     def _answers(
         self, round: int, chosen: Sequence[int], mixing: Mixing | None, sent: dict[int, Tensors]
-    ) -> tuple[dict[int, Tensors], dict[int, Message]]:
+    ) -> dict[int, Update]:
         """Ask until a quorum has given answers that pass all checks; a bad one counts against its sender."""
-        good: dict[int, Tensors] = {}
-        news: dict[int, Message] = {}
+        good: dict[int, Update] = {}
         enough = min(self.kit.plan.needed, len(chosen))
         while len(good) < enough:
             self._control()
@@ -222,17 +222,20 @@ class Coordinator:
             for site, answer in answers.items():
                 k = self.sites.index(site)
                 try:
-                    good[k] = self._check(k, answer, sent.get(k, {}))
-                    news[k] = answer
+                    good[k] = read_update(answer, self._expected(k, sent.get(k, {})))
                     self.strikes[k] = 0
                 except BadMessage as error:
                     self._strike(k, str(error))
-        return good, news
+        return good
 
     def _request(self, round: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
-        models = 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
-        fields = {"request": f"round-{round}", "round": round, "download": bool(tensors), "models": models}
+        fields = {"request": f"round-{round}", "round": round, "download": bool(tensors)}
+        fields["models"] = self._models(k, mixing)
         return Message("round", self.kit.plan.id, fields, encode(tensors) if tensors else b"")
+
+    @staticmethod
+    def _models(k: int, mixing: Mixing | None) -> int:
+        return 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
 
     def _expected(self, k: int, sent: Tensors) -> Tensors:
         """What client k's upload is compared with: what it began with, or its last one."""
@@ -240,18 +243,6 @@ class Coordinator:
         if self.vectors is not None:
             expected[FINGERPRINT] = self.vectors[k]
         return expected
-
-    def _check(self, k: int, answer: Message, sent: Tensors) -> Tensors:
-        if answer.text("result") != "trained":
-            raise BadMessage(f"it is {answer.text('result')}: {answer.text('reason')}")
-        for name in ("steps", "up_formula", "down_formula"):
-            answer.whole(name)
-        if answer.fields.get("accuracy") is not None:
-            answer.whole("correct")
-            answer.whole("total", low=1)
-        for name in ("accuracy", "loss", "train_loss", "seconds"):
-            answer.number(name)
-        return read_tensors(answer.payload, self._expected(k, sent))
 
     def _keep(self, k: int, tensors: Tensors, sent: Tensors) -> None:
         for name, stacked in self.stack.items():
@@ -294,47 +285,12 @@ class Coordinator:
         for site, answer in answers.items():
             k = self.sites.index(site)
             try:
-                records.append(make_record(round, k, site, self._result(answer), None, Traffic()))
+                records.append(make_record(round, k, site, read_result(answer), None, Traffic()))
             except BadMessage as error:
                 self._strike(k, str(error))
         return records
 
     # -- what is written
-
-    def _down(self, mixing: Mixing | None, sent: dict[int, Tensors]) -> dict[int, Load]:
-        payloads = Payloads(list(sent))
-        for name in self.stack if sent else ():
-            payloads.add(name, torch.stack([sent[k][name] for k in sent]))
-        return payloads.loads(mixing.downloads if mixing else None)
-
-    def _record(self, round: int, k: int, down: Load, tensors: Tensors | None, answer: Message | None) -> Record:
-        site = self.sites[k]
-        if tensors is None or answer is None:
-            cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes)
-            return make_record(round, k, site, None, None, cost)
-        payloads = Payloads([k])
-        for name, tensor in tensors.items():
-            payloads.add(name, tensor.unsqueeze(0))
-        up = payloads.loads()[k]
-        cost = Traffic(
-            up_parameters=up.parameters,
-            down_parameters=down.parameters,
-            up_bytes=up.bytes,
-            down_bytes=down.bytes,
-            up_formula=answer.whole("up_formula"),
-            down_formula=answer.whole("down_formula"),
-        )
-        loss = answer.number("train_loss")
-        trained = Trained(math.nan if loss is None else loss, answer.whole("steps"))
-        return make_record(round, k, site, self._result(answer), trained, cost)
-
-    def _result(self, answer: Message) -> Evaluated | None:
-        """The test result that a site chose to report, if any."""
-        if answer.fields.get("total") is None:
-            return None
-        loss = answer.number("loss")
-        total = answer.whole("total", low=1)
-        return Evaluated(answer.whole("correct", high=total), total, math.nan if loss is None else loss)
 
     def _learn_sizes(self) -> None:
         for k, site in enumerate(self.sites):
@@ -367,42 +323,29 @@ class Coordinator:
         """Write the status."""
         self.note = note or self.note
         to_do = 0 if self.note == "complete" else self.config.rounds - len(self.seconds)
-        status = {
-            "federation": self.kit.plan.name,
-            "party": self.kit.party,
-            "note": self.note,
+        rows = [
+            {
+                "name": site,
+                "connected": self.mailbox.connected(site),
+                "doing": "set aside" if self.aside[k] else self.mailbox.doing(site),
+                "strikes": int(self.strikes[k]),
+                "accuracy": self.accuracy.get(k),
+                "up_bytes": self.mailbox.lines[site].up,
+                "down_bytes": self.mailbox.lines[site].down,
+            }
+            for k, site in enumerate(self.sites)
+        ]
+        more = {
             "round": self.round,
             "rounds": self.config.rounds,
             "seconds_left": to_do * sum(self.seconds) / len(self.seconds) if self.seconds else None,
-            "updated": time.time(),
-            "sites": [
-                {
-                    "name": site,
-                    "connected": self.mailbox.connected(site),
-                    "doing": self._doing(k, site),
-                    "strikes": int(self.strikes[k]),
-                    "aside": bool(self.aside[k]),
-                    "accuracy": self.accuracy.get(k),
-                    "up_bytes": self.mailbox.lines[site].up,
-                    "down_bytes": self.mailbox.lines[site].down,
-                }
-                for k, site in enumerate(self.sites)
-            ],
+            "sites": rows,
         }
-        write_atomically(self.kit.status, json.dumps(status, indent=2).encode())
+        write_status(self.kit, self.note, more)
 
-    def _note_accuracy(self, records: Sequence[Record]) -> None:
-        self.accuracy |= {r["client"]: r["accuracy"] for r in records if r["accuracy"] is not None}
 
-    def _doing(self, k: int, site: str) -> str:
-        line = self.mailbox.lines[site]
-        if self.aside[k]:
-            return "set aside"
-        if not self.mailbox.connected(site):
-            return "not connected"
-        if line.busy:
-            return f"at work on {line.busy}"
-        return "answered" if line.answer is not None else "waiting"
+def _accuracies(records: Sequence[Record]) -> dict[int, float]:
+    return {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
 
 
 def readmit(kit: Kit, site: str) -> None:

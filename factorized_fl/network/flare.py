@@ -28,7 +28,7 @@ from factorized_fl.network.journal import Journal
 from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit, read_kit
-from factorized_fl.network.status import write_site_status
+from factorized_fl.network.status import write_status
 from factorized_fl.network.trainer import read_frame, write_frame
 
 CHANNEL, TOPIC = "factorized_fl", "exchange"
@@ -131,18 +131,18 @@ class Agent(_Component):
                 continue
             news = ready
             if reply.kind == "end":
-                write_site_status(self.kit, "making the model")
+                write_status(self.kit, "making the model")
                 trainer.ask(reply, lambda: self.alive("end"))
                 trainer.close()
-                write_site_status(self.kit, "done")
+                write_status(self.kit, "done")
                 self.journal("done: the model is in model/")
                 return
             if reply.kind != "wait":
                 name = str(reply.fields.get("request", ""))[:60]
-                write_site_status(self.kit, f"at work on {name}")
+                write_status(self.kit, f"at work on {name}")
                 news = trainer.ask(reply, lambda name=name: self.alive(name))  # type: ignore[misc]
             else:
-                write_site_status(self.kit, "waiting for the coordinator")
+                write_status(self.kit, "waiting for the coordinator")
 
     def alive(self, name: str) -> None:
         """A sign of life while the trainer works."""
@@ -166,7 +166,7 @@ class Agent(_Component):
         except (BadMessage, TypeError) as error:
             if self.reachable and not quiet:
                 self.journal(f"the coordinator is out of reach ({error}): trying again")
-                write_site_status(self.kit, "the coordinator is out of reach")
+                write_status(self.kit, "the coordinator is out of reach")
                 self.reachable = False
             return None
         if not self.reachable:

@@ -131,6 +131,15 @@ class Mailbox:
         """Whether the site was heard of lately."""
         return self.lines[site].seen > 0 and self.clock() - self.lines[site].seen < SILENT
 
+    def doing(self, site: str) -> str:
+        """What the site seems to be doing."""
+        line = self.lines[site]
+        if not self.connected(site):
+            return "not connected"
+        if line.busy:
+            return f"at work on {line.busy}"
+        return "answered" if line.answer is not None else "waiting"
+
     def end(self) -> None:
         """Tell everybody who asks that all is done."""
         with self.changed:

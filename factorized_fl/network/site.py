@@ -22,7 +22,7 @@ from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.ledger import Load, Payloads, Traffic, traffic, upload_loads
+from factorized_fl.federation.ledger import Load, Traffic, traffic, upload_loads
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rounds import make_record, train_from_here
 from factorized_fl.federation.run import run, summarise
@@ -30,9 +30,9 @@ from factorized_fl.federation.rundir import RunDirectory, describe_clients, plai
 from factorized_fl.methods import Tensors
 from factorized_fl.model.export import Exported, export_client
 from factorized_fl.network.checks import read_tensors
-from factorized_fl.network.coordinator import FINGERPRINT
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit
+from factorized_fl.network.updates import FINGERPRINT, load_of
 
 
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
@@ -150,7 +150,7 @@ class Site:
         down = Load()
         if request.fields.get("download"):
             tensors = read_tensors(request.payload, self._shared())
-            down = self._load_of(tensors) * request.whole("models", high=10_000)
+            down = load_of(tensors) * request.whole("models", high=10_000)
             for name, tensor in tensors.items():
                 federation.state.common[name][0] = tensor
         trained = train_from_here(federation, round, [0])[0]
@@ -188,12 +188,6 @@ class Site:
 
     def _shared(self) -> Tensors:
         return {name: self.federation.state.common[name][0] for name in sorted(self.federation.shared)}
-
-    def _load_of(self, tensors: Tensors) -> Load:
-        payloads = Payloads([0])
-        for name, tensor in tensors.items():
-            payloads.add(name, tensor.unsqueeze(0))
-        return payloads.loads()[0]
 
     def _loss(self, request: Message) -> float | None:
         """The loss on held-out images with somebody's shared tensors in this site's own model."""

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 
+from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import RunDirectory, write_atomically
 from factorized_fl.network.journal import journal_path
 from factorized_fl.network.plan import Kit
@@ -15,11 +17,11 @@ from factorized_fl.report.tables import size
 _STALE = 30.0  # seconds after which a status is old news
 
 
-def write_site_status(kit: Kit, note: str) -> None:
-    """A site's process says what it does."""
-    content = {"party": kit.party, "note": note, "updated": time.time()}
-    with contextlib.suppress(Exception):
-        write_atomically(kit.status, json.dumps(content).encode())
+def write_status(kit: Kit, note: str, more: Mapping[str, Any] | None = None) -> None:
+    """A party's process says what it does; a full disk must not stop who only wanted to say something."""
+    content = {"party": kit.party, "note": note, "updated": time.time(), **(more or {})}
+    with contextlib.suppress(UserError):
+        write_atomically(kit.status, json.dumps(content, indent=2).encode())
 
 
 def read_status(kit: Kit) -> dict[str, Any] | None:

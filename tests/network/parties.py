@@ -90,7 +90,7 @@ class Loopback:
         return complete
 
     def _site(self, site: str) -> None:
-        ready = Message("ready", self.plan.id, {"train": self.handlers[site].__self__.train_images})  # type: ignore
+        ready = Message("ready", self.plan.id, {"train": self.handlers[site].__self__.train_images})
         news = ready
         while True:
             reply = self.mailbox.exchange(site, unpack(pack(news), self.plan.id, self.plan.largest), hold=0.2)

@@ -1,0 +1,160 @@
+"""A federation as real processes on loopback, with mutual TLS: started as people start it, killed as fate kills it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from factorized_fl.data.embedded import digits, shapes
+from factorized_fl.data.images import ImageSet
+from factorized_fl.network.plan import Kit, read_kit
+from tests.network.parties import NAMES, write_images
+
+PATIENCE = 120.0  # seconds for anything to happen on a busy machine
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_hospitals(root: Path, per_class: int = 30) -> Path:
+    """Digits under ten names at one site and under four at another, drawn shapes under six at the third."""
+    known = {"aster": (digits(16, 1), 4, 0), "birch": (shapes(16, 1), 6, 0), "cedar": (digits(16, 1), 10, per_class)}
+    for name, (images, classes, first) in known.items():
+        chosen = [
+            i for c in range(classes) for i in (images.labels == c).nonzero().flatten()[first:][:per_class].tolist()
+        ]
+        own = tuple(f"{name} calls it {c}" for c in images.classes[:classes])
+        write_images(root / name, ImageSet(name, images.images[chosen], images.labels[chosen], own))
+    return root
+
+
+def write_sites(path: Path, **settings: Any) -> Path:
+    """A sites.toml for the three hospitals."""
+    table = {
+        "name": "trio",
+        "address": "localhost",
+        "port": free_port(),
+        "method": "factorized-fl",
+        "model": "cnn",
+        "width": 0.5,
+        "image_size": 16,
+        "channels": 1,
+        "rounds": 3,
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 0.02,
+        "augment": "none",
+        "train_share": 0.6,
+        "deadline": PATIENCE,
+        **settings,
+    }
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    path.write_text("\n".join(lines + [f'[[sites]]\nname = "{name}"' for name in NAMES]) + "\n")
+    return path
+
+
+def ffl(*arguments: object, check: bool = True) -> str:
+    """Run a command to its end; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "factorized_fl.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    if check and done.returncode:
+        raise AssertionError(f"ffl {arguments} gave {done.returncode}: {done.stdout} {done.stderr}")
+    return done.stdout + done.stderr
+
+
+class Party:
+    """One party's `ffl serve` or `ffl join`."""
+
+    def __init__(self, kit: Path, *arguments: object) -> None:
+        self.kit: Kit = read_kit(kit)
+        self.arguments = ["serve" if self.kit.is_coordinator else "join", str(kit), *map(str, arguments)]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Party":
+        with (self.kit.path / "console.txt").open("ab") as console:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "factorized_fl.cli", *self.arguments],
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
+
+    @property
+    def console(self) -> str:
+        return (self.kit.path / "console.txt").read_text()
+
+    def pid(self, which: str) -> int | None:
+        """The process id of the `supervisor`, of `flare` (server or agent), or of the `trainer`."""
+        try:
+            if which == "trainer":
+                pid = int((self.kit.path / "trainer.pid").read_text())
+            else:
+                pid = json.loads((self.kit.path / "processes.json").read_text())[which]
+        except (OSError, ValueError, KeyError):
+            return None
+        return pid if psutil.pid_exists(pid) else None
+
+    def kill(self, which: str) -> None:
+        pid = wait_for(lambda: self.pid(which), f"{which} of {self.kit.party}")
+        os.kill(pid, signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """As a power cut does it."""
+        assert self.process is not None
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        for process in (self.process, *children):
+            process.kill()
+        self.process.wait()
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def end(self) -> None:
+        """Whatever happened: leave nothing behind."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill_all()
+
+    def listening(self) -> set[tuple[str, int]]:
+        """Addresses that any process of this party listens on."""
+        found = set()
+        if self.process is None or self.process.poll() is not None:
+            return found
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                connections = process.net_connections("inet")
+            except psutil.Error:
+                continue
+            found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+        return found
+
+
+def wait_for(thing: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """Ask again and again until something is there."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := thing():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
