@@ -10,9 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-import torch
-
-from factorized_fl.federation.build import initial_model, travels
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import Load, Traffic
 from factorized_fl.federation.payload import encode
@@ -21,13 +18,12 @@ from factorized_fl.federation.run import summarise
 from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
 from factorized_fl.methods import Mixing, Server, Tensors
 from factorized_fl.network.mailbox import Mailbox
+from factorized_fl.network.memory import Memory
 from factorized_fl.network.messages import BadMessage, Message
 from factorized_fl.network.plan import Kit
 from factorized_fl.network.status import write_status
-from factorized_fl.network.updates import FINGERPRINT, Update, load_of, read_result, read_update
-from factorized_fl.nn import roles
+from factorized_fl.network.updates import Update, load_of, read_result, read_update
 
-STRIKES = 3  # bad updates in a row after which a site is set aside
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 _CONTROL = "control.json"
 
@@ -38,55 +34,13 @@ class Coordinator:
     def __init__(self, kit: Kit, mailbox: Mailbox, log: Callable[[str], None]) -> None:
         self.kit, self.mailbox, self.log = kit, mailbox, log
         self.config, self.sites = kit.config, kit.plan.sites
-        self.method = self.config.build_method()
-        count = len(self.sites)
-        model = initial_model(self.config, 2, self.config.channels, labels_agree=False)
-        self.roles = roles(model)
-        first = {
-            name: tensor.detach().clone()
-            for name, tensor in model.state_dict().items()
-            if travels(self.method, self.roles[name], labels_agree=False)
-        }
-        self.stack = {name: torch.stack([tensor] * count) for name, tensor in first.items()}
-        self.start = {name: t.clone() for name, t in self.stack.items()} if self.method.needs_start else {}
-        vector = self.method.fingerprint(model.state_dict(), self.roles) if first else None
-        sent = vector is not None and not self.method.fingerprint_is_shared
-        self.vectors = torch.stack([vector.detach().clone()] * count) if vector is not None and sent else None
-        self.sizes = torch.ones(count, dtype=torch.float64)
-        self.received = torch.zeros(count, dtype=torch.bool)
-        self.strikes = torch.zeros(count, dtype=torch.int64)
-        self.aside = torch.zeros(count, dtype=torch.bool)
-        self.method_state: Tensors = {}
+        self.memory = Memory(self.config, self.sites)
         self.directory = RunDirectory(kit.run)
         self.stop = threading.Event()
         self.round = 0
         self.note = "starting"
         self.seconds: list[float] = []  # of each round so far
         self.accuracy: dict[int, float] = {}  # what sites chose to report, last
-
-    # -- what survives a crash
-
-    @property
-    def tensors(self) -> Tensors:
-        """The checkpoint: shared tensors, roster, the method's memory."""
-        known = {"received": self.received, "sizes": self.sizes, "strikes": self.strikes, "aside": self.aside}
-        if self.vectors is not None:
-            known["vectors"] = self.vectors
-        return {
-            **known,
-            **{f"stack/{name}": tensor for name, tensor in self.stack.items()},
-            **{f"start/{name}": tensor for name, tensor in self.start.items()},
-            **{f"method/{name}": tensor for name, tensor in self.method_state.items()},
-        }
-
-    def load(self, tensors: Tensors) -> None:
-        """Go back to a checkpoint."""
-        for name, tensor in self.tensors.items():
-            if not name.startswith("method/"):
-                tensor.copy_(tensors[name])
-        self.method_state = {
-            name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
-        }
 
     # -- the rounds
 
@@ -95,7 +49,7 @@ class Coordinator:
         with self.directory.lock():
             done = self.directory.rounds_done(self.config, resume=True)
             if done:
-                self.load(self.directory.load_checkpoint())
+                self.memory.load(self.directory.load_checkpoint())
                 self.log(f"going on after round {done}")
             self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
             self.seconds = [line["seconds"] for line in self.directory.timing()]
@@ -131,7 +85,7 @@ class Coordinator:
         chosen, _ = choose(self.config, round)
         self._learn_sizes()
         self._tell("mixing")
-        mixing, sent = self._mix(round, [k for k in chosen if not self.aside[k]])
+        mixing, sent = self._mix(round, [k for k in chosen if not self.memory.aside[k]])
         good = self._answers(round, chosen, mixing, sent)
         if self.stop.is_set():
             return
@@ -139,7 +93,7 @@ class Coordinator:
         for k in sorted({*sent, *good}):
             down = load_of(sent[k]) * self._models(k, mixing) if k in sent else Load()
             if k in good:
-                self._keep(k, good[k].tensors, sent.get(k, {}))
+                self.memory.keep(k, good[k].tensors, sent.get(k, {}))
                 records.append(good[k].record(round, k, self.sites[k], down))
             else:
                 cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes)
@@ -157,7 +111,7 @@ class Coordinator:
         wire["down"] = sum(line.down for line in self.mailbox.lines.values())
         timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_bytes": wire}
         self.directory.append("timing.jsonl", [timing])
-        self.directory.save_checkpoint(round, self.tensors, federation=self.kit.plan.id)
+        self.directory.save_checkpoint(round, self.memory.tensors, federation=self.kit.plan.id)
         write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())
         missing = [self.sites[k] for k in chosen if k not in good]
         without = f", without {', '.join(missing)}" if missing else ""
@@ -165,37 +119,28 @@ class Coordinator:
 
     def _mix(self, round: int, clients: Sequence[int]) -> tuple[Mixing | None, dict[int, Tensors]]:
         """What each of the clients is to begin the round with; nothing before anybody has answered."""
-        if not self.stack or not self.received.any():
+        if not self.memory.stack or not self.memory.received.any():
             return None, {}
         server = Server(
             round=round,
             clients=clients,
-            stack=self.stack,
-            start=self.start,
-            fingerprints=self._fingerprints(),
-            sizes=self.sizes,
-            received=self.received,
-            state=self.method_state,
+            stack=self.memory.stack,
+            start=self.memory.start,
+            fingerprints=self.memory.fingerprints(),
+            sizes=self.memory.sizes,
+            received=self.memory.received,
+            state=self.memory.method_state,
             rng=mixing_rng(self.config, round),
             validation_loss=lambda k, tensors: self._validation_loss(round, k, tensors),
         )
-        mixing = self.method.mix(server)
-        self.method_state = mixing.state
+        mixing = self.memory.method.mix(server)
+        self.memory.method_state = mixing.state
         sent: dict[int, Tensors] = {k: {} for k in clients}
         for name, rows in mixed_rows(mixing, server):
             for row, k in enumerate(clients):
                 back = mixing.revert is not None and bool(mixing.revert[k])
-                sent[k][name] = self.start[name][k].clone() if back else rows[row]
+                sent[k][name] = self.memory.start[name][k].clone() if back else rows[row]
         return mixing, sent
-
-    def _fingerprints(self) -> torch.Tensor | None:
-        if self.vectors is not None or not self.method.fingerprint_is_shared:
-            return self.vectors
-        known = [
-            self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
-            for k in range(len(self.sites))
-        ]
-        return torch.stack([vector for vector in known if vector is not None])
 
     def _answers(
         self, round: int, chosen: Sequence[int], mixing: Mixing | None, sent: dict[int, Tensors]
@@ -205,7 +150,7 @@ class Coordinator:
         enough = min(self.kit.plan.needed, len(chosen))
         while len(good) < enough:
             self._control()
-            ask = [k for k in chosen if k not in good and not self.aside[k]]
+            ask = [k for k in chosen if k not in good and not self.memory.aside[k]]
             if len(ask) + len(good) < enough:
                 self._tell(f"waiting: a quorum of {enough} needs a site readmitted")
                 if self.stop.wait(0.5):
@@ -222,8 +167,8 @@ class Coordinator:
             for site, answer in answers.items():
                 k = self.sites.index(site)
                 try:
-                    good[k] = read_update(answer, self._expected(k, sent.get(k, {})))
-                    self.strikes[k] = 0
+                    good[k] = read_update(answer, self.memory.expected(k, sent.get(k, {})))
+                    self.memory.strikes[k] = 0
                 except BadMessage as error:
                     self._strike(k, str(error))
         return good
@@ -237,28 +182,10 @@ class Coordinator:
     def _models(k: int, mixing: Mixing | None) -> int:
         return 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
 
-    def _expected(self, k: int, sent: Tensors) -> Tensors:
-        """What client k's upload is compared with: what it began with, or its last one."""
-        expected = {name: sent.get(name, stacked[k]) for name, stacked in self.stack.items()}
-        if self.vectors is not None:
-            expected[FINGERPRINT] = self.vectors[k]
-        return expected
-
-    def _keep(self, k: int, tensors: Tensors, sent: Tensors) -> None:
-        for name, stacked in self.stack.items():
-            if name in self.start:
-                self.start[name][k] = sent.get(name, self.start[name][k])
-            stacked[k] = tensors[name]
-        if self.vectors is not None:
-            self.vectors[k] = tensors[FINGERPRINT]
-        self.received[k] = True
-
     def _strike(self, k: int, reason: str) -> None:
-        self.strikes[k] += 1
-        self.log(f"{self.sites[k]}: dropped its answer, as {reason} ({int(self.strikes[k])} in a row)")
-        if self.strikes[k] >= STRIKES:
-            self.aside[k] = True
-            self.received[k] = False  # nobody is given its tensors any more
+        aside = self.memory.strike(k)
+        self.log(f"{self.sites[k]}: dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
+        if aside:
             self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
 
     def _validation_loss(self, round: int, k: int, tensors: Tensors) -> float:
@@ -277,7 +204,7 @@ class Coordinator:
 
     def _last_tests(self, round: int, answered: set[int]) -> list[Record]:
         """At the end everybody who ever answered is tested."""
-        ask = {self.sites[k] for k in self.received.nonzero().flatten().tolist() if k not in answered}
+        ask = {self.sites[k] for k in self.memory.received.nonzero().flatten().tolist() if k not in answered}
         fields = {"request": f"test-{round}", "round": round}
         self.mailbox.post({site: Message("test", self.kit.plan.id, fields) for site in ask})
         answers = self.mailbox.collect(ask, 0, self.kit.plan.deadline, self.stop) if ask else {}
@@ -296,14 +223,14 @@ class Coordinator:
         for k, site in enumerate(self.sites):
             train = self.mailbox.lines[site].train
             if train is not None:
-                self.sizes[k] = train
+                self.memory.sizes[k] = train
 
     def _who(self) -> list[Record]:
         """The parties as the coordinator may know them."""
         nothing = {"classes": [], "validation": 0, "test": 0, "holdout": 0}
         return [
-            {"name": site, "domain": site, "train": int(self.sizes[k]) if self.received[k] else 0, **nothing}
-            for k, site in enumerate(self.sites)
+            {"name": site, "domain": site, "train": int(size) if received else 0, **nothing}
+            for site, size, received in zip(self.sites, self.memory.sizes, self.memory.received, strict=True)
         ]
 
     def _control(self) -> None:
@@ -316,7 +243,7 @@ class Coordinator:
         for site in wishes.get("readmit", []):
             if site in self.sites:
                 k = self.sites.index(site)
-                self.aside[k], self.strikes[k] = False, 0
+                self.memory.readmit(k)
                 self.log(f"{site}: readmitted by the operator")
 
     def _tell(self, note: str | None = None) -> None:
@@ -327,8 +254,8 @@ class Coordinator:
             {
                 "name": site,
                 "connected": self.mailbox.connected(site),
-                "doing": "set aside" if self.aside[k] else self.mailbox.doing(site),
-                "strikes": int(self.strikes[k]),
+                "doing": "set aside" if self.memory.aside[k] else self.mailbox.doing(site),
+                "strikes": int(self.memory.strikes[k]),
                 "accuracy": self.accuracy.get(k),
                 "up_bytes": self.mailbox.lines[site].up,
                 "down_bytes": self.mailbox.lines[site].down,

@@ -87,8 +87,8 @@ def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, 
     records = RunDirectory(kits[COORDINATOR].run).metrics()
     assert {record["client"] for record in records if record["steps"]} == {1, 2}
     assert sum(record["steps"] > 0 for record in records) == 8
-    assert not parties.coordinator.received[0]
-    assert all(tensor.isfinite().all() for tensor in parties.coordinator.stack.values())
+    assert not parties.coordinator.memory.received[0]
+    assert all(tensor.isfinite().all() for tensor in parties.coordinator.memory.stack.values())
     status = json.loads(kits[COORDINATOR].status.read_text())
     assert next(site["doing"] for site in status["sites"]) == "set aside"
 
