@@ -18,7 +18,7 @@ from factorized_fl.data.images import ImageSet
 from factorized_fl.network.plan import Kit, read_kit
 from tests.network.parties import NAMES, write_images
 
-PATIENCE = 120.0  # seconds for anything to happen on a busy machine
+PATIENCE = 60.0  # seconds for anything to happen on a busy machine
 
 
 def free_port() -> int:
