@@ -8,6 +8,9 @@ import typer
 from factorized_fl.cli.common import Data, console
 from factorized_fl.model.export import Exported, export_run
 from factorized_fl.model.predict import predict as predict_images
+from factorized_fl.network.plan import FEDERATION, read_kit
+from factorized_fl.network.settings import read_settings
+from factorized_fl.network.site import export_now
 
 
 def print_exported(exported: Exported) -> None:
@@ -24,14 +27,18 @@ def print_exported(exported: Exported) -> None:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
-    client: Annotated[int, typer.Option("--client", "-k", help="Whose model, counted from 1.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The directory of a run, or a site's kit.")],
+    client: Annotated[int, typer.Option("--client", "-k", help="Of a run: whose model, counted from 1.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Where to; default: RUN/model/client-K.")] = None,
     data: Data = None,
     alone: Annotated[Path | None, typer.Option("--alone", help="A Stand-Alone run, for the verdict.")] = None,
 ) -> None:
     """Take a client's model away: dense weights, ONNX, class names, preprocessing, a model card."""
-    print_exported(export_run(run, client, out, data=data, alone=alone))
+    if (run / FEDERATION).is_file():
+        kit = read_kit(run)
+        print_exported(export_now(kit, data or read_settings(kit).data, out))
+    else:
+        print_exported(export_run(run, client, out, data=data, alone=alone))
 
 
 def predict(

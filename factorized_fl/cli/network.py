@@ -69,11 +69,11 @@ def _site(kit: Path) -> Kit:
 
 
 def _settle(party: Kit, data: Path | None, report: bool, alone: bool, device: str) -> None:
-    """Keep the site's choices, and look at its data before anybody waits for it."""
+    """Look at the site's data before anybody waits for it, then keep its choices."""
     if data is None:
         data = read_settings(party).data
-    save_settings(party, Settings(data, find_device(device), report, alone))
     (client,) = site_scenario(party.config, party.party, party.seat, data).clients
+    save_settings(party, Settings(data, find_device(device), report, alone))
     _show(
         f"{party.party}: {len(client.classes)} classes, {len(client.train)} images to train, "
         f"{len(client.validation)} to validate, {len(client.test)} to test"
@@ -90,13 +90,9 @@ def start(
 ) -> None:
     """Start a party in the background: `serve` or `join`, whichever its kit is for."""
     party = read_kit(kit)
-    if party.is_coordinator:
-        supervise.start_in_background(party, ["serve", str(party.path)])
-    else:
+    if not party.is_coordinator:
         _settle(party, data, report_accuracy, alone, device)
-        choices = ["--device", device, "--alone" if alone else "--no-alone"]
-        choices += ["--report-accuracy"] if report_accuracy else []
-        supervise.start_in_background(party, ["join", str(party.path), *choices])
+    supervise.start_in_background(party)
     _show(f"{party.party} is starting: see `ffl federation status {kit}`.")
 
 

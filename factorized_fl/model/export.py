@@ -51,7 +51,7 @@ def export_run(
         raise UserError(f"'{run}' holds no checkpoint of a run: give the directory of a run.")
     config = directory.config()
     if not 1 <= client <= config.clients:
-        raise UserError(f"There is no client {client}: '{run}' has clients 1 to {config.clients}.")
+        raise UserError(f"There is no client {client}: name one of '{run}' with --client, 1 to {config.clients}.")
     federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"), "reference")
     federation.load(directory.load_checkpoint())
     baseline = RunDirectory(alone).summary() if alone else None

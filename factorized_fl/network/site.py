@@ -20,7 +20,7 @@ from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
 from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.errors import UserError
-from factorized_fl.federation.build import build_federation
+from factorized_fl.federation.build import Federation, build_federation
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import Load, Traffic, traffic, upload_loads
 from factorized_fl.federation.payload import encode
@@ -33,6 +33,8 @@ from factorized_fl.network.checks import read_tensors
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit
 from factorized_fl.network.updates import FINGERPRINT, load_of
+
+_PREVIOUS = "previous.safetensors"
 
 
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
@@ -51,6 +53,33 @@ def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
     return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
 
 
+def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int:
+    """Load the last round that is safely on disk, or the one before it; returns its number, 0 if there is none."""
+    for path in (RunDirectory(kit.run).checkpoint_path, kit.run / _PREVIOUS):
+        if not path.exists():
+            continue
+        try:
+            with safe_open(path, "pt") as file:
+                tags = file.metadata()
+                if tags.get("federation") != kit.plan.id:
+                    raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
+                federation.load({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+                return int(tags["round"])
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+            log(f"{path.name} is damaged ({error}): trying the round before")
+    return 0
+
+
+def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
+    """A site's model as it is after its last round, without disturbing anybody at work."""
+    scenario = site_scenario(kit.config, kit.party, kit.seat, data)
+    federation = build_federation(kit.config, scenario, torch.device("cpu"), "reference")
+    if not restore(kit, federation, lambda line: None):
+        raise UserError(f"{kit.party} has trained no round yet: there is no model to export.")
+    baseline = RunDirectory(kit.alone).summary() if kit.alone.exists() else None
+    return export_client(federation, 0, out or kit.model, kit.party, baseline)
+
+
 class Site:
     """A site's state in memory, and on disk after every round."""
 
@@ -60,50 +89,29 @@ class Site:
         self.scenario = site_scenario(kit.config, kit.party, kit.seat, data)
         self.federation = build_federation(kit.config, self.scenario, torch.device(device))
         self.directory = RunDirectory(kit.run)
-        self.done = self._restore()
+        with plain_errors(kit.run):
+            kit.run.mkdir(parents=True, exist_ok=True)
+        self.done = restore(kit, self.federation, log)
+        who = describe_clients(self.federation.scenario.clients)
+        self.directory.begin(self.config, describe_environment(self.config.seed, device), who, self.done)
         self.train_images = len(self.federation.scenario.clients[0].train)
 
     # -- what survives a crash
 
-    @property
-    def _previous(self) -> Path:
-        return self.directory.path / "previous.safetensors"
-
     def _answer_path(self, round: int) -> Path:
         return self.directory.path / f"answer-{round % 2}.message"
-
-    def _restore(self) -> int:
-        """Load the last round that is safely on disk, or the one before it; returns its number."""
-        with plain_errors(self.directory.path):
-            self.directory.path.mkdir(parents=True, exist_ok=True)
-        done = 0
-        for path in (self.directory.checkpoint_path, self._previous):
-            if not path.exists():
-                continue
-            try:
-                with safe_open(path, "pt") as file:
-                    tags = file.metadata()
-                    if tags.get("federation") != self.kit.plan.id:
-                        raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
-                    self.federation.load({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-                    done = int(tags["round"])
-                break
-            except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-                self.log(f"{path.name} is damaged ({error}): trying the round before")
-        who = describe_clients(self.federation.scenario.clients)
-        self.directory.begin(self.config, describe_environment(self.config.seed, self.device), who, done)
-        return done
 
     def _save(self, round: int, answer: Message) -> None:
         """Keep a trained round; the checkpoint comes last, for it is what makes the round count."""
         write_atomically(self._answer_path(round), pack(answer))
+        previous = self.directory.path / _PREVIOUS
         if self.directory.checkpoint_path.exists():
             with plain_errors(self.directory.path):
-                self._previous.unlink(missing_ok=True)
+                previous.unlink(missing_ok=True)
                 try:
-                    os.link(self.directory.checkpoint_path, self._previous)
+                    os.link(self.directory.checkpoint_path, previous)
                 except OSError:  # a file system without links
-                    shutil.copy(self.directory.checkpoint_path, self._previous)
+                    shutil.copy(self.directory.checkpoint_path, previous)
         self.directory.save_checkpoint(round, self.federation.tensors, federation=self.kit.plan.id)
         self.done = round
 

@@ -129,19 +129,23 @@ def processes(kit: Kit) -> dict[str, int]:
         return {}
 
 
-def start_in_background(kit: Kit, command: list[str]) -> None:
-    """Start a party and leave it running."""
+def start_in_background(kit: Kit) -> None:
+    """Leave a supervisor running that outlives this process and its terminal."""
     if processes(kit):
         raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
     kit.logs.mkdir(parents=True, exist_ok=True)
-    with (kit.logs / "supervisor.txt").open("ab") as log:
-        subprocess.Popen(
-            [sys.executable, "-m", "factorized_fl.cli", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    if os.fork():
+        return
+    os.setsid()
+    with (kit.logs / "supervisor.txt").open("ab") as log, open(os.devnull, "rb") as nothing:
+        for stream, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(stream.fileno(), target)
+    try:
+        supervise(kit)
+    except UserError as error:
+        Journal(kit)(f"Error: {error}")
+    finally:
+        os._exit(0)
 
 
 def stop(kit: Kit) -> None:

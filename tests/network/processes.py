@@ -64,7 +64,7 @@ def write_sites(path: Path, **settings: Any) -> Path:
     return path
 
 
-def ffl(*arguments: object, check: bool = True) -> str:
+def ffl(*arguments: object, folder: Path | None = None) -> str:
     """Run a command to its end; returns what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "factorized_fl.cli", *map(str, arguments)],
@@ -72,8 +72,9 @@ def ffl(*arguments: object, check: bool = True) -> str:
         text=True,
         timeout=PATIENCE,
         env={**os.environ, "COLUMNS": "200"},
+        cwd=folder,
     )
-    if check and done.returncode:
+    if done.returncode:
         raise AssertionError(f"ffl {arguments} gave {done.returncode}: {done.stdout} {done.stderr}")
     return done.stdout + done.stderr
 
@@ -136,18 +137,21 @@ class Party:
             except subprocess.TimeoutExpired:
                 self.kill_all()
 
-    def listening(self) -> set[tuple[str, int]]:
-        """Addresses that any process of this party listens on."""
-        found = set()
-        if self.process is None or self.process.poll() is not None:
-            return found
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            try:
-                connections = process.net_connections("inet")
-            except psutil.Error:
-                continue
-            found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+
+def listening(supervisor: int | None) -> set[tuple[str, int]]:
+    """Addresses that any process under this supervisor listens on."""
+    found: set[tuple[str, int]] = set()
+    try:
+        children = psutil.Process(supervisor).children(recursive=True) if supervisor else []
+    except psutil.Error:
         return found
+    for process in children:
+        try:
+            connections = process.net_connections("inet")
+        except psutil.Error:
+            continue
+        found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
 
 
 def wait_for(thing: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

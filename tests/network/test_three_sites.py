@@ -15,60 +15,75 @@ import torch
 from factorized_fl import api
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
+from factorized_fl.network.plan import Kit, read_kit
+from factorized_fl.network.status import read_status, status_lines
+from factorized_fl.network.supervise import processes, stop
 from tests.network.parties import NAMES
-from tests.network.processes import Party, ffl, wait_for, write_hospitals, write_sites
+from tests.network.processes import ffl, free_port, listening, wait_for, write_hospitals
 
 pytest.importorskip("nvflare", reason="FLARE is not installed")
 pytestmark = pytest.mark.xdist_group("network")
 
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "federate.md").read_text()
+PARTIES = ("coordinator", *NAMES)
+
+
+def blocks(language: str) -> list[str]:
+    """The guide's blocks of code in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+
+
 @dataclass
 class Finished:
-    """A federation that has run to its end."""
+    """A federation that has run to its end by the guide's commands, and what these printed."""
 
     root: Path
-    parties: dict[str, Party]
+    kits: dict[str, Kit]
     listened: dict[str, set[tuple[str, int]]]
-    seen_status: str
+    printed: dict[str, str]
 
     def run(self, party: str) -> RunDirectory:
-        return RunDirectory(self.root / "kits" / party / "run")
+        return RunDirectory(self.kits[party].run)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    """Do what the guide says; only the port is another, for somebody else may use the guide's."""
     root = tmp_path_factory.mktemp("hospitals")
-    data = write_hospitals(root / "data")
-    sites = write_sites(root / "sites.toml")
-    ffl("federation", "new", sites, "--out", root / "kits")
-    parties = {"coordinator": Party(root / "kits" / "coordinator")}
-    parties |= {name: Party(root / "kits" / name, "--data", data / name, "--device", "cpu") for name in NAMES}
-    parties["aster"].arguments.append("--report-accuracy")
-    listened: dict[str, set[tuple[str, int]]] = {name: set() for name in parties}
+    write_hospitals(root / "data")
+    (agreement,) = blocks("toml")
+    (root / "sites.toml").write_text(agreement.replace("port = 8443", f"port = {free_port()}"))
+    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    printed: dict[str, str] = {}
+    listened: dict[str, set[tuple[str, int]]] = {party: set() for party in PARTIES}
+    kits: dict[str, Kit] = {}
+
+    def over() -> bool:
+        for party in PARTIES:
+            listened[party] |= listening(processes(kits[party]).get("supervisor"))
+        return all((read_status(kits[party]) or {}).get("note") in ("complete", "done") for party in PARTIES)
+
     try:
-        for party in parties.values():
-            party.start()
-        status = ""
-
-        def ended() -> bool:
-            nonlocal status
-            for name, party in parties.items():
-                listened[name] |= party.listening()
-            return all(party.process is not None and party.process.poll() is not None for party in parties.values())
-
-        wait_for(lambda: parties["coordinator"].kit.status.exists(), "the coordinator's first status")
-        status = ffl("federation", "status", root / "kits" / "coordinator")
-        wait_for(ended, "the end of the federation", 200)
-        yield Finished(root, parties, listened, status)
+        for command in commands:
+            if command.startswith("ffl predict"):
+                wait_for(over, "the end of the federation", 150)
+            name, *arguments = command.split()
+            assert name == "ffl"
+            printed[command] = ffl(*arguments, folder=root)
+            if command.startswith("ffl federation new"):
+                kits |= {party: read_kit(root / "kits" / party) for party in PARTIES}
+        wait_for(lambda: not any(processes(kit) for kit in kits.values()), "everybody's leaving")
+        yield Finished(root, kits, listened, printed)
     finally:
-        for party in parties.values():
-            party.end()
+        for kit in kits.values():
+            if processes(kit):
+                stop(kit)
 
 
 def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) -> None:
-    for name, party in finished.parties.items():
-        assert party.wait() == 0, party.console
-        assert finished.run(name).checkpoint_round() == 3
+    for party in PARTIES:
+        assert finished.run(party).checkpoint_round() == 3
     for name in NAMES:
         card = (finished.root / "kits" / name / "model" / "README.md").read_text()
         right = float(re.search(r"\*\*([\d.]+)%\*\* right", card)[1])
@@ -78,7 +93,7 @@ def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) ->
 
 
 def test_it_equals_the_run_in_one_process(finished: Finished) -> None:
-    config = finished.parties["coordinator"].kit.config
+    config = finished.kits["coordinator"].config
     assert METHODS[config.method].title == "Factorized-FL"
     one = api.run(config, finished.root / "one-process", data=finished.root / "data", device="cpu")
     wanted = one.load_checkpoint()
@@ -100,12 +115,20 @@ def test_it_equals_the_run_in_one_process(finished: Finished) -> None:
 
 
 def test_the_model_answers_in_the_sites_own_words(finished: Finished) -> None:
-    picture = next((finished.root / "data" / "birch").glob("*/*.png"))
-    said = ffl("predict", finished.root / "kits" / "birch" / "model", picture)
-    assert said.startswith(str(picture))
-    assert "birch calls it" in said
-    classes = json.loads((finished.root / "kits" / "birch" / "model" / "model.json").read_text())["classes"]
-    assert len(classes) == 6
+    said = finished.printed["ffl predict kits/aster/model data/aster"]
+    assert len(said.splitlines()) == 120
+    right = sum(f"aster calls it {line.split('/')[2][-1]}/" in line.split(": ")[0] for line in said.splitlines())
+    assert right == 120
+    about = json.loads((finished.kits["aster"].model / "model.json").read_text())
+    assert about["classes"] == [f"aster calls it {digit}" for digit in range(4)]
+    shares = [line.rpartition(": ")[2].split(", ") for line in said.splitlines()]
+    assert all(share[0].startswith("aster calls it ") for share in shares)
+
+
+def test_a_first_look_at_the_data(finished: Finished) -> None:
+    said = finished.printed["ffl data inspect data/aster"]
+    assert "120 images in 4 classes, 16x16; 120 grey, 0 colour; 0 unreadable" in said
+    assert re.search(r"aster calls it 0 +. +30", said)
 
 
 def test_labels_and_class_names_never_leave_a_site(finished: Finished) -> None:
@@ -128,7 +151,7 @@ def test_the_coordinator_sees_only_what_sites_report(finished: Finished) -> None
 
 
 def test_only_the_coordinators_port_is_open(finished: Finished) -> None:
-    port = finished.parties["coordinator"].kit.plan.port
+    port = finished.kits["coordinator"].plan.port
     assert port in {number for _, number in finished.listened["coordinator"]}
     for party, addresses in finished.listened.items():
         for address, number in addresses:
@@ -146,10 +169,10 @@ def test_private_keys_are_their_owners_only(finished: Finished) -> None:
 
 
 def test_status_is_readable_before_and_after(finished: Finished) -> None:
-    assert "coordinator of trio: " in finished.seen_status
-    after = ffl("federation", "status", finished.root / "kits" / "coordinator")
+    assert "coordinator of trio: " in finished.printed["ffl federation status kits/coordinator"]
+    after = "\n".join(status_lines(finished.kits["coordinator"]))
     assert "coordinator of trio: complete" in after
     assert "round 3 of 3" in after
-    site = ffl("federation", "status", finished.root / "kits" / "cedar")
+    site = "\n".join(status_lines(finished.kits["cedar"]))
     assert "cedar of trio: done" in site
     assert "% of own test images" in site
