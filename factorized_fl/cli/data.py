@@ -8,7 +8,7 @@ import typer
 from factorized_fl.cli.common import console
 from factorized_fl.data.fetch import fetch as fetch_data
 from factorized_fl.data.own import inspect as inspect_data
-from factorized_fl.report.inspection import inspection_table
+from factorized_fl.report.inspection import inspection_line, inspection_table
 
 app = typer.Typer(help="Fetch and look at data sets.", no_args_is_help=True)
 
@@ -28,6 +28,7 @@ def inspect(
 ) -> None:
     """Look at your own images before you train: counts, sizes, unreadable files, duplicates. Nothing leaves."""
     found = inspect_data(path)
+    console.print(inspection_line(found), highlight=False, soft_wrap=True)
     console.print(inspection_table(found))
     for complaint in found.complaints():
         console.print(f"Look: {complaint}", highlight=False, markup=False, soft_wrap=True)

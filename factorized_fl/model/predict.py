@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from factorized_fl.data.folder import image_files
+from factorized_fl.data.folder import image_files, subfolders
 from factorized_fl.data.images import decode_each
 from factorized_fl.errors import UserError
 from factorized_fl.model.export import Scores, onnx_scores
@@ -26,9 +26,9 @@ class Prediction:
 
 
 def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list[Prediction]:
-    """Look at the pictures in order; a folder stands for all images in it."""
+    """Look at the pictures in order; a folder stands for all images in it and in its sub-folders."""
     package = read_package(folder)
-    files = [file for image in images for file in (image_files(image) if image.is_dir() else [image])]
+    files = [file for image in images for file in _files(image)]
     if not files:
         raise UserError("There is no image to look at: name image files, or a folder with some.")
     scores = find_runtime(folder, runtime)
@@ -46,6 +46,12 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
             order = row.argsort(descending=True, stable=True).tolist()
             predictions.append(Prediction(file, tuple((package.classes[c], float(row[c])) for c in order)))
     return predictions
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return image_files(path) + [file for folder in subfolders(path) for file in _files(folder)]
 
 
 def find_runtime(folder: Path, runtime: str = "auto") -> Scores:

@@ -205,6 +205,7 @@ class Trainer:
         """The trainer's answer, from as many processes as it takes; `meanwhile` is called every few seconds."""
         while True:
             if self.process is None or self.process.poll() is not None:
+                self._mourn()
                 self.hello(meanwhile)
             assert self.process is not None
             assert self.process.stdin is not None
@@ -216,8 +217,13 @@ class Trainer:
             if answer is not None:
                 self.pause = 0.0
                 return answer
+            self._mourn()
+
+    def _mourn(self) -> None:
+        if self.process is not None:
             code = self.process.wait()
             self.journal(f"the trainer died (exit code {code}): starting another from the last round on disk")
+            self.process = None
 
     def _next(self, meanwhile: Callable[[], None]) -> Message | None:
         while True:

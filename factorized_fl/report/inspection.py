@@ -5,16 +5,20 @@ from rich.table import Table
 from factorized_fl.data.own import SPLITS, Inspection
 
 
-def inspection_table(found: Inspection) -> Table:
-    """Images by class and split, and in the title their sizes and colours."""
-    splits = [split for split in ("", *SPLITS) if split in found.counts]
+def inspection_line(found: Inspection) -> str:
+    """How many images, of which sizes and colours."""
     sizes = [f"{width}x{height}" for (width, height), _ in found.sizes.most_common(3)]
     others = f" and {len(found.sizes) - 3} other sizes" if len(found.sizes) > 3 else ""
-    title = (
+    return (
         f"{found.total:,} images in {len(found.classes)} classes, {', '.join(sizes)}{others}; "
         f"{found.grey:,} grey, {found.total - found.grey:,} colour; {len(found.unreadable)} unreadable"
     )
-    table = Table(title=title, title_justify="left")
+
+
+def inspection_table(found: Inspection) -> Table:
+    """Images by class and split."""
+    splits = [split for split in ("", *SPLITS) if split in found.counts]
+    table = Table()
     table.add_column("class")
     for split in splits:
         table.add_column(split or "images", justify="right")

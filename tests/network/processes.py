@@ -1,5 +1,7 @@
 """A federation as real processes on loopback, with mutual TLS: started as people start it, killed as fate kills it."""
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -7,14 +9,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from factorized_fl import api
 from factorized_fl.data.embedded import digits, shapes
 from factorized_fl.data.images import ImageSet
+from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.network.journal import journal_path
 from factorized_fl.network.plan import Kit, read_kit
 from tests.network.parties import NAMES, write_images
 
@@ -79,6 +85,12 @@ def ffl(*arguments: object, folder: Path | None = None) -> str:
     return done.stdout + done.stderr
 
 
+def end_with_parent() -> None:
+    """A test that is killed leaves nothing running (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 class Party:
     """One party's `ffl serve` or `ffl join`."""
 
@@ -94,6 +106,7 @@ class Party:
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         return self
 
@@ -162,3 +175,67 @@ def wait_for(thing: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
             return found
         time.sleep(0.05)
     raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+
+
+class Federation:
+    """Three hospitals at work."""
+
+    def __init__(self, root: Path, data: Path, alone: bool = False, **settings: object) -> None:
+        self.root, self.data = root, data
+        choice = "--alone" if alone else "--no-alone"
+        ffl("federation", "new", write_sites(root / "sites.toml", **settings), "--out", root / "kits")
+        self.coordinator = Party(root / "kits" / "coordinator")
+        self.sites = {
+            name: Party(root / "kits" / name, "--data", data / name, "--device", "cpu", choice) for name in NAMES
+        }
+        self.parties = [self.coordinator, *self.sites.values()]
+
+    def reached(self, round: int) -> bool:
+        """Whether the coordinator has completed that round."""
+        return len(RunDirectory(self.coordinator.kit.run).timing()) >= round
+
+    def run(self, fault: Callable[["Federation"], None] = lambda federation: None, at: int = 2) -> dict[str, Any]:
+        """From start to end with a fault on the way, and what came of it."""
+        began = time.monotonic()
+        try:
+            for party in self.parties:
+                party.start()
+            wait_for(lambda: self.reached(at), f"round {at}")
+            fault(self)
+            for party in self.parties:
+                assert party.wait(240) == 0, party.console
+        finally:
+            for party in self.parties:
+                party.end()
+        return {"seconds": round(time.monotonic() - began, 1), **self.compare()}
+
+    def compare(self) -> dict[str, Any]:
+        """Every site's metrics beside those of the undisturbed run in one process."""
+        config = self.coordinator.kit.config
+        one = api.run(config, self.root / "one", data=self.data, device="cpu")
+        equal, trained, twice, rounds = True, {}, 0, {}
+        for k, (name, party) in enumerate(self.sites.items()):
+            own = RunDirectory(party.kit.run).metrics()
+            wanted = [record for record in one.metrics() if record["client"] == k]
+            equal &= [{**record, "client": k} for record in own] == wanted
+            lines = journal_path(party.kit).read_text().splitlines()
+            counted = Counter(line.partition("trained round ")[2].partition(" ")[0] for line in lines)
+            counted.pop("", None)
+            twice += sum(count > 1 for count in counted.values())
+            trained[name] = len(counted)
+            rounds[name] = sorted({record["round"] for record in own})
+            assert len(own) == len(rounds[name])  # no record lost, none doubled
+            assert (party.kit.model / "model.safetensors").exists()
+        done = RunDirectory(self.coordinator.kit.run)
+        assert done.checkpoint_round() == config.rounds
+        assert done.summary() is not None
+        assert sorted({record["round"] for record in done.metrics()}) == list(range(1, config.rounds + 1))
+        return {"rounds_trained": trained, "rounds_trained_twice": twice, "equal_to_undisturbed": bool(equal)}
+
+
+def save_findings(name: str, found: dict[str, Any]) -> None:
+    """Keep what a long test found where $FFL_RESULTS says, if it says so."""
+    if out := os.environ.get("FFL_RESULTS"):
+        path = Path(out) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=2) + "\n")

@@ -19,7 +19,7 @@ from factorized_fl.network.plan import Kit, read_kit
 from factorized_fl.network.status import read_status, status_lines
 from factorized_fl.network.supervise import processes, stop
 from tests.network.parties import NAMES
-from tests.network.processes import ffl, free_port, listening, wait_for, write_hospitals
+from tests.network.processes import Federation, ffl, free_port, listening, save_findings, wait_for, write_hospitals
 
 pytest.importorskip("nvflare", reason="FLARE is not installed")
 pytestmark = pytest.mark.xdist_group("network")
@@ -176,3 +176,20 @@ def test_status_is_readable_before_and_after(finished: Finished) -> None:
     site = "\n".join(status_lines(finished.kits["cedar"]))
     assert "cedar of trio: done" in site
     assert "% of own test images" in site
+
+
+@pytest.mark.network_full
+def test_in_full(tmp_path: Path) -> None:
+    """Rounds enough to learn: every site's accuracy beside that of its model trained alone, and the verdict."""
+    data = write_hospitals(tmp_path / "data", 60)
+    settings = {"method": "factorized-fl-beta", "rounds": 25, "epochs": 4, "deadline": 200.0}
+    federation = Federation(tmp_path, data, alone=True, **settings)
+    found = federation.run()
+    for name, party in federation.sites.items():
+        results = json.loads((party.kit.model / "model.json").read_text())["results"]
+        found[name] = {"in_the_federation": results["accuracy"], **{k: results[k] for k in ("alone", "verdict")}}
+        found[name]["test_images"] = results["images"]
+        print(name, found[name])
+    save_findings("three-sites.json", {**settings, **found})
+    assert found["equal_to_undisturbed"]
+    assert all(found[name]["in_the_federation"] > 0.5 for name in NAMES)
