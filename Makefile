@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-network lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/ffl demo --resume
 
 test: $(VENV)/installed-for-test lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not gpu and not network_full"
+
+test-network: $(VENV)/installed-for-test
+	OMP_NUM_THREADS=1 FFL_RESULTS=results/network $(BIN)/pytest -n 1 --dist loadgroup -m network_full tests/network
 
 lint: $(VENV)/installed-for-test
 	$(BIN)/ruff format --check -q .

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl import __version__
-from factorized_fl.cli import data, lists, reproduce, runs
+from factorized_fl.cli import data, lists, model, network, reproduce, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.errors import UserError
 
@@ -21,6 +21,11 @@ for command in (runs.run, runs.compare, runs.demo, lists.presets, lists.methods,
     app.command()(command)
 app.command()(reproduce.reproduce)
 app.add_typer(data.app, name="data")
+app.command()(model.export)
+app.command()(model.predict)
+app.command()(network.serve)
+app.command()(network.join)
+app.add_typer(network.app, name="federation")
 
 
 @app.callback(invoke_without_command=True)

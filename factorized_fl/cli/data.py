@@ -7,6 +7,8 @@ import typer
 
 from factorized_fl.cli.common import console
 from factorized_fl.data.fetch import fetch as fetch_data
+from factorized_fl.data.own import inspect as inspect_data
+from factorized_fl.report.inspection import inspection_line, inspection_table
 
 app = typer.Typer(help="Fetch and look at data sets.", no_args_is_help=True)
 
@@ -18,3 +20,15 @@ def fetch(
 ) -> None:
     """Download a data set from the Hugging Face hub, check it, keep it."""
     console.print(f"{name} is in {fetch_data(name, dest)}", highlight=False)
+
+
+@app.command("inspect")
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A folder of class folders, or parquet files.")],
+) -> None:
+    """Look at your own images before you train: counts, sizes, unreadable files, duplicates. Nothing leaves."""
+    found = inspect_data(path)
+    console.print(inspection_line(found), highlight=False, soft_wrap=True)
+    console.print(inspection_table(found))
+    for complaint in found.complaints():
+        console.print(f"Look: {complaint}", highlight=False, markup=False, soft_wrap=True)

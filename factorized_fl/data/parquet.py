@@ -75,6 +75,18 @@ def read_parquet(
     return ImageSet(name, torch.from_numpy(images), torch.from_numpy(labels), names)
 
 
+def read_rows(file: Path) -> tuple[tuple[str, ...], Iterator[tuple[bytes | None, int]]]:
+    """The class names of one file, () where it names none, and every row as it is stored: encoded image and label."""
+    table = _open(file)
+    image, label = _image_column(file, table.schema_arrow, None), _label_column(file, table.schema_arrow, None)
+    rows = (
+        row
+        for encoded, labels in _batches(file, table, image, label)
+        for row in zip(encoded, labels.tolist(), strict=True)
+    )
+    return _class_names(table.schema_arrow, label), rows
+
+
 def _open(file: Path) -> pq.ParquetFile:
     if not file.is_file():
         raise UserError(f"There is no file {file}: check the path, or fetch the data again.")

@@ -27,6 +27,7 @@ class Client:
     labelling: torch.Tensor  # the domain's class c is called labelling[c] here
     classes: tuple[str, ...]  # names, in this client's own order
     holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # kept from `train`
+    seat: int | None = None  # whose draws it makes, where that is not its place in the scenario
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:
     clients = []
     for k, client in enumerate(scenario.clients):
         count = min(max(1, round(share * len(client.train))), len(client.train) - 1)
-        order = torch.from_numpy(numpy_rng(seed, "holdout", k).permutation(len(client.train)))
+        seat = k if client.seat is None else client.seat
+        order = torch.from_numpy(numpy_rng(seed, "holdout", seat).permutation(len(client.train)))
         kept = client.train[order[count:].sort().values]
         clients.append(replace(client, train=kept, holdout=client.train[order[:count].sort().values]))
     return replace(scenario, clients=tuple(clients))

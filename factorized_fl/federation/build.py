@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from factorized_fl.config import Config
 from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation
@@ -81,19 +82,8 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
     if method.holdout:
         scenario = hold_out(scenario, method.holdout, config.seed)
     channels = scenario.images.shape[1]
-    models = {}
-    for classes in {len(client.classes) for client in scenario.clients}:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(config.seed, "model"))
-            model = build_model(
-                config.model,
-                classes,
-                channels=channels,
-                width=config.width,
-                head_layers=config.head_layers,
-                head_norm=config.head_norm,
-            )
-        models[classes] = method.parametrize(model, torch_rng(config.seed, "parametrisation"), scenario.labels_agree)
+    counts = {len(client.classes) for client in scenario.clients}
+    models = {classes: initial_model(config, classes, channels, scenario.labels_agree) for classes in counts}
     initial = {classes: model.state_dict() for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
@@ -120,6 +110,21 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
         method_state={},
         engine=build_engine(engine, Task(config, method, scenario, models, role_of, shared, device)),
     )
+
+
+def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
+    """The configured network with the method's parametrisation, as every client with so many classes begins."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "model"))
+        model = build_model(
+            config.model,
+            classes,
+            channels=channels,
+            width=config.width,
+            head_layers=config.head_layers,
+            head_norm=config.head_norm,
+        )
+    return config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), labels_agree)
 
 
 def travels(method: Method, role: Role, labels_agree: bool) -> bool:

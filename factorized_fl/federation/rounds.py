@@ -1,9 +1,10 @@
 """One round: choose clients, mix from a snapshot, train, evaluate, account."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
 from factorized_fl.config import Config
@@ -44,14 +45,13 @@ def download(
     if not federation.shared or not federation.received.any():
         return None, {}
     stack = {name: tensor for name, tensor in state.items() if name in federation.shared}
-    mixing = federation.method.mix(_server(federation, round, chosen, stack))
-    rows = mixing.matrix[list(chosen)]
+    server = _server(federation, round, chosen, stack)
+    mixing = federation.method.mix(server)
     there = partial(torch.tensor, dtype=torch.int64, device=next(iter(stack.values())).device)
     places, answering = there(list(clients)), there([row for row, client in enumerate(chosen) if client in clients])
     sent = Payloads(chosen)
-    for name, stacked in stack.items():
-        # All rows are made before any is overwritten: a snapshot, one tensor at a time.
-        mixed = mix(rows, stacked)
+    for name, mixed in mixed_rows(mixing, server):
+        stacked = stack[name]
         sent.add(name, mixed)
         stacked[places] = mixed[answering]
         if mixing.revert is not None:
@@ -59,6 +59,18 @@ def download(
             stacked[back] = federation.start[name][back]
     federation.method_state = mixing.state
     return mixing, sent.loads(copies=mixing.downloads)
+
+
+def mixed_rows(mixing: Mixing, server: Server) -> Iterator[tuple[str, torch.Tensor]]:
+    """What each of the round's clients is sent: one tensor at a time, all its rows made before any is used."""
+    rows = mixing.matrix[list(server.clients)]
+    for name, stacked in server.stack.items():
+        yield name, mix(rows, stacked)
+
+
+def mixing_rng(config: Config, round: int) -> np.random.Generator:
+    """The draws of a round's mixing."""
+    return numpy_rng(config.seed, "mix", round)
 
 
 def _server(federation: Federation, round: int, clients: Sequence[int], stack: Tensors) -> Server:
@@ -80,7 +92,7 @@ def _server(federation: Federation, round: int, clients: Sequence[int], stack: T
         sizes=federation.scenario.sizes,
         received=federation.received,
         state=federation.method_state,
-        rng=numpy_rng(federation.config.seed, "mix", round),
+        rng=mixing_rng(federation.config, round),
         validation_losses=validation_losses,
     )
 
@@ -91,10 +103,7 @@ def run_round(
     """One round for the chosen clients; returns their metrics and the mixing that began it."""
     chosen, clients = choose(federation.config, round)
     mixing, down = download(federation, round, chosen, clients)
-    for name, start in federation.start.items():
-        start[clients] = federation.state.common[name][clients]
-    trained = federation.engine.train(round, clients, federation.state, federation.momentum, done)
-    federation.received[clients] = True
+    trained = train_from_here(federation, round, clients, done)
     up = upload_loads(federation, clients)
     tested = list(clients)
     if round == federation.config.rounds:
@@ -103,18 +112,30 @@ def run_round(
     records = []
     for k in sorted({*chosen, *tested}):
         cost = traffic(federation, k, down.get(k, Load()), up.get(k)) if k in chosen else Traffic()
-        records.append(_record(federation, round, k, evaluated.get(k), trained.get(k), cost))
+        domain = federation.scenario.clients[k].domain
+        records.append(make_record(round, k, domain, evaluated.get(k), trained.get(k), cost))
     return records, mixing
 
 
-def _record(
-    federation: Federation, round: int, k: int, result: Evaluated | None, trained: Trained | None, cost: Traffic
+def train_from_here(
+    federation: Federation, round: int, clients: Sequence[int], done: Callable[[int], None] = lambda client: None
+) -> dict[int, Trained]:
+    """The clients' own part of a round: remember where it begins, if the method wants to know, and train."""
+    for name, start in federation.start.items():
+        start[list(clients)] = federation.state.common[name][list(clients)]
+    trained = federation.engine.train(round, clients, federation.state, federation.momentum, done)
+    federation.received[list(clients)] = True
+    return trained
+
+
+def make_record(
+    round: int, k: int, domain: str, result: Evaluated | None, trained: Trained | None, cost: Traffic
 ) -> Record:
     """One line of the metrics; a client that dropped out has traffic but no result."""
     return {
         "round": round,
         "client": k,
-        "domain": federation.scenario.clients[k].domain,
+        "domain": domain,
         "accuracy": result.accuracy if result else None,
         "correct": result.correct if result else None,
         "total": result.total if result else None,

@@ -10,12 +10,13 @@ from typing import Protocol
 import torch
 
 from factorized_fl.config import Config
+from factorized_fl.data.scenarios import Scenario
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation, build_federation, build_scenario_of
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import summarise_traffic
 from factorized_fl.federation.rounds import run_round
-from factorized_fl.federation.rundir import Record, RunDirectory
+from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients
 
 _CHECKPOINT_SHARE = 0.03  # checkpoints may take so much of a run's time; small ones are written every round
 
@@ -42,21 +43,26 @@ def run(
     out: Path | str,
     *,
     data: Path | None = None,
+    scenario: Scenario | None = None,
     resume: bool = False,
     observers: Sequence[Observer] = (),
     device: str = "auto",
 ) -> RunDirectory:
-    """Run a federation to its end, or on to its end, in the directory `out`."""
+    """Run a federation to its end, or on to its end, in the directory `out`.
+
+    The scenario is the configured one, made from `data`, unless it is given.
+    """
     directory = RunDirectory(out)
     device = find_device(device)
     with directory.lock():
         done = directory.rounds_done(config, resume)
         if done == config.rounds and directory.summary():
             return directory
-        federation = build_federation(config, build_scenario_of(config, data), torch.device(device))
+        federation = build_federation(config, scenario or build_scenario_of(config, data), torch.device(device))
         if done:
             federation.load(directory.load_checkpoint())
-        directory.begin(config, describe_environment(config.seed, device), federation.scenario.clients, done)
+        who = describe_clients(federation.scenario.clients)
+        directory.begin(config, describe_environment(config.seed, device), who, done)
         for observer in observers:
             observer.started(federation, done)
         _go_on(federation, directory, done, observers)

@@ -100,13 +100,13 @@ class RunDirectory:
         self._refuse_other(config)
         return self.checkpoint_round()
 
-    def begin(self, config: Config, environment: Mapping[str, Any], clients: Sequence[Client], done: int) -> None:
+    def begin(self, config: Config, environment: Mapping[str, Any], clients: Sequence[Record], done: int) -> None:
         """Write what a run begins with, or drop what a killed process wrote after its last checkpoint."""
         with plain_errors(self.path):
             (self.path / "mixing").mkdir(exist_ok=True)
         if done == 0:
             write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
-            write_atomically(self.path / "clients.json", json.dumps(_describe(clients), indent=2).encode())
+            write_atomically(self.path / "clients.json", json.dumps(clients, indent=2).encode())
             write_atomically(self.path / "config.toml", config.to_toml().encode())
         self._forget_after(done)
 
@@ -151,12 +151,12 @@ class RunDirectory:
         # Cloned, for a matrix and the method's memory may be one and the same tensor.
         write_atomically(path, safetensors.torch.save({name: t.cpu().clone() for name, t in tensors.items()}))
 
-    def save_checkpoint(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def save_checkpoint(self, round: int, tensors: Mapping[str, torch.Tensor], **tags: str) -> None:
         """Replace the checkpoint. Tensors are streamed to disk: no second copy of the state is made."""
         temporary = self.checkpoint_path.with_suffix(".part")
         with plain_errors(self.path):
             try:
-                safetensors.torch.save_file(dict(tensors), temporary, metadata={"round": str(round)})
+                safetensors.torch.save_file(dict(tensors), temporary, metadata={"round": str(round), **tags})
                 with temporary.open("rb") as file:
                     os.fsync(file.fileno())
                 os.replace(temporary, self.checkpoint_path)
@@ -237,7 +237,8 @@ def _line(record: Record) -> str:
     return json.dumps(record) + "\n"
 
 
-def _describe(clients: Sequence[Client]) -> list[Record]:
+def describe_clients(clients: Sequence[Client]) -> list[Record]:
+    """Who takes part, for clients.json."""
     return [
         {
             "name": client.name,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from sklearn.cluster import AgglomerativeClustering
 
 from factorized_fl.federation.mixing import cosine, group_mean
 from factorized_fl.methods.base import Mixing, Server
@@ -51,6 +50,8 @@ class ClusteredFL(FedAvg):
 
 def halves(similarity: torch.Tensor) -> torch.Tensor:
     """Which clients form the second of two groups by complete linkage of the distance -similarity."""
+    from sklearn.cluster import AgglomerativeClustering  # here, for it takes as long to load as PyTorch itself
+
     clustering = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage="complete")
     labels = torch.from_numpy(clustering.fit_predict(-similarity.cpu().numpy()))
     return labels != labels[0]

@@ -1,0 +1,126 @@
+"""Commands for federations between organisations: federation new / start / status / stop / readmit, serve, join."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from factorized_fl.cli.common import console
+from factorized_fl.errors import UserError
+from factorized_fl.federation.run import find_device
+from factorized_fl.network import coordinator, kits, status, supervise
+from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
+from factorized_fl.network.settings import Settings, read_settings, save_settings
+from factorized_fl.network.site import site_scenario
+
+app = typer.Typer(help="Federations between organisations.", no_args_is_help=True)
+
+KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="The party's kit.")]
+SiteData = Annotated[Path | None, typer.Option("--data", help="Your images: a folder per class, or parquet.")]
+Report = Annotated[bool, typer.Option("--report-accuracy", help="Let the coordinator see your accuracies.")]
+Alone = Annotated[bool, typer.Option("--alone/--no-alone", help="Train a model alone at the end, to compare with.")]
+DeviceName = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
+
+
+def _show(line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command("new")
+def new(
+    sites: Annotated[Path, typer.Argument(metavar="sites.toml", help="Who takes part and what is trained.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the kits.")] = Path("kits"),
+) -> None:
+    """Make one kit for each party: certificates, policies, configuration, a README."""
+    plan = kits.make_kits(sites, out)
+    for party in (COORDINATOR, *plan.sites):
+        _show(f"{out / party}: give this folder to {party}, over a channel that you trust")
+    _show(f"{out / 'authority'}: keep this one to yourself")
+
+
+def serve(kit: KitFolder) -> None:
+    """Coordinate a federation until all rounds are done; after a crash it goes on where it was."""
+    party = read_kit(kit)
+    if not party.is_coordinator:
+        raise UserError(f"'{kit}' is the kit of the site {party.party}: use `ffl join`.")
+    if supervise.supervise(party, _show):
+        _show(f"Complete. The coordinator's run directory: {party.run}")
+
+
+def join(
+    kit: KitFolder,
+    data: SiteData = None,
+    report_accuracy: Report = False,
+    alone: Alone = True,
+    device: DeviceName = "auto",
+) -> None:
+    """Take part in a federation with your own images until all rounds are done."""
+    party = _site(kit)
+    _settle(party, data, report_accuracy, alone, device)
+    if supervise.supervise(party, _show):
+        _show(f"Done. Your model: {party.model}; how it went: {party.run}")
+
+
+def _site(kit: Path) -> Kit:
+    party = read_kit(kit)
+    if party.is_coordinator:
+        raise UserError(f"'{kit}' is the coordinator's kit: use `ffl serve`.")
+    return party
+
+
+def _settle(party: Kit, data: Path | None, report: bool, alone: bool, device: str) -> None:
+    """Look at the site's data before anybody waits for it, then keep its choices."""
+    if data is None:
+        data = read_settings(party).data
+    (client,) = site_scenario(party.config, party.party, party.seat, data).clients
+    save_settings(party, Settings(data, find_device(device), report, alone))
+    _show(
+        f"{party.party}: {len(client.classes)} classes, {len(client.train)} images to train, "
+        f"{len(client.validation)} to validate, {len(client.test)} to test"
+    )
+
+
+@app.command("start")
+def start(
+    kit: KitFolder,
+    data: SiteData = None,
+    report_accuracy: Report = False,
+    alone: Alone = True,
+    device: DeviceName = "auto",
+) -> None:
+    """Start a party in the background: `serve` or `join`, whichever its kit is for."""
+    party = read_kit(kit)
+    if not party.is_coordinator:
+        _settle(party, data, report_accuracy, alone, device)
+    supervise.start_in_background(party)
+    _show(f"{party.party} is starting: see `ffl federation status {kit}`.")
+
+
+@app.command("status")
+def show_status(kit: KitFolder) -> None:
+    """Who is connected, which round it is, what was reported, how long it may take."""
+    party = read_kit(kit)
+    for line in status.status_lines(party):
+        _show(line)
+    if table := status.sites_table(party):
+        console.print(table)
+    for line in status.last_lines(party):
+        _show(line)
+
+
+@app.command("stop")
+def stop(kit: KitFolder) -> None:
+    """Stop a party that runs; nothing is lost, start it again to go on."""
+    party = read_kit(kit)
+    supervise.stop(party)
+    _show(f"{party.party} has stopped.")
+
+
+@app.command("readmit")
+def readmit(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
+    """Let a site in again that was set aside for bad updates."""
+    party = read_kit(kit)
+    if not party.is_coordinator or site not in party.plan.sites:
+        raise UserError(f"Only the coordinator readmits, and only one of {', '.join(party.plan.sites)}.")
+    coordinator.readmit(party, site)
+    _show(f"{site} will be asked again.")

@@ -1,0 +1,173 @@
+"""A party's own images: one folder per class, or parquet; split by seed, or already split; and a first look at them.
+
+Four layouts are understood: class folders; `train`, `test` and perhaps `validation` folders that hold class folders;
+one parquet file; parquet files whose names begin with train, test and perhaps validation.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+
+from factorized_fl.data.cache import cached
+from factorized_fl.data.folder import image_files, read_folder, subfolders
+from factorized_fl.data.images import ImageSet, decode_each
+from factorized_fl.data.parquet import read_parquet, read_rows
+from factorized_fl.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+_WHOLE = ""  # the name of the only part of a set that is not split yet
+_FEW = 10  # images of a class below which its accuracy says next to nothing
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a party's data: a folder of class folders, or parquet files."""
+
+    split: str  # train, validation, test, or empty where nothing is split yet
+    folder: Path | None = None
+    files: tuple[Path, ...] = ()
+
+
+def parts_of(path: Path) -> list[Part]:
+    """Recognise the layout of a party's data."""
+    if path.is_file() and path.suffix == ".parquet":
+        return [Part(_WHOLE, files=(path,))]
+    if not path.is_dir():
+        raise UserError(f"There is no folder or parquet file {path}: check the path.")
+    if files := sorted(path.glob("*.parquet")):
+        named = {split: tuple(file for file in files if file.name.startswith(split)) for split in SPLITS}
+        if named["train"] and named["test"]:
+            return [Part(split, files=found) for split, found in named.items() if found]
+        return [Part(_WHOLE, files=tuple(files))]
+    folders = {folder.name: folder for folder in subfolders(path)}
+    given = {"train", "test"} <= folders.keys() <= set(SPLITS)
+    if given and all(subfolders(folder) for folder in folders.values()):
+        return [Part(split, folder=folders[split]) for split in SPLITS if split in folders]
+    return [Part(_WHOLE, folder=path)]
+
+
+def read_own(path: Path, name: str, *, size: int, channels: int) -> ImageSet:
+    """All of a party's images, cropped and scaled to one size, with the split that their layout gives, if any."""
+    parts = parts_of(path)
+    sets = [_read(part, name, size, channels) for part in parts]
+    if len(sets) == 1:
+        return sets[0]
+    classes = sets[0].classes  # those to train on
+    labels, split = [], []
+    for part, found in zip(parts, sets, strict=True):
+        if foreign := set(found.classes) - set(classes):
+            raise UserError(
+                f"The {part.split} images in {path} have a class '{min(foreign)}' that no training image has: "
+                "add training images of it, or take it away."
+            )
+        own = torch.tensor([classes.index(known) for known in found.classes])
+        labels.append(own[found.labels])
+        split.append(torch.full((len(found),), SPLITS.index(part.split), dtype=torch.uint8))
+    return ImageSet(name, torch.cat([s.images for s in sets]), torch.cat(labels), classes, torch.cat(split))
+
+
+def _read(part: Part, name: str, size: int, channels: int) -> ImageSet:
+    if part.folder is None:
+        files = list(part.files)
+        params = {"reader": "parquet", "name": name, "size": size, "channels": channels}
+        return cached(files, params, lambda: read_parquet(files, name=name, size=size, channels=channels))
+    folder = part.folder
+    files = [file for inner in subfolders(folder) for file in image_files(inner)]
+    params = {"reader": "folder", "names": [name, [str(f.relative_to(folder)) for f in files]]}
+    params |= {"classes": [inner.name for inner in subfolders(folder)], "size": size, "channels": channels}
+    return cached(files, params, lambda: read_folder(folder, size=size, channels=channels, name=name))
+
+
+@dataclass
+class Inspection:
+    """What a first look at a party's data finds."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)  # split -> class -> images
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
+    grey: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    repeated: list[tuple[str, str]] = field(default_factory=list)  # the same picture twice in one split and class
+    across: list[tuple[str, str]] = field(default_factory=list)  # the same picture in two splits
+    contradicted: list[tuple[str, str]] = field(default_factory=list)  # the same picture under two classes
+
+    @property
+    def classes(self) -> list[str]:
+        """All class names, sorted."""
+        return sorted(set().union(*self.counts.values()))
+
+    @property
+    def total(self) -> int:
+        """Readable images."""
+        return sum(sum(counts.values()) for counts in self.counts.values())
+
+    def complaints(self) -> list[str]:
+        """What somebody should look at before training on this, in plain words."""
+        lines = []
+        if len(self.classes) < 2:
+            lines.append("There are fewer than two classes: nothing can be learned.")
+        lines += [
+            f"The class '{name}' has only {count} images."
+            for name in self.classes
+            if (count := sum(counts[name] for counts in self.counts.values())) < _FEW
+        ]
+        if self.unreadable:
+            lines.append(f"{len(self.unreadable)} files cannot be read: {_some(self.unreadable)}.")
+        for found, what in (
+            (self.across, "pictures are in two splits, so a test would meet what was trained on"),
+            (self.contradicted, "pictures stand under two classes"),
+            (self.repeated, "pictures are there twice; a split by seed may part them"),
+        ):
+            if found:
+                lines.append(f"{len(found)} {what}: {_some([' = '.join(pair) for pair in found])}.")
+        return lines
+
+
+def inspect(path: Path) -> Inspection:
+    """Look at every image of a party's data: nothing is written and nothing leaves the machine."""
+    found = Inspection()
+    seen: dict[bytes, tuple[str, str, str]] = {}  # picture -> split, class, where
+    for split, label, where, source in _entries(parts_of(path)):
+        found.counts.setdefault(split, Counter())
+        pixels = next(decode_each([source], None, 3))
+        if pixels is None:
+            found.unreadable.append(where)
+            continue
+        found.counts[split][label] += 1
+        found.sizes[pixels.shape[2], pixels.shape[1]] += 1
+        found.grey += bool((pixels[0] == pixels[1]).all() and (pixels[1] == pixels[2]).all())
+        picture = blake2b(pixels.tobytes() + str(pixels.shape).encode(), digest_size=16).digest()
+        first_split, first_label, first = seen.setdefault(picture, (split, label, where))
+        if first == where:
+            continue
+        if first_label != label:
+            found.contradicted.append((first, where))
+        if first_split != split:
+            found.across.append((first, where))
+        elif first_label == label:
+            found.repeated.append((first, where))
+    if not found.counts:
+        raise UserError(f"{path} holds no images: put them into one sub-folder for each class, or give parquet files.")
+    return found
+
+
+def _entries(parts: Iterable[Part]) -> Iterator[tuple[str, str, str, bytes | Path | None]]:
+    """Split, class, place and source of every image."""
+    for part in parts:
+        if part.folder is not None:
+            for folder in subfolders(part.folder):
+                for file in image_files(folder):
+                    yield part.split, folder.name, str(file.relative_to(part.folder.parent)), file
+        for file in part.files:
+            classes, rows = read_rows(file)
+            for row, (encoded, label) in enumerate(rows):
+                name = classes[label] if 0 <= label < len(classes) else str(label)
+                yield part.split, name, f"{file.name} row {row}", encoded
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

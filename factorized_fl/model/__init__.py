@@ -1,0 +1,1 @@
+"""A client's model as something to take away and use: folded, exported, described, predicting."""

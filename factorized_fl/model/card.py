@@ -1,0 +1,61 @@
+"""The model card: what the model is, what it was made from, how good it is, in plain words."""
+
+from collections.abc import Mapping
+
+from factorized_fl.config import Config
+from factorized_fl.methods import METHODS
+from factorized_fl.model.package import Package
+from factorized_fl.report.verdict import Verdict
+
+
+def card(
+    package: Package,
+    config: Config,
+    counts: Mapping[str, int],
+    correct: int,
+    total: int,
+    verdict: Verdict | None,
+    difference: float,
+    onnx: bool,
+) -> str:
+    """The text of README.md."""
+    method = METHODS[config.method]
+    colour = "grey" if package.channels == 1 else "colour (RGB)"
+    files = "`model.safetensors` (PyTorch, dense)" + (" and `model.onnx` (from raw pixels to scores)" if onnx else "")
+    return f"""# Model of {package.name}
+
+A {config.model} (width {config.width:g}) for {len(package.classes)} classes: {", ".join(package.classes)}.
+
+Trained with {method.title} ({method.paper}), {config.rounds} rounds of {config.epochs} epochs with {config.clients}
+parties, on {counts["train"]:,} images of {package.name} alone; nobody else saw them, nor these class names.
+
+## How good it is
+
+- On {total:,} test images of {package.name}: **{100 * correct / total:.2f}%** right ({correct:,} of {total:,}).
+{_alone(package, verdict)}
+- Measured on {package.name}'s own test images only: on other images it may do worse, and it answers one of its classes
+  for whatever it is shown.
+
+## How to use it
+
+    ffl predict FOLDER IMAGES...
+
+Images are cropped to their centre square, scaled to {package.image_size}x{package.image_size} pixels and taken as
+{colour}; pixels are divided by 255, then shifted by {_numbers(package.mean)} and scaled by {_numbers(package.std)}.
+{files} gave the trained model's scores on all test images, to {difference:.1e}.
+"""
+
+
+def _alone(package: Package, verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "- It has not been compared with a model that was trained alone."
+    word = {"helped": "the federation helped", "harmed": "the federation harmed"}.get(verdict.word)
+    return (
+        f"- A model trained alone, on the same images for as long: {100 * verdict.alone:.2f}%. "
+        f"Difference {100 * verdict.difference:+.2f} points, standard error {100 * verdict.error:.2f}: "
+        f"{word or 'no difference that this test could show'}."
+    )
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

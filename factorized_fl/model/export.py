@@ -1,0 +1,182 @@
+"""From a trained client to a model's folder, checked on the client's whole test split before anything is kept."""
+
+import importlib.util
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from factorized_fl.errors import UserError
+from factorized_fl.federation.build import Federation, build_federation, build_scenario_of, initial_model
+from factorized_fl.federation.rundir import Record, RunDirectory, plain_errors, write_atomically
+from factorized_fl.model.card import card
+from factorized_fl.model.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, about
+from factorized_fl.nn import fold
+from factorized_fl.report.verdict import Verdict, verdicts
+
+_BATCH = 500
+_TOLERANCE = 1e-4  # of a class score, between the trained, the folded and the ONNX model
+Scores = Callable[[torch.Tensor], torch.Tensor]  # raw pixels to class scores
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and what the check on the test split found."""
+
+    folder: Path
+    onnx: bool
+    images: int
+    largest_difference: float  # of any class score
+    correct: int
+    verdict: Verdict | None  # against the client's Stand-Alone model, where there is one
+
+    @property
+    def accuracy(self) -> float:
+        """Of the exported model on the client's test images."""
+        return self.correct / self.images
+
+
+def export_run(
+    run: Path, client: int, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
+) -> Exported:
+    """Export the model of a research run's client, counted from 1; `alone` is the Stand-Alone run to compare with."""
+    directory = RunDirectory(run)
+    if not directory.checkpoint_round():
+        raise UserError(f"'{run}' holds no checkpoint of a run: give the directory of a run.")
+    config = directory.config()
+    if not 1 <= client <= config.clients:
+        raise UserError(f"There is no client {client}: name one of '{run}' with --client, 1 to {config.clients}.")
+    federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"), "reference")
+    federation.load(directory.load_checkpoint())
+    baseline = RunDirectory(alone).summary() if alone else None
+    if alone and baseline is None:
+        raise UserError(f"'{alone}' holds no complete run to compare with.")
+    name = federation.scenario.clients[client - 1].name
+    return export_client(federation, client - 1, out or run / "model" / f"client-{client}", name, baseline)
+
+
+def export_client(federation: Federation, k: int, out: Path, name: str, baseline: Record | None = None) -> Exported:
+    """Fold client k's model, compare it with the trained one on all test images, and write its folder."""
+    config, scenario = federation.config, federation.scenario
+    client = scenario.clients[k]
+    channels, size = scenario.images.shape[1], scenario.images.shape[-1]
+    trained = initial_model(config, len(client.classes), channels, scenario.labels_agree)
+    trained.load_state_dict({key: tensor.cpu() for key, tensor in federation.state.client(k).items()})
+    dense = fold(trained.eval()).eval()
+    package = Package(
+        name=name,
+        method=config.method,
+        model=config.model,
+        width=config.width,
+        head_layers=config.head_layers,
+        head_norm=config.head_norm,
+        classes=client.classes,
+        image_size=size,
+        channels=channels,
+        mean=scenario.mean,
+        std=scenario.std,
+    )
+    images = scenario.images[client.test]
+    labels = client.labelling[scenario.labels[client.test]]
+    pixels = FromPixels(dense, package.mean, package.std).eval()
+    with plain_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    wanted = _scores(FromPixels(trained, package.mean, package.std).eval(), images)
+    got = _scores(pixels, images)
+    difference = _compare(wanted, got, "folded")
+    onnx = _write_onnx(pixels, out / ONNX, channels, size)
+    if onnx:
+        difference = max(difference, _compare(wanted, _scores(onnx_scores(out / ONNX), images), "ONNX"))
+    correct = int((got.argmax(1) == labels).sum())
+    verdict = _verdict(k, client.domain, correct, len(images), baseline)
+    exported = Exported(out, onnx, len(images), difference, correct, verdict)
+    results = {
+        "accuracy": exported.accuracy,
+        "correct": correct,
+        "images": len(images),
+        "largest_difference": difference,
+        "alone": verdict.alone if verdict else None,
+        "verdict": verdict.word if verdict else None,
+    }
+    tensors = {key: tensor.contiguous() for key, tensor in dense.state_dict().items()}
+    write_atomically(out / WEIGHTS, safetensors.torch.save(tensors))
+    write_atomically(out / ABOUT, about(package, results))
+    counts = {"train": len(client.train), "validation": len(client.validation), "test": len(client.test)}
+    text = card(package, config, counts, correct, len(images), verdict, difference, onnx)
+    write_atomically(out / CARD, text.encode())
+    return exported
+
+
+def onnx_scores(path: Path) -> Scores:
+    """The exported ONNX model as a function."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def scores(pixels: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
+
+    return scores
+
+
+@torch.no_grad()
+def _scores(model: Scores, images: torch.Tensor) -> torch.Tensor:
+    return torch.cat([model(batch) for batch in images.split(_BATCH)])
+
+
+def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
+    """The largest difference of any score; a model that answers differently is not worth keeping."""
+    largest = float((wanted - got).abs().max())
+    tolerance = _TOLERANCE * max(1.0, float(wanted.abs().max()) / 10)  # float32 keeps seven digits
+    if not math.isfinite(largest) or largest > tolerance:
+        raise UserError(
+            f"The {what} model's class scores differ from the trained model's by {largest:g}: not exported."
+        )
+    return largest
+
+
+def _verdict(k: int, domain: str, correct: int, total: int, baseline: Record | None) -> Verdict | None:
+    if baseline is None:
+        return None
+    ours = {"client": k, "domain": domain, "accuracy": correct / total, "correct": correct, "total": total}
+    found = verdicts([{"clients": [ours]}], [baseline])
+    return found[0] if found else None
+
+
+def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
+    """Write the ONNX file if the libraries for it are there; says whether it did."""
+    path.unlink(missing_ok=True)
+    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
+        warnings.warn('No ONNX file was made: pip install "factorized-fl[onnx]" for that.', stacklevel=3)
+        return False
+    example = torch.zeros(2, channels, size, size, dtype=torch.uint8)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                model,
+                (example,),
+                input_names=["pixels"],
+                output_names=["scores"],
+                dynamic_shapes={"pixels": {0: torch.export.Dim("images")}},
+                dynamo=True,
+                verbose=False,
+            )
+        assert program is not None
+        write_atomically(path, program.model_proto.SerializeToString())
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    return True

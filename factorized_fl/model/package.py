@@ -1,0 +1,95 @@
+"""A model's folder: the dense network, what it expects and what it answers.
+
+model.safetensors   the weights of the plain network
+model.onnx          the same from raw pixels to class scores, where ONNX is installed
+model.json          classes, preprocessing, architecture, accuracy
+README.md           the model card
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from factorized_fl.data.augment import normalise
+from factorized_fl.errors import UserError
+from factorized_fl.nn import build_model
+from factorized_fl.options import make
+
+WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "model.json", "README.md"
+
+
+@dataclass(frozen=True)
+class Package:
+    """All that is needed to use a model besides its weights."""
+
+    name: str
+    method: str
+    model: str
+    width: float
+    head_layers: int
+    head_norm: bool
+    classes: tuple[str, ...]
+    image_size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def build(self) -> nn.Module:
+        """The plain network, untrained."""
+        return build_model(
+            self.model,
+            len(self.classes),
+            channels=self.channels,
+            width=self.width,
+            head_layers=self.head_layers,
+            head_norm=self.head_norm,
+        )
+
+
+class FromPixels(nn.Module):
+    """A network that takes raw pixels, uint8 [N, C, H, W], and so cannot be fed wrongly scaled ones."""
+
+    def __init__(self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("std", torch.tensor(std))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Class scores."""
+        assert isinstance(self.mean, torch.Tensor)
+        assert isinstance(self.std, torch.Tensor)
+        return self.network(normalise(pixels.float() / 255, self.mean, self.std))
+
+
+def about(package: Package, results: dict[str, Any]) -> bytes:
+    """The content of model.json."""
+    return json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False).encode()
+
+
+def read_package(folder: Path) -> Package:
+    """What a model's folder says about it."""
+    try:
+        content = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        return make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
+    except FileNotFoundError:
+        raise UserError(f"'{folder}' holds no exported model: make one with `ffl export RUN --client K`.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"'{folder / ABOUT}' is damaged ({error}): export the model again.") from None
+
+
+def load_network(folder: Path, package: Package) -> nn.Module:
+    """The trained network, ready for raw pixels."""
+    network = package.build()
+    try:
+        network.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"'{folder / WEIGHTS}' does not fit its description ({reason}): export it again.") from None
+    return FromPixels(network, package.mean, package.std).eval()

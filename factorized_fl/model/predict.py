@@ -1,0 +1,68 @@
+"""Class names and probabilities for pictures, from a model's folder: ONNX Runtime when there, PyTorch otherwise."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from factorized_fl.data.folder import image_files, subfolders
+from factorized_fl.data.images import decode_each
+from factorized_fl.errors import UserError
+from factorized_fl.model.export import Scores, onnx_scores
+from factorized_fl.model.package import ONNX, load_network, read_package
+
+_BATCH = 64
+RUNTIMES = ("auto", "onnx", "torch")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one picture: every class with its probability, likeliest first."""
+
+    image: Path
+    classes: tuple[tuple[str, float], ...]
+
+
+def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list[Prediction]:
+    """Look at the pictures in order; a folder stands for all images in it and in its sub-folders."""
+    package = read_package(folder)
+    files = [file for image in images for file in _files(image)]
+    if not files:
+        raise UserError("There is no image to look at: name image files, or a folder with some.")
+    scores = find_runtime(folder, runtime)
+    predictions = []
+    for first in range(0, len(files), _BATCH):
+        batch = files[first : first + _BATCH]
+        decoded = []
+        for file, pixels in zip(batch, decode_each(batch, package.image_size, package.channels), strict=True):
+            if pixels is None:
+                raise UserError(f"{file} is not a readable image: leave it out, or repair it.")
+            decoded.append(torch.from_numpy(pixels.copy()))
+        with torch.no_grad():
+            shares = torch.softmax(scores(torch.stack(decoded)).double(), dim=1)
+        for file, row in zip(batch, shares, strict=True):
+            order = row.argsort(descending=True, stable=True).tolist()
+            predictions.append(Prediction(file, tuple((package.classes[c], float(row[c])) for c in order)))
+    return predictions
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return image_files(path) + [file for folder in subfolders(path) for file in _files(folder)]
+
+
+def find_runtime(folder: Path, runtime: str = "auto") -> Scores:
+    """The model as a function from raw pixels to class scores."""
+    if runtime not in RUNTIMES:
+        raise UserError(f"There is no runtime '{runtime}': choose {', '.join(RUNTIMES)}.")
+    installed = importlib.util.find_spec("onnxruntime") is not None
+    there = (folder / ONNX).exists()
+    if runtime == "onnx" and not (installed and there):
+        missing = 'pip install "factorized-fl[onnx]"' if there else "export the model again with ONNX installed"
+        raise UserError(f"The model cannot be run by ONNX Runtime: {missing}, or leave the runtime to chance.")
+    if runtime != "torch" and installed and there:
+        return onnx_scores(folder / ONNX)
+    return load_network(folder, read_package(folder))

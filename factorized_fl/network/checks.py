@@ -1,0 +1,62 @@
+"""Checks on tensors that arrive: names, shapes, types, finiteness, norms."""
+
+import json
+from collections.abc import Mapping
+
+import safetensors
+import torch
+
+from factorized_fl.errors import UserError
+from factorized_fl.federation.payload import decode
+from factorized_fl.methods import Tensors
+from factorized_fl.network.messages import BadMessage
+
+LARGEST_GROWTH = 1000.0  # of a tensor's norm against the one it is compared with; training never comes near
+_SPARE = 200  # bytes of a payload's header for each tensor
+
+
+def largest_message(expected: Mapping[str, torch.Tensor]) -> int:
+    """Bytes that no honest message with these tensors exceeds."""
+    return 200_000 + sum(t.numel() * t.element_size() + len(name) + _SPARE for name, t in expected.items())
+
+
+def read_tensors(payload: bytes, expected: Mapping[str, torch.Tensor]) -> Tensors:
+    """The tensors of a payload, if they are exactly those expected, finite and of a plausible norm."""
+    _check_claims(payload, expected)
+    try:
+        tensors = decode(payload) if payload else {}
+    except (UserError, OverflowError, MemoryError) as error:
+        raise BadMessage(f"its tensors cannot be read: {error}") from None
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())[0]
+        raise BadMessage(f"it must hold {len(expected)} tensors, but {odd[:80]!r} is missing or too many")
+    for name, tensor in tensors.items():
+        wanted = expected[name]
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            found = f"{tensor.dtype} {list(tensor.shape)}"
+            raise BadMessage(f"{name} is {found} where {wanted.dtype} {list(wanted.shape)} is due")
+        if not tensor.isfinite().all():
+            raise BadMessage(f"{name} is not finite")
+        norm, usual = float(tensor.double().norm()), float(wanted.double().norm())
+        # A tensor of n numbers of about 1 has the norm sqrt(n): a start at zero must be left somehow.
+        limit = LARGEST_GROWTH * max(usual, tensor.numel() ** 0.5)
+        if norm > limit:
+            raise BadMessage(f"{name} has the norm {norm:.3g}, above the limit of {limit:.3g}")
+    return tensors
+
+
+def _check_claims(payload: bytes, expected: Mapping[str, torch.Tensor]) -> None:
+    """Look at the header before anything is made from it: a few bytes could claim a tensor that fills all memory."""
+    if not payload:
+        return
+    try:
+        entries = safetensors.deserialize(payload)
+        length = int.from_bytes(payload[:8], "little")
+        sparse = json.loads(json.loads(payload[8 : 8 + length]).get("__metadata__", {}).get("sparse", "{}"))
+    except Exception as error:
+        raise BadMessage(f"its tensors cannot be read ({type(error).__name__})") from None
+    if not isinstance(sparse, dict) or len(entries) > 2 * len(expected):
+        raise BadMessage("it holds more tensors than are due")
+    for name, shape in sparse.items():
+        if name not in expected or list(expected[name].shape) != shape:
+            raise BadMessage(f"{str(name)[:80]!r} is not among the tensors that are due in that shape")

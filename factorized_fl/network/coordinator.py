@@ -1,0 +1,286 @@
+"""The coordinator's rounds: mix from what was last received, send, collect with a deadline, check, keep, go on.
+
+It holds what travels and nothing else: no image, no label, no class name, no classifier.
+"""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from factorized_fl.federation.environment import describe_environment
+from factorized_fl.federation.ledger import Load, Traffic
+from factorized_fl.federation.payload import encode
+from factorized_fl.federation.rounds import choose, make_record, mixed_rows, mixing_rng
+from factorized_fl.federation.run import summarise
+from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
+from factorized_fl.methods import Mixing, Server, Tensors
+from factorized_fl.network.mailbox import Mailbox
+from factorized_fl.network.memory import Memory
+from factorized_fl.network.messages import BadMessage, Message
+from factorized_fl.network.plan import Kit
+from factorized_fl.network.status import write_status
+from factorized_fl.network.updates import Update, load_of, read_result, read_update
+
+_LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
+_CONTROL = "control.json"
+
+
+class Coordinator:
+    """All that the coordinator knows, and its loop."""
+
+    def __init__(self, kit: Kit, mailbox: Mailbox, log: Callable[[str], None]) -> None:
+        self.kit, self.mailbox, self.log = kit, mailbox, log
+        self.config, self.sites = kit.config, kit.plan.sites
+        self.memory = Memory(self.config, self.sites)
+        self.directory = RunDirectory(kit.run)
+        self.stop = threading.Event()
+        self.round = 0
+        self.note = "starting"
+        self.seconds: list[float] = []  # of each round so far
+        self.accuracy: dict[int, float] = {}  # what sites chose to report, last
+
+    # -- the rounds
+
+    def run(self) -> bool:
+        """All rounds that are still to do; says whether the federation is complete."""
+        with self.directory.lock():
+            done = self.directory.rounds_done(self.config, resume=True)
+            if done:
+                self.memory.load(self.directory.load_checkpoint())
+                self.log(f"going on after round {done}")
+            self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
+            self.seconds = [line["seconds"] for line in self.directory.timing()]
+            self.accuracy = _accuracies(self.directory.metrics())
+            self.round = done
+            if not done:
+                self._gather()
+            for round in range(done + 1, self.config.rounds + 1):
+                if self.stop.is_set():
+                    return False
+                self._one_round(round)
+            if self.stop.is_set():
+                return False
+            self.directory.save_summary(summarise(self.directory))
+            self._tell("complete")
+            self.mailbox.end()
+        return True
+
+    def _gather(self) -> None:
+        """Before the first round: wait for everybody, or for the deadline and a quorum."""
+        until = time.monotonic() + self.kit.plan.deadline
+        while not self.stop.is_set():
+            there = sum(self.mailbox.connected(site) for site in self.sites)
+            if there == len(self.sites) or (time.monotonic() > until and there >= self.kit.plan.needed):
+                return
+            self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
+            self.stop.wait(0.2)
+
+    def _one_round(self, round: int) -> None:
+        began = time.monotonic()
+        self.round = round
+        self._control()
+        chosen, _ = choose(self.config, round)
+        self._learn_sizes()
+        self._tell("mixing")
+        mixing, sent = self._mix(round, [k for k in chosen if not self.memory.aside[k]])
+        good = self._answers(round, chosen, mixing, sent)
+        if self.stop.is_set():
+            return
+        records = []
+        for k in sorted({*sent, *good}):
+            down = load_of(sent[k]) * self._models(k, mixing) if k in sent else Load()
+            if k in good:
+                self.memory.keep(k, good[k].tensors, sent.get(k, {}))
+                records.append(good[k].record(round, k, self.sites[k], down))
+            else:
+                cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes)
+                records.append(make_record(round, k, self.sites[k], None, None, cost))
+        if round == self.config.rounds:
+            records += self._last_tests(round, set(good))
+        if mixing is not None:
+            self.directory.save_mixing(round, mixing)
+        self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
+        self.accuracy |= _accuracies(records)
+        seconds = time.monotonic() - began
+        self.seconds.append(seconds)
+        working = max((update.seconds for update in good.values()), default=0.0)
+        wire = {"up": sum(line.up for line in self.mailbox.lines.values())}
+        wire["down"] = sum(line.down for line in self.mailbox.lines.values())
+        timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_bytes": wire}
+        self.directory.append("timing.jsonl", [timing])
+        self.directory.save_checkpoint(round, self.memory.tensors, federation=self.kit.plan.id)
+        write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())
+        missing = [self.sites[k] for k in chosen if k not in good]
+        without = f", without {', '.join(missing)}" if missing else ""
+        self.log(f"round {round} of {self.config.rounds} is complete{without}")
+
+    def _mix(self, round: int, clients: Sequence[int]) -> tuple[Mixing | None, dict[int, Tensors]]:
+        """What each of the clients is to begin the round with; nothing before anybody has answered."""
+        if not self.memory.stack or not self.memory.received.any():
+            return None, {}
+        server = Server(
+            round=round,
+            clients=clients,
+            stack=self.memory.stack,
+            start=self.memory.start,
+            fingerprints=self.memory.fingerprints(),
+            sizes=self.memory.sizes,
+            received=self.memory.received,
+            state=self.memory.method_state,
+            rng=mixing_rng(self.config, round),
+            validation_losses=lambda k, candidates: [
+                self._validation_loss(round, k, dict(zip(candidates, tensors, strict=True)))
+                for tensors in zip(*candidates.values(), strict=True)
+            ],
+        )
+        mixing = self.memory.method.mix(server)
+        self.memory.method_state = mixing.state
+        sent: dict[int, Tensors] = {k: {} for k in clients}
+        for name, rows in mixed_rows(mixing, server):
+            for row, k in enumerate(clients):
+                back = mixing.revert is not None and bool(mixing.revert[k])
+                sent[k][name] = self.memory.start[name][k].clone() if back else rows[row]
+        return mixing, sent
+
+    def _answers(
+        self, round: int, chosen: Sequence[int], mixing: Mixing | None, sent: dict[int, Tensors]
+    ) -> dict[int, Update]:
+        """Ask until a quorum has given answers that pass all checks; a bad one counts against its sender."""
+        good: dict[int, Update] = {}
+        enough = min(self.kit.plan.needed, len(chosen))
+        while len(good) < enough:
+            self._control()
+            ask = [k for k in chosen if k not in good and not self.memory.aside[k]]
+            if len(ask) + len(good) < enough:
+                self._tell(f"waiting: a quorum of {enough} needs a site readmitted")
+                if self.stop.wait(0.5):
+                    break
+                continue
+            self._tell("waiting for answers")
+            self.mailbox.post({self.sites[k]: self._request(round, k, mixing, sent.get(k)) for k in ask})
+            wanted = {self.sites[k] for k in ask}
+            answers = self.mailbox.collect(
+                wanted, enough - len(good), self.kit.plan.deadline, self.stop, tick=self._tell
+            )
+            if self.stop.is_set():
+                break
+            for site, answer in answers.items():
+                k = self.sites.index(site)
+                try:
+                    good[k] = read_update(answer, self.memory.expected(k, sent.get(k, {})))
+                    self.memory.strikes[k] = 0
+                except BadMessage as error:
+                    self._strike(k, str(error))
+        return good
+
+    def _request(self, round: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
+        fields = {"request": f"round-{round}", "round": round, "download": bool(tensors)}
+        fields["models"] = self._models(k, mixing)
+        return Message("round", self.kit.plan.id, fields, encode(tensors) if tensors else b"")
+
+    @staticmethod
+    def _models(k: int, mixing: Mixing | None) -> int:
+        return 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
+
+    def _strike(self, k: int, reason: str) -> None:
+        aside = self.memory.strike(k)
+        self.log(f"{self.sites[k]}: dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
+        if aside:
+            self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
+
+    def _validation_loss(self, round: int, k: int, tensors: Tensors) -> float:
+        """Ask site k for its loss on its held-out images with these tensors; who does not answer says nothing."""
+        payload = encode(tensors)
+        name = f"loss-{round}-{blake2b(payload, digest_size=8).hexdigest()}"
+        site = self.sites[k]
+        self.mailbox.post({site: Message("loss", self.kit.plan.id, {"request": name, "round": round}, payload)})
+        answers = self.mailbox.collect({site}, 0, min(_LOSS_DEADLINE, self.kit.plan.deadline), self.stop)
+        try:
+            loss = answers[site].number("loss") if site in answers else None
+        except BadMessage as error:
+            self._strike(k, str(error))
+            loss = None
+        return math.nan if loss is None else loss
+
+    def _last_tests(self, round: int, answered: set[int]) -> list[Record]:
+        """At the end everybody who ever answered is tested."""
+        ask = {self.sites[k] for k in self.memory.received.nonzero().flatten().tolist() if k not in answered}
+        fields = {"request": f"test-{round}", "round": round}
+        self.mailbox.post({site: Message("test", self.kit.plan.id, fields) for site in ask})
+        answers = self.mailbox.collect(ask, 0, self.kit.plan.deadline, self.stop) if ask else {}
+        records = []
+        for site, answer in answers.items():
+            k = self.sites.index(site)
+            try:
+                records.append(make_record(round, k, site, read_result(answer), None, Traffic()))
+            except BadMessage as error:
+                self._strike(k, str(error))
+        return records
+
+    # -- what is written
+
+    def _learn_sizes(self) -> None:
+        for k, site in enumerate(self.sites):
+            train = self.mailbox.lines[site].train
+            if train is not None:
+                self.memory.sizes[k] = train
+
+    def _who(self) -> list[Record]:
+        """The parties as the coordinator may know them."""
+        nothing = {"classes": [], "validation": 0, "test": 0, "holdout": 0}
+        return [
+            {"name": site, "domain": site, "train": int(size) if received else 0, **nothing}
+            for site, size, received in zip(self.sites, self.memory.sizes, self.memory.received, strict=True)
+        ]
+
+    def _control(self) -> None:
+        """Do what the operator asked for meanwhile."""
+        path = self.kit.path / _CONTROL
+        if not path.exists():
+            return
+        wishes = json.loads(path.read_text(encoding="utf-8"))
+        path.unlink()
+        for site in wishes.get("readmit", []):
+            if site in self.sites:
+                k = self.sites.index(site)
+                self.memory.readmit(k)
+                self.log(f"{site}: readmitted by the operator")
+
+    def _tell(self, note: str | None = None) -> None:
+        """Write the status."""
+        self.note = note or self.note
+        to_do = 0 if self.note == "complete" else self.config.rounds - len(self.seconds)
+        rows = [
+            {
+                "name": site,
+                "connected": self.mailbox.connected(site),
+                "doing": "set aside" if self.memory.aside[k] else self.mailbox.doing(site),
+                "strikes": int(self.memory.strikes[k]),
+                "accuracy": self.accuracy.get(k),
+                "up_bytes": self.mailbox.lines[site].up,
+                "down_bytes": self.mailbox.lines[site].down,
+            }
+            for k, site in enumerate(self.sites)
+        ]
+        more = {
+            "round": self.round,
+            "rounds": self.config.rounds,
+            "seconds_left": to_do * sum(self.seconds) / len(self.seconds) if self.seconds else None,
+            "sites": rows,
+        }
+        write_status(self.kit, self.note, more)
+
+
+def _accuracies(records: Sequence[Record]) -> dict[int, float]:
+    return {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
+
+
+def readmit(kit: Kit, site: str) -> None:
+    """Ask the coordinator to let a site in again that was set aside."""
+    path = kit.path / _CONTROL
+    wishes = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    wishes["readmit"] = sorted({*wishes.get("readmit", []), site})
+    write_atomically(path, json.dumps(wishes).encode())

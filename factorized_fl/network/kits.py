@@ -1,0 +1,192 @@
+"""One kit per party: certificates, policies that let nobody run anything, configuration, a README in plain words.
+
+FLARE's provisioning makes keys and certificates. Its policies are then replaced: no administrator has any right, no job
+may be submitted, no process launcher is installed, only classes of this package may be built, and a site streams no
+log to the coordinator. What runs at a party is what that party installed.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from factorized_fl.config import Config
+from factorized_fl.errors import UserError
+from factorized_fl.federation.build import initial_model
+from factorized_fl.federation.rundir import plain_errors, write_atomically
+from factorized_fl.methods import METHODS
+from factorized_fl.network.checks import largest_message
+from factorized_fl.network.plan import COORDINATOR, FEDERATION, Kit, Plan, read_plan, write_kit
+
+_OWN = "factorized_fl.network.flare"
+_RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc")
+_ROLES = ("project_admin", "org_admin", "lead", "member")
+# What may be built in a FLARE process: nothing of FLARE's own library, nothing that a job brings.
+ALLOWED = [_OWN]
+
+
+def make_kits(sites: Path, out: Path) -> Plan:
+    """Make all kits of a federation in a new folder; each goes to its party, the authority's stays with the maker."""
+    plan, config = read_plan(sites)
+    plan = with_size(plan, config)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"'{out}' is there already: choose another folder with --out.")
+    with plain_errors(out), tempfile.TemporaryDirectory() as scratch:
+        provisioned = provision(plan, Path(scratch))
+        out.mkdir(parents=True, exist_ok=True)
+        out.chmod(0o700)
+        for party in (COORDINATOR, *plan.sites):
+            kit = out / party
+            kit.mkdir(mode=0o700)
+            shutil.copytree(provisioned / party / "startup", kit / "flare" / "startup")
+            (kit / "flare" / "local").mkdir()
+            _configure(kit / "flare", provisioned / party, party == COORDINATOR, plan)
+            write_atomically(kit / FEDERATION, write_kit(kit, party, plan, config).encode())
+            write_atomically(kit / "README.md", readme(party, plan, config).encode())
+        authority = out / "authority"
+        shutil.copytree(provisioned.parent / "state", authority)
+        write_atomically(authority / "README.md", _AUTHORITY.encode())
+        for folder, _, files in os.walk(out):
+            os.chmod(folder, 0o700)
+            for file in files:
+                os.chmod(Path(folder) / file, 0o600)
+    return plan
+
+
+def with_size(plan: Plan, config: Config) -> Plan:
+    """The plan with the size that no honest message exceeds: a whole model, and a little."""
+    model = initial_model(config, 2, config.channels, labels_agree=False)
+    return replace(plan, largest=largest_message(model.state_dict()))
+
+
+def provision(plan: Plan, folder: Path, administrator: str | None = None) -> Path:
+    """Let FLARE make keys and certificates; returns the folder that holds one folder per party."""
+    try:
+        from nvflare.lighter.prov_utils import prepare_builders
+        from nvflare.lighter.provision import prepare_project
+        from nvflare.lighter.provisioner import Provisioner
+    except ImportError:
+        raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".') from None
+    parties: list[dict[str, Any]] = [
+        {
+            "name": COORDINATOR,
+            "type": "server",
+            "org": COORDINATOR,
+            "fed_learn_port": plan.port,
+            "default_host": plan.address,
+        },
+        *({"name": site, "type": "client", "org": site} for site in plan.sites),
+    ]
+    if administrator:
+        parties.append({"name": administrator, "type": "admin", "org": COORDINATOR, "role": "project_admin"})
+    project = {
+        "api_version": 3,
+        "name": plan.name,
+        "description": "",
+        "participants": parties,
+        "builders": [
+            {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
+            {
+                "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
+                "args": {"config_folder": "config", "scheme": "grpc"},
+            },
+            {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+            {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
+        ],
+    }
+    Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
+    return folder / plan.name / "prod_00"
+
+
+def _configure(flare: Path, provisioned: Path, server: bool, plan: Plan) -> None:
+    """FLARE's configuration of one party, tightened."""
+    local = provisioned / "local"
+    resources = json.loads((local / "resources.json.default").read_text())
+    keep = ("job_scheduler", "job_manager", "job_store") if server else ("resource_manager", "resource_consumer")
+    components = [part for part in resources["components"] if part["id"] in keep]
+    component = "Gateway" if server else "Agent"
+    resources |= {
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": ALLOWED,
+        "allow_log_streaming": False,
+        "components": [*components, {"id": "ffl", "path": f"{_OWN}.{component}", "args": {"kit": ".."}}],
+    }
+    (flare / "local" / "resources.json").write_text(json.dumps(resources, indent=2))
+    nothing = {role: dict.fromkeys(_RIGHTS, "none") for role in _ROLES}
+    policy = {"format_version": "1.0", "permissions": nothing}
+    (flare / "local" / "authorization.json").write_text(json.dumps(policy, indent=2))
+    shutil.copy(local / "log_config.json.default", flare / "local" / "log_config.json")
+    for script in (flare / "startup").glob("*.sh"):
+        script.unlink()  # `ffl serve` and `ffl join` start FLARE, with what it needs to know
+    if server:
+        path = flare / "startup" / "fed_server.json"
+        content = json.loads(path.read_text())
+        # FLARE listens on loopback alone if this is a loopback address, else on all.
+        content["servers"][0]["service"]["target"] = f"{plan.address}:{plan.port}"
+        path.write_text(json.dumps(content, indent=2))
+
+
+def settle(kit: Kit) -> None:
+    """Tell FLARE's server where its kit lies now: it wants whole paths, and would use the system's temporary folder."""
+    path = kit.path / "flare" / "local" / "resources.json"
+    resources = json.loads(path.read_text())
+    storage = kit.path / "flare" / "storage"
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
+    for part in resources["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(storage / "jobs")
+    write_atomically(path, json.dumps(resources, indent=2).encode())
+
+
+def readme(party: str, plan: Plan, config: Config) -> str:
+    """What a party finds in its kit."""
+    method = METHODS[config.method].title
+    what = (
+        f"This is the kit of **{party}** in the federation *{plan.name}*: {len(plan.sites)} sites train with "
+        f"{method}, {config.rounds} rounds of {config.epochs} epochs, on images of {config.image_size} pixels."
+    )
+    if party == COORDINATOR:
+        return f"""# {plan.name}: coordinator
+
+{what}
+
+    pip install "factorized-fl[network]"
+    ffl serve .                    # or, in the background: ffl federation start .
+    ffl federation status .
+
+Port {plan.port} of {plan.address} must be reachable from the sites; nothing else. You will see the sites' names, how
+many training images each has, and the tensors that travel ({METHODS[config.method].row[2]}). You will not see images,
+labels, class names, nor accuracies unless a site chooses to report them. A round ends when all sites have answered, or
+after {plan.deadline:g} s with at least {plan.needed} answers. Everything is in `run/`; after a crash or a reboot start
+again and it goes on.
+
+`flare/startup/server.key` is your private key: keep this folder to yourself.
+"""
+    return f"""# {plan.name}: {party}
+
+{what}
+
+    pip install "factorized-fl[network,onnx]"
+    ffl data inspect IMAGES        # one folder per class, or parquet; look before you join
+    ffl join . --data IMAGES       # or, in the background: ffl federation start . --data IMAGES
+    ffl federation status .
+
+You connect outwards to {plan.address}:{plan.port}; nobody connects to you, and nobody can run code here but the code
+you installed. What leaves: {METHODS[config.method].row[2]} of your model, and how many training images you have. What
+never leaves: images, labels, class names, your classifier; accuracies only with `--report-accuracy`.
+
+At the end your model is in `model/`, with its accuracy beside that of a model trained on your images alone. After a
+crash or a reboot join again and it goes on.
+
+`flare/startup/client.key` is your private key: keep this folder to yourself.
+"""
+
+
+_AUTHORITY = """# Authority
+
+`cert.json` holds the key that signs the certificates of this federation. No party needs it. Keep it where nobody
+reaches it, to add a site later, or delete it.
+"""

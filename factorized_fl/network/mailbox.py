@@ -1,0 +1,147 @@
+"""The coordinator's open requests and the answers to them. Sites come and fetch: they only ever connect outwards.
+
+A request has a name that says what it asks (`round-7`), the same after a restart of either side, so an answer that
+nobody waits for - late, replayed, from before a restart - is recognised and dropped.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from factorized_fl.network.messages import Message
+
+HOLD = 2.0  # seconds that a site's question is held open when there is nothing to do
+_TICK = 1.0
+SILENT = 15.0  # a site not heard of for so long is not connected
+
+
+@dataclass
+class Line:
+    """What is known of one site's connection."""
+
+    request: Message | None = None  # what it is to do
+    answer: Message | None = None  # what it said to that
+    seen: float = 0.0
+    busy: str = ""
+    train: int | None = None  # training images it declared
+    up: int = 0  # bytes that came
+    down: int = 0  # bytes that went
+    told_end: bool = False
+
+
+@dataclass
+class Mailbox:
+    """One line for each site. FLARE's threads call `exchange`; the coordinator's thread does the rest."""
+
+    federation: str
+    sites: tuple[str, ...]
+    log: Callable[[str], None] = lambda line: None
+    clock: Callable[[], float] = time.monotonic
+    lines: dict[str, Line] = field(init=False)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    absent: set[str] = field(default_factory=set)
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.lines = {site: Line() for site in self.sites}
+
+    def exchange(self, site: str, news: Message, hold: float = HOLD) -> Message:
+        """A site tells its news and asks what to do next; with nothing to do it is answered after `hold` seconds."""
+        line = self.lines[site]
+        with self.changed:
+            line.seen = self.clock()
+            line.up += len(news.payload)
+            line.busy = news.text("request") if news.kind == "busy" else ""
+            if news.kind == "ready":
+                line.train = news.whole("train", low=1)
+            elif news.kind == "answer":
+                self._take(site, line, news)
+            self.changed.notify_all()
+            if news.kind == "busy":
+                return Message("wait", self.federation)
+            self.changed.wait_for(lambda: line.request is not None or self.ended, hold)
+            line.seen = self.clock()
+            if line.request is not None:
+                line.down += len(line.request.payload)
+                return line.request
+            line.told_end = self.ended
+            return Message("end" if self.ended else "wait", self.federation)
+
+    def _take(self, site: str, line: Line, news: Message) -> None:
+        name = news.text("request")
+        if line.request is None or line.request.text("request") != name:
+            self.log(f"{site}: dropped an answer to {name}, for which nobody waits")
+            return
+        line.request, line.answer = None, news
+
+    def spoil(self, site: str, reason: str) -> Message:
+        """A site sent what cannot be read: if something was asked of it, this is its answer, and it will not do."""
+        line = self.lines[site]
+        with self.changed:
+            line.seen = self.clock()
+            if line.request is not None:
+                fields = {"request": line.request.text("request"), "result": "unreadable", "reason": reason[:200]}
+                line.request, line.answer = None, Message("answer", self.federation, fields)
+                self.changed.notify_all()
+        return Message("wait", self.federation)
+
+    def post(self, requests: Mapping[str, Message]) -> None:
+        """Give these sites something to do; whatever they still had to do is forgotten."""
+        with self.changed:
+            for site, line in self.lines.items():
+                line.request, line.answer = requests.get(site), None
+            self.changed.notify_all()
+
+    def collect(
+        self,
+        wanted: set[str],
+        enough: int,
+        deadline: float,
+        stop: threading.Event,
+        tick: Callable[[], None] = lambda: None,
+    ) -> dict[str, Message]:
+        """The answers of the wanted: all of them, or at the deadline as many as there are, if these are enough.
+
+        Who was silent at a deadline is not waited for again before it is heard again. `tick` is called now and then.
+        """
+        until = self.clock() + deadline
+        ticked = self.clock()
+        answers: dict[str, Message] = {}
+        missing = set(wanted)
+        with self.changed:
+            while not stop.is_set():
+                answers = {site: a for site in wanted if (a := self.lines[site].answer) is not None}
+                missing = wanted - answers.keys()
+                self.absent -= {site for site in self.absent if self.connected(site)}
+                late = self.clock() >= until
+                if not missing or ((late or missing <= self.absent) and len(answers) >= enough):
+                    break
+                if self.clock() - ticked > _TICK:
+                    tick()
+                    ticked = self.clock()
+                self.changed.wait(0.2)
+            for site in missing:
+                self.lines[site].request = None
+                if not self.connected(site):
+                    self.absent.add(site)
+            return answers
+
+    def connected(self, site: str) -> bool:
+        """Whether the site was heard of lately."""
+        return self.lines[site].seen > 0 and self.clock() - self.lines[site].seen < SILENT
+
+    def doing(self, site: str) -> str:
+        """What the site seems to be doing."""
+        line = self.lines[site]
+        if not self.connected(site):
+            return "not connected"
+        if line.busy:
+            return f"at work on {line.busy}"
+        return "answered" if line.answer is not None else "waiting"
+
+    def end(self) -> None:
+        """Tell everybody who asks that all is done."""
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()

@@ -1,0 +1,95 @@
+"""What the coordinator knows from round to round: what travels, who sent it, and who is trusted. Nothing else."""
+
+from collections.abc import Sequence
+
+import torch
+
+from factorized_fl.config import Config
+from factorized_fl.federation.build import initial_model, travels
+from factorized_fl.methods import Tensors
+from factorized_fl.network.updates import FINGERPRINT
+from factorized_fl.nn import roles
+
+STRIKES = 3  # bad updates in a row after which a site is set aside
+
+
+class Memory:
+    """Shared tensors as every site last sent them, and the roster; a checkpoint holds all of it."""
+
+    def __init__(self, config: Config, sites: Sequence[str]) -> None:
+        self.method = config.build_method()
+        count = len(sites)
+        # The body of a model does not depend on the number of classes, and the rest never comes here.
+        model = initial_model(config, 2, config.channels, labels_agree=False)
+        first = model.state_dict()
+        self.roles = roles(model)
+        shared = [name for name, role in self.roles.items() if travels(self.method, role, labels_agree=False)]
+        self.stack: Tensors = {name: torch.stack([first[name]] * count) for name in shared}
+        # Where each site's last training began, for methods that look at it.
+        self.start: Tensors = {name: t.clone() for name, t in self.stack.items()} if self.method.needs_start else {}
+        vector = self.method.fingerprint(first, self.roles) if shared else None
+        sent = vector is not None and not self.method.fingerprint_is_shared
+        self.vectors = torch.stack([vector] * count) if vector is not None and sent else None
+        self.sizes = torch.ones(count, dtype=torch.float64)
+        self.received = torch.zeros(count, dtype=torch.bool)
+        self.strikes = torch.zeros(count, dtype=torch.int64)
+        self.aside = torch.zeros(count, dtype=torch.bool)
+        self.method_state: Tensors = {}
+
+    @property
+    def tensors(self) -> Tensors:
+        """The checkpoint."""
+        known = {"received": self.received, "sizes": self.sizes, "strikes": self.strikes, "aside": self.aside}
+        if self.vectors is not None:
+            known["vectors"] = self.vectors
+        return {
+            **known,
+            **{f"stack/{name}": tensor for name, tensor in self.stack.items()},
+            **{f"start/{name}": tensor for name, tensor in self.start.items()},
+            **{f"method/{name}": tensor for name, tensor in self.method_state.items()},
+        }
+
+    def load(self, tensors: Tensors) -> None:
+        """Go back to a checkpoint."""
+        for name, tensor in self.tensors.items():
+            if not name.startswith("method/"):
+                tensor.copy_(tensors[name])
+        self.method_state = {
+            name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
+        }
+
+    def fingerprints(self) -> torch.Tensor | None:
+        """The vectors that sites are matched by, [K, D]."""
+        if self.vectors is not None or not self.method.fingerprint_is_shared:
+            return self.vectors
+        rows = [{name: stacked[k] for name, stacked in self.stack.items()} for k in range(len(self.sizes))]
+        known = [self.method.fingerprint(row, self.roles) for row in rows]
+        return torch.stack([vector for vector in known if vector is not None])
+
+    def expected(self, k: int, sent: Tensors) -> Tensors:
+        """What site k's upload is compared with: what it began with, or its last one."""
+        expected = {name: sent.get(name, stacked[k]) for name, stacked in self.stack.items()}
+        if self.vectors is not None:
+            expected[FINGERPRINT] = self.vectors[k]
+        return expected
+
+    def keep(self, k: int, tensors: Tensors, sent: Tensors) -> None:
+        """Site k has sent these tensors after beginning with what it was sent."""
+        for name, stacked in self.stack.items():
+            if name in self.start:
+                self.start[name][k] = sent.get(name, self.start[name][k])
+            stacked[k] = tensors[name]
+        if self.vectors is not None:
+            self.vectors[k] = tensors[FINGERPRINT]
+        self.received[k] = True
+
+    def strike(self, k: int) -> bool:
+        """Count a bad update; says whether the site is set aside for it. Nobody is then given its tensors."""
+        self.strikes[k] += 1
+        if self.strikes[k] >= STRIKES:
+            self.aside[k], self.received[k] = True, False
+        return bool(self.aside[k])
+
+    def readmit(self, k: int) -> None:
+        """Trust a site again."""
+        self.aside[k], self.strikes[k] = False, 0

@@ -1,0 +1,37 @@
+"""What a site decides for itself and nobody else learns: where its data is, on what it trains, what it reports."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from factorized_fl.config import read_table
+from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.network.plan import Kit
+
+_FILE = "site.toml"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A site's own choices."""
+
+    data: Path
+    device: str = "cpu"
+    report: bool = False  # tell the coordinator this site's accuracies
+    alone: bool = True  # train a Stand-Alone model at the end, to compare with
+
+
+def save_settings(kit: Kit, settings: Settings) -> None:
+    """Keep them in the site's kit."""
+    values = {**asdict(settings), "data": str(settings.data.resolve())}
+    text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    write_atomically(kit.path / _FILE, text.encode())
+
+
+def read_settings(kit: Kit) -> Settings:
+    """What was chosen when the site joined."""
+    if not (kit.path / _FILE).exists():
+        raise UserError(f"'{kit.path}' does not know its data yet: ffl join {kit.path} --data DIR.")
+    table = read_table(kit.path / _FILE)
+    return Settings(Path(table["data"]), table["device"], table["report"], table["alone"])

@@ -1,0 +1,87 @@
+"""What a person may want to know while a federation runs."""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import RunDirectory, write_atomically
+from factorized_fl.network.journal import journal_path
+from factorized_fl.network.plan import Kit
+from factorized_fl.report.tables import size
+
+_STALE = 30.0  # seconds after which a status is old news
+
+
+def write_status(kit: Kit, note: str, more: Mapping[str, Any] | None = None) -> None:
+    """A party's process says what it does; a full disk must not stop who only wanted to say something."""
+    content = {"party": kit.party, "note": note, "updated": time.time(), **(more or {})}
+    with contextlib.suppress(UserError):
+        write_atomically(kit.status, json.dumps(content, indent=2).encode())
+
+
+def read_status(kit: Kit) -> dict[str, Any] | None:
+    """What the party's processes last said, nothing before they ever did."""
+    try:
+        return json.loads(kit.status.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def status_lines(kit: Kit) -> list[str]:
+    """The state of things in words."""
+    status = read_status(kit)
+    if status is None:
+        return [f"{kit.party} of {kit.plan.name}: never started."]
+    age = time.time() - status["updated"]
+    note = status["note"]
+    if age > _STALE and note not in ("complete", "done"):
+        note += f", {age:.0f} s ago: it does not seem to run"
+    lines = [f"{kit.party} of {kit.plan.name}: {note}"]
+    if kit.is_coordinator:
+        left = status.get("seconds_left")
+        more = f", about {left:.0f} s left" if left else ""
+        lines.append(f"round {status['round']} of {status['rounds']}{more}")
+    else:
+        records = [record for record in RunDirectory(kit.run).metrics() if record["accuracy"] is not None]
+        if records:
+            last = records[-1]
+            lines.append(
+                f"round {last['round']} of {kit.config.rounds}: {100 * last['accuracy']:.2f}% of own test images; "
+                f"up {size(sum(r['up_bytes'] for r in records))}, down {size(sum(r['down_bytes'] for r in records))}"
+            )
+    return lines
+
+
+def sites_table(kit: Kit) -> Table | None:
+    """The coordinator's view of the sites."""
+    status = read_status(kit)
+    if status is None or not kit.is_coordinator:
+        return None
+    table = Table()
+    for heading in ("site", "connected", "doing", "bad in a row", "reported accuracy", "up", "down"):
+        table.add_column(heading)
+    for site in status["sites"]:
+        accuracy = site["accuracy"]
+        table.add_row(
+            site["name"],
+            "yes" if site["connected"] else "no",
+            site["doing"],
+            str(site["strikes"]),
+            "-" if accuracy is None else f"{100 * accuracy:.2f}%",
+            size(site["up_bytes"]),
+            size(site["down_bytes"]),
+        )
+    return table
+
+
+def last_lines(kit: Kit, count: int = 8) -> list[str]:
+    """The end of the party's journal."""
+    try:
+        return journal_path(kit).read_text(encoding="utf-8").splitlines()[-count:]
+    except OSError:
+        return []

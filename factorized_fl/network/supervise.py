@@ -1,0 +1,159 @@
+"""Keep a party's FLARE process alive: start it, start it again when it dies, stop it when asked to."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import RunDirectory, write_atomically
+from factorized_fl.network.journal import Journal, journal_path
+from factorized_fl.network.kits import settle
+from factorized_fl.network.plan import Kit
+
+_PIDS = "processes.json"
+_GRACE = 5.0
+_SHORT = 10.0  # a process that lived for less is started again more and more slowly
+
+
+class _Stop(Exception):
+    """Somebody asked this party to stop."""
+
+
+def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool:
+    """Run a party until it is done (true) or told to stop (false)."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
+    journal = Journal(kit)
+    seen = _end_of(kit)
+    previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    pause = 0.0
+    child: subprocess.Popen[bytes] | None = None
+    try:
+        with RunDirectory(kit.logs).lock():
+            while True:
+                began = time.monotonic()
+                child = _start(kit)
+                write_atomically(kit.path / _PIDS, json.dumps({"supervisor": os.getpid(), "flare": child.pid}).encode())
+                while child.poll() is None:
+                    time.sleep(0.2)
+                    seen = _show_new(kit, seen, show)
+                seen = _show_new(kit, seen, show)
+                _kill_group(child)
+                if child.returncode == 0:
+                    return True
+                pause = min(30.0, 2 * pause + 1.0) if time.monotonic() - began < _SHORT else 0.5
+                journal(f"FLARE's process died (exit code {child.returncode}): starting it again")
+                time.sleep(pause)
+    except _Stop:
+        return False
+    finally:
+        if child is not None:
+            _end(child)
+        (kit.path / _PIDS).unlink(missing_ok=True)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stop
+
+
+def _start(kit: Kit) -> "subprocess.Popen[bytes]":
+    """FLARE's own program for this kind of party, in a session of its own."""
+    if kit.is_coordinator:
+        settle(kit)
+    kind, config = ("server", "fed_server.json") if kit.is_coordinator else ("client", "fed_client.json")
+    who = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
+    command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"]
+    command += ["-m", str(kit.path / "flare"), "-s", config, "--set", "secure_train=true", "config_folder=config", *who]
+    limit = str(max(kit.plan.largest, 1_000_000))
+    with (kit.logs / "flare.txt").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "NVFLARE_STREAMING_MAX_BLOB_SIZE": limit},
+        )
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    if child.poll() is None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE)
+    _kill_group(child)
+    child.wait()
+
+
+def _kill_group(child: "subprocess.Popen[bytes]") -> None:
+    """A trainer may have outlived its agent."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _end_of(kit: Kit) -> int:
+    path = journal_path(kit)
+    return path.stat().st_size if path.exists() else 0
+
+
+def _show_new(kit: Kit, seen: int, show: Callable[[str], None]) -> int:
+    """Print what was added to the journal; returns how far that is."""
+    path = journal_path(kit)
+    if not path.exists():
+        return seen
+    with path.open("rb") as file:
+        file.seek(seen)
+        new = file.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
+        show(line)
+    return seen + len(whole)
+
+
+def processes(kit: Kit) -> dict[str, int]:
+    """The process ids of a running party, empty if it does not run."""
+    try:
+        pids: dict[str, int] = json.loads((kit.path / _PIDS).read_text())
+        os.kill(pids["supervisor"], 0)
+        return pids
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def start_in_background(kit: Kit) -> None:
+    """Leave a supervisor running that outlives this process and its terminal."""
+    if processes(kit):
+        raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+    kit.logs.mkdir(parents=True, exist_ok=True)
+    if os.fork():
+        return
+    os.setsid()
+    with (kit.logs / "supervisor.txt").open("ab") as log, open(os.devnull, "rb") as nothing:
+        for stream, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(stream.fileno(), target)
+    try:
+        supervise(kit)
+    except UserError as error:
+        Journal(kit)(f"Error: {error}")
+    finally:
+        os._exit(0)
+
+
+def stop(kit: Kit) -> None:
+    """Tell a running party to stop and wait until it has; nothing is lost."""
+    pids = processes(kit)
+    if not pids:
+        raise UserError(f"{kit.party} does not run.")
+    os.kill(pids["supervisor"], signal.SIGTERM)
+    until = time.monotonic() + 3 * _GRACE
+    while processes(kit) and time.monotonic() < until:
+        time.sleep(0.1)

@@ -1,0 +1,94 @@
+"""A model to take away answers as the trained one does, in every form, and says how good it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from factorized_fl import api
+from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.model import export, predict
+from factorized_fl.model.package import read_package
+from tests.tiny import tiny_config, write_folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    for method in ("factorized-fl", "stand-alone"):
+        api.run(tiny_config(method, epochs=3), out / method, data=images)
+    return out
+
+
+def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Path, tmp_path: Path) -> None:
+    """Client 4 numbers five classes in its own way; all its test images give its own class names back."""
+    exported = export.export_run(run / "factorized-fl", 4, tmp_path / "model", data=images, alone=run / "stand-alone")
+    summary = RunDirectory(run / "factorized-fl").summary()
+    assert summary is not None
+    theirs = summary["clients"][3]
+    assert (exported.correct, exported.images, exported.onnx) == (theirs["correct"], theirs["total"], True)
+    assert exported.largest_difference < 1e-4
+    package = read_package(tmp_path / "model")
+    assert package.classes == tuple(RunDirectory(run / "factorized-fl").clients()[3]["classes"])
+    pixels = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8)  # a number of images nobody exported for
+    with torch.no_grad():
+        onnx, plain = (predict.find_runtime(tmp_path / "model", runtime)(pixels) for runtime in ("onnx", "torch"))
+    assert torch.equal(onnx.argmax(1), plain.argmax(1))
+    torch.testing.assert_close(onnx, plain, atol=1e-4, rtol=0)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"{100 * exported.accuracy:.2f}%" in card
+    assert exported.verdict is not None
+    assert f"{100 * exported.verdict.alone:.2f}%" in card
+    about = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert about["results"]["verdict"] == exported.verdict.word
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_predictions_carry_the_clients_own_class_names(run: Path, images: Path, tmp_path: Path, runtime: str) -> None:
+    export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
+    found = predict.predict(tmp_path / "model", [images / "bars" / "bars-0"], runtime)
+    assert len(found) == 20
+    assert sum(p.classes[0][0] == "bars-0" for p in found) > 10  # chance is a third
+    assert all(sum(share for _, share in p.classes) == pytest.approx(1) for p in found)
+    Image.new("RGB", (31, 57), "red").save(tmp_path / "odd.jpg")  # any size, any colour
+    assert len(predict.predict(tmp_path / "model", [tmp_path / "odd.jpg"], runtime)[0].classes) == 3
+
+
+def test_an_export_that_answers_differently_is_not_kept(run: Path, images: Path, tmp_path: Path, monkeypatch) -> None:
+    def spoilt(model):
+        folded = export_fold(model)
+        with torch.no_grad():
+            folded.head.bias[0] += 0.01
+        return folded
+
+    export_fold = export.fold
+    monkeypatch.setattr(export, "fold", spoilt)
+    with pytest.raises(UserError, match=r"differ from the trained model's by 0\.01"):
+        export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
+    assert not (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_mistakes_are_one_sentence(run: Path, images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no client 5: .* 1 to 4"):
+        export.export_run(run / "factorized-fl", 5, data=images)
+    with pytest.raises(UserError, match="no checkpoint"):
+        export.export_run(tmp_path, 1)
+    with pytest.raises(UserError, match="no exported model"):
+        predict.predict(tmp_path, [tmp_path / "x.png"])
+    export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
+    (tmp_path / "no.png").write_text("not a picture")
+    with pytest.raises(UserError, match=r"no\.png is not a readable image"):
+        predict.predict(tmp_path / "model", [tmp_path / "no.png"])
+    with pytest.raises(UserError, match="no image to look at"):
+        predict.predict(tmp_path / "model", [tmp_path / "model"])
+    (tmp_path / "model" / "model.json").write_text("{}")
+    with pytest.raises(UserError, match="damaged"):
+        predict.predict(tmp_path / "model", [tmp_path / "no.png"])

@@ -1,0 +1,213 @@
+"""Attacks on a coordinator that is up and listening: strangers, impostors, administrators, a malicious member."""
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from factorized_fl.network import kits, supervise
+from factorized_fl.network.journal import journal_path
+from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
+from tests.network.parties import NAMES
+from tests.network.processes import PATIENCE, Party, wait_for, write_sites
+
+nvflare = pytest.importorskip("nvflare", reason="FLARE is not installed")
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("network")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("attacked")
+    kits.make_kits(write_sites(root / "sites.toml"), root / "kits")
+    return root / "kits"
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Party]:
+    party = Party(folder / COORDINATOR)
+    try:
+        party.start()
+        wait_for(party.kit.status.exists, "the coordinator's start")
+        wait_for(lambda: reached(party.kit.plan.port), "the coordinator's port")
+        yield party
+        assert party.process is not None
+        assert party.process.poll() is None, "an attack ended the coordinator"
+    finally:
+        party.end()
+
+
+def reached(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def greets(port: int, kit: Path | None) -> bool:
+    """Whether the coordinator talks to somebody with this kit's certificate: the first bytes of HTTP/2."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    if kit is not None:
+        context.load_cert_chain(kit / "flare/startup/client.crt", kit / "flare/startup/client.key")
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as line,
+        ):
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+            return len(line.recv(64)) > 0
+    except (ssl.SSLError, ConnectionError):
+        return False
+
+
+def test_without_or_with_a_foreign_certificate_there_is_no_connection(
+    server: Party, folder: Path, tmp_path: Path
+) -> None:
+    port = server.kit.plan.port
+    foreign = tmp_path / "foreign"
+    kits.make_kits(write_sites(tmp_path / "sites.toml"), foreign)  # same names, another authority
+    assert greets(port, folder / "aster")
+    assert not greets(port, None)
+    assert not greets(port, foreign / "aster")
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as line:  # no TLS at all
+        line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert not line.recv(64).startswith(b"\0\0")
+
+
+def run_agent(kit: Kit) -> "subprocess.Popen[bytes]":
+    kit.logs.mkdir(exist_ok=True)
+    return supervise._start(kit)
+
+
+def flare_log(kit: Kit) -> str:
+    return (kit.logs / "flare.txt").read_text(errors="replace")
+
+
+def test_a_site_cannot_claim_anothers_name(server: Party, folder: Path, tmp_path: Path) -> None:
+    """aster's certificate, birch's name."""
+    shutil.copytree(folder / "aster", tmp_path / "impostor")
+    settings = tmp_path / "impostor" / "federation.toml"
+    settings.write_text(settings.read_text().replace('party = "aster"', 'party = "birch"'))
+    impostor = read_kit(tmp_path / "impostor")
+    agent = run_agent(impostor)
+    try:
+        wait_for(lambda: "'aster' but claimed endpoint 'birch'" in flare_log(server.kit), "the refusal")
+        assert "Successfully registered" not in flare_log(impostor)
+        birch = json.loads(server.kit.status.read_text())["sites"][NAMES.index("birch")]
+        assert not birch["connected"]
+    finally:
+        supervise._end(agent)
+
+
+@pytest.fixture(scope="module")
+def administrator(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The worst case: somebody has the authority's key and makes himself a project administrator."""
+    scratch = tmp_path_factory.mktemp("stolen")
+    plan = read_kit(folder / COORDINATOR).plan
+    shutil.copytree(folder / "authority", scratch / plan.name / "state")
+    return kits.provision(plan, scratch, "boss@evil.example") / "boss@evil.example"
+
+
+def administer(kit: Path, user: str, *jobs: Path) -> dict[str, str]:
+    """What comes of each attempt, by its name."""
+    command = [sys.executable, "-m", "tests.network.administer", str(kit), user, *map(str, jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+    lines = [line.partition(": ") for line in done.stdout.splitlines()]
+    return {name: what for name, colon, what in lines if colon}
+
+
+def write_job(job: Path, executor: str, code: str = "") -> Path:
+    """A job for all sites that runs a class, perhaps from code that it brings."""
+    config = job / "app" / "config"
+    config.mkdir(parents=True)
+    if code:
+        (job / "app" / "custom").mkdir()
+        (job / "app" / "custom" / "mine.py").write_text(code)
+    meta = {"name": "evil", "min_clients": 1, "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}}
+    (job / "meta.json").write_text(json.dumps(meta))
+    client = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {}}}]}
+    (config / "config_fed_client.json").write_text(json.dumps(client))
+    (config / "config_fed_server.json").write_text(json.dumps({"format_version": 2, "workflows": []}))
+    return job
+
+
+def test_a_site_cannot_act_as_administrator(server: Party, folder: Path, administrator: Path, tmp_path: Path) -> None:
+    shutil.copytree(administrator, tmp_path / "admin")
+    for name in ("client.crt", "client.key"):
+        shutil.copy(folder / "aster" / "flare" / "startup" / name, tmp_path / "admin" / "startup" / name)
+    assert administer(tmp_path / "admin", "boss@evil.example")["log in"].startswith("refused")
+    found = administer(tmp_path / "admin", "aster", write_job(tmp_path / "job", "subprocess.Popen"))
+    found.pop("log in")  # FLARE lets it say who it is, and that is all
+    assert found
+    assert all(what.startswith("refused: Auth") for what in found.values()), found
+
+
+def test_not_even_an_administrator_can_submit_a_job(server: Party, administrator: Path, tmp_path: Path) -> None:
+    """With or without shipped code: nobody has that right, and nothing is there to launch it."""
+    write_job(tmp_path / "shipped", "mine.Mine", "raise SystemExit")
+    write_job(tmp_path / "plain", "subprocess.Popen")
+    found = administer(administrator, "boss@evil.example", tmp_path / "shipped", tmp_path / "plain")
+    assert found["log in"] == "done"
+    for what in ("submit shipped", "submit plain", "look"):
+        assert found[what].startswith("refused")
+        assert "authoriz" in found[what].lower()
+    assert not list((server.kit.path / "flare" / "storage").rglob("*meta*"))
+
+
+def test_a_malicious_member_is_refused_and_named(server: Party, folder: Path) -> None:
+    """A valid certificate and bad messages: each is refused, the coordinator stands, an honest message still works."""
+    kit = read_kit(folder / "aster")
+    resources = kit.path / "flare" / "local" / "resources.json"
+    honest = resources.read_text()
+    resources.write_text(honest.replace("factorized_fl.network.flare.Agent", "tests.network.evil.EvilAgent"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        agent = run_agent(kit)
+    try:
+        replies = json.loads(wait_for(lambda: _text(kit.path / "replies.json"), "the evil agent's work"))
+    finally:
+        supervise._end(agent)
+        resources.write_text(honest)
+    assert replies.pop("honest") == "ok"
+    journal = journal_path(server.kit).read_text()
+    for words in (
+        "aster: refused its message, as its header is too long",
+        "aster: refused its message, as it is not a message of this federation",
+        "aster: refused its message, as it belongs to another federation",
+        "aster: refused its message, as train is -1",
+        "aster: dropped an answer to round-7, for which nobody waits",
+    ):
+        assert words in journal
+    assert "birch" not in journal
+    assert "aster: refused its message, as " in journal
+    assert "bytes are more than" in journal
+    assert replies["far too large"] == "comm_error"  # cut off by FLARE, before it fills anybody's memory
+    assert replies["somebody else's name"] != "ok"
+    assert "invalid auth token signature" in flare_log(server.kit)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_policies_in_every_kit(folder: Path) -> None:
+    for party in (COORDINATOR, *NAMES):
+        local = folder / party / "flare" / "local"
+        resources = json.loads((local / "resources.json").read_text())
+        assert resources["class_allow_list"] == ["factorized_fl.network.flare"]
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert not resources["allow_log_streaming"]
+        assert not any("launcher" in part["id"] or "log" in part["id"] for part in resources["components"])
+        rights = json.loads((local / "authorization.json").read_text())["permissions"]
+        assert {right for role in rights.values() for right in role.values()} == {"none"}
+        assert not list((folder / party).rglob("*.sh"))
+    client = json.loads((folder / "aster" / "flare" / "startup" / "fed_client.json").read_text())
+    assert client["client"]["connection_security"] == "mtls"

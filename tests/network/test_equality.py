@@ -1,0 +1,51 @@
+"""Every method gives between organisations what it gives in one process with the same seeds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from factorized_fl.federation.build import build_federation, build_scenario_of
+from factorized_fl.federation.rounds import run_round
+from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.methods import METHODS
+from factorized_fl.network.plan import COORDINATOR
+from tests.network.parties import NAMES, Loopback, kits_of, make_sites, trio_config, write_trio
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trio(tmp_path_factory.mktemp("trio"))
+
+
+@pytest.mark.parametrize("method", [*METHODS, "per-fedavg adapted", "factorized-fl half"])
+def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> None:
+    name, _, variant = method.partition(" ")
+    settings = {"adapted": {"options": {"test": "adapted"}}, "half": {"fraction": 0.67, "rounds": 4}}.get(variant, {})
+    config = trio_config(name, **settings)
+    kits = kits_of(tmp_path, config)
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {site: party.answer for site, party in sites.items()})
+    assert parties.run()
+
+    federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"))
+    wanted = []
+    for round in range(1, config.rounds + 1):
+        records, mixing = run_round(federation, round)
+        wanted += records
+    for k, site in enumerate(sites.values()):
+        own, theirs = site.federation.state.client(0), federation.state.client(k)
+        for tensor in own:
+            torch.testing.assert_close(own[tensor], theirs[tensor], rtol=0, atol=1e-6, msg=tensor)
+    got = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert [_comparable(record) for record in got] == [_comparable(record) for record in wanted]
+    for k, site in enumerate(NAMES):
+        rows = [_comparable({**record, "client": k}) for record in RunDirectory(kits[site].run).metrics()]
+        assert rows == [_comparable(record) for record in wanted if record["client"] == k]
+    if mixing is not None:
+        assert torch.equal(RunDirectory(kits[COORDINATOR].run).mixing(config.rounds)["matrix"], mixing.matrix)
+
+
+def _comparable(record: dict) -> dict:
+    """Losses to six digits; everything else as it is."""
+    return {key: round(value, 6) if isinstance(value, float) else value for key, value in record.items()}

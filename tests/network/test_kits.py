@@ -1,0 +1,154 @@
+"""What the parties agree on, what each gets, and mistakes that end in one sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from factorized_fl import cli
+from factorized_fl.errors import UserError
+from factorized_fl.model.predict import predict
+from factorized_fl.network.kits import make_kits, readme
+from factorized_fl.network.plan import COORDINATOR, read_kit, read_plan, write_kit
+from factorized_fl.network.settings import Settings, read_settings, save_settings
+from factorized_fl.network.site import export_now
+from tests.network.parties import NAMES, kits_of, make_sites, trio_config, write_trio
+from tests.network.test_trust import round_request
+
+SITES = {"name": "trio", "image_size": 8, "channels": 1, "model": "cnn", "rounds": 7}
+
+
+def write(path: Path, names: tuple[str, ...] = NAMES, **settings: object) -> Path:
+    lines = [f"{key} = {json.dumps(value)}" for key, value in {**SITES, **settings}.items() if value is not None]
+    path.write_text("\n".join(lines + [f"[[sites]]\nname = {json.dumps(name)}" for name in names]))
+    return path
+
+
+def test_the_agreement(tmp_path: Path) -> None:
+    plan, config = read_plan(write(tmp_path / "sites.toml", method="fedavg", deadline=5))
+    assert (plan.sites, plan.needed, plan.deadline) == (NAMES, 2, 5.0)
+    assert (config.clients, config.method, config.rounds, config.dataset) == (3, "fedavg", 7, "folder")
+    assert len(plan.id) == 16
+    assert read_plan(tmp_path / "sites.toml")[0].id != plan.id  # every federation has its own
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"clients": 4}, "sets clients, which follows"),
+        ({"quorum": 4}, "can never be met by 3"),
+        ({"image_size": None}, "must set image_size and channels"),
+        ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
+        ({"round": 3}, "Unknown option 'round'. Did you mean 'rounds'"),
+        ({"address": "https://x:1"}, "host name"),
+        ({"port": 0}, "port = 0 must be at least 1"),
+        ({"names": ("aster",)}, "two or more"),
+        ({"names": ("aster", "aster")}, "each once"),
+        ({"deadline": "soon"}, "must be a number"),
+    ],
+)
+def test_mistakes_in_the_agreement(settings: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        read_plan(write(tmp_path / "sites.toml", **settings))
+    assert words in str(caught.value)
+
+
+def test_a_kit_says_what_was_agreed(tmp_path: Path) -> None:
+    config = trio_config("fedfomo", options={"models": 3})
+    kit = kits_of(tmp_path, config)["birch"]
+    (kit.path / "federation.toml").write_text(write_kit(kit.path, "birch", kit.plan, config))
+    again = read_kit(kit.path)
+    assert (again.plan, again.config, again.party, again.seat) == (kit.plan, config, "birch", 1)
+    for party in (COORDINATOR, *NAMES):
+        text = readme(party, kit.plan, config)
+        assert party in text
+        assert ("ffl serve" in text) == (party == COORDINATOR)
+
+
+def ffl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    code = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ffl", *map(str, arguments)])
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return code, capsys.readouterr().err
+
+
+def test_mistakes_at_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config())
+    for party, kit in kits.items():
+        (kit.path / "federation.toml").write_text(write_kit(kit.path, party, kit.plan, kit.config))
+    for arguments, words in (
+        (["serve", tmp_path], "is no kit"),
+        (["serve", tmp_path / "aster"], "use `ffl join`"),
+        (["join", tmp_path / COORDINATOR], "use `ffl serve`"),
+        (["join", tmp_path / "aster"], "--data DIR"),
+        (["join", tmp_path / "aster", "--data", tmp_path / "nowhere"], "no folder or parquet"),
+        (["federation", "stop", tmp_path / "aster"], "does not run"),
+        (["federation", "readmit", tmp_path / COORDINATOR, "nobody"], "only one of aster, birch, cedar"),
+        (["federation", "new", write(tmp_path / "s.toml"), "--out", tmp_path / "aster"], "is there already"),
+        (["export", tmp_path / "aster"], "--data DIR"),
+    ):
+        code, err = ffl(capsys, *arguments)
+        assert code == 2, err
+        assert words in err.replace("\n", " ")
+        assert "Traceback" not in err
+
+
+def test_a_model_at_any_time(tmp_path: Path) -> None:
+    data = write_trio(tmp_path / "data")
+    kits = kits_of(tmp_path / "kits", trio_config())
+    site = make_sites(kits, data)["cedar"]
+    with pytest.raises(UserError, match="has trained no round"):
+        export_now(kits["cedar"], data / "cedar")
+    site.answer(round_request(1))
+    before = {path: path.read_bytes() for path in kits["cedar"].run.rglob("*") if path.is_file()}
+    exported = export_now(kits["cedar"], data / "cedar")
+    assert exported.accuracy == site.directory.metrics()[0]["accuracy"]
+    assert predict(kits["cedar"].model, [data / "cedar" / "column-1"])[0].classes[0][0].startswith("column-")
+    assert before == {path: path.read_bytes() for path in kits["cedar"].run.rglob("*") if path.is_file()}
+
+
+def test_a_sites_choices_stay_in_its_kit(tmp_path: Path) -> None:
+    kit = kits_of(tmp_path, trio_config())["aster"]
+    chosen = Settings(tmp_path / "my images", "cpu", report=True, alone=False)
+    save_settings(kit, chosen)
+    assert read_settings(kit) == chosen
+
+
+def test_without_flare_there_is_one_line_and_everything_else_works(tmp_path: Path) -> None:
+    """In a process where FLARE and ONNX are not to be had."""
+    code = f"""
+import sys
+for name in ("nvflare", "onnx", "onnxruntime", "onnxscript", "psutil"):
+    sys.modules[name] = None
+import factorized_fl.cli
+from factorized_fl.errors import UserError
+from factorized_fl.network.kits import make_kits
+from pathlib import Path
+try:
+    make_kits(Path({str(write(tmp_path / "sites.toml"))!r}), Path({str(tmp_path / "kits")!r}))
+except UserError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == 'Federations between organisations need FLARE: pip install "factorized-fl[network]".'
+    assert not (tmp_path / "kits").exists()
+
+
+def test_kits_differ_and_the_largest_message_fits_a_model(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare", reason="FLARE is not installed")
+    plan = make_kits(write(tmp_path / "sites.toml"), tmp_path / "kits")
+    kits = [read_kit(tmp_path / "kits" / party) for party in (COORDINATOR, *NAMES)]
+    assert {kit.plan.id for kit in kits} == {plan.id}
+    assert len({path.read_text() for path in (tmp_path / "kits").rglob("*.key")}) == 4
+    site = make_sites(kits_of(tmp_path / "p", kits[1].config), write_trio(tmp_path / "data"))["aster"]
+    numbers = sum(
+        tensor.numel() for tensor in site.federation.state.client(0).values() if tensor.dtype == torch.float32
+    )
+    assert 4 * numbers < plan.largest < 4 * numbers + 300_000

@@ -1,0 +1,194 @@
+"""Rounds that survive: restarts on either side, repeated requests, damaged files, slow and lost sites."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.network.mailbox import Mailbox
+from factorized_fl.network.messages import Message, pack
+from factorized_fl.network.plan import COORDINATOR
+from factorized_fl.network.site import Site
+from tests.network.parties import Loopback, kits_of, make_sites, trio_config, write_trio
+from tests.network.test_trust import Handler, round_request
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trio(tmp_path_factory.mktemp("trio"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """The metrics of every party of a run to which nothing happened."""
+    kits = kits_of(tmp_path_factory.mktemp("undisturbed"), trio_config("clustered-fl"))
+    sites = make_sites(kits, data)
+    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    return {party: RunDirectory(kit.run).metrics() for party, kit in kits.items()}
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_coordinator_that_dies_in_a_round_goes_on_from_its_checkpoint(
+    at: int, data: Path, tmp_path: Path, undisturbed: dict
+) -> None:
+    """Some sites have trained the round already: they answer again from disk, nobody trains it twice."""
+    kits = kits_of(tmp_path, trio_config("clustered-fl"))
+    said: list[str] = []
+    sites = make_sites(kits, data, said.append)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Fatal(Handler):
+        def handle(self, request: Message) -> Message:
+            answer = self.site.answer(request)
+            if request.whole("round") == at:
+                parties.coordinator.stop.set()
+                parties.mailbox.end()
+            return answer
+
+    parties.handlers["birch"] = Fatal(sites["birch"]).handle
+    assert not parties.run()
+    assert RunDirectory(kits[COORDINATOR].run).checkpoint_round() == at - 1
+    second = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    assert second.run()
+    assert f"answered round {at} again from disk" in said
+    for party, kit in kits.items():
+        assert RunDirectory(kit.run).metrics() == undisturbed[party]
+
+
+def test_a_site_that_dies_goes_on_from_its_checkpoint(data: Path, tmp_path: Path, undisturbed: dict) -> None:
+    """A new process after every round, and one that dies after training before it could answer."""
+    kits = kits_of(tmp_path, trio_config("clustered-fl"))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Dying(Handler):
+        def handle(self, request: Message) -> Message:
+            Site(kits["aster"], data / "aster", print, report=True).answer(request)  # whose answer nobody hears
+            return Site(kits["aster"], data / "aster", print, report=True).answer(request)
+
+    parties.handlers["aster"] = Dying(sites["aster"]).handle
+    assert parties.run()
+    for party, kit in kits.items():
+        assert RunDirectory(kit.run).metrics() == undisturbed[party]
+
+
+def test_a_repeated_request_gives_the_same_bytes_and_no_second_training(data: Path, tmp_path: Path) -> None:
+    site = make_sites(kits_of(tmp_path, trio_config()), data)["aster"]
+    one = site.answer(round_request(1))
+    two = site.answer(round_request(2, site._shared()))
+    weights = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
+    assert pack(site.answer(round_request(2, site._shared()))) == pack(two)
+    assert pack(site.answer(round_request(1))) == pack(one)  # the round before is kept, too
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in site.federation.tensors.items())
+    assert [record["round"] for record in RunDirectory(site.kit.run).metrics()] == [1, 2]
+    site.answer(round_request(3))
+    assert site.answer(round_request(1)).fields["result"] == "refused"
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_round_before(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config())
+    site = make_sites(kits, data)["aster"]
+    for round in (1, 2):
+        site.answer(round_request(round))
+    said: list[str] = []
+    site.directory.checkpoint_path.write_bytes(b"torn")
+    again = Site(kits["aster"], data / "aster", said.append, report=True)
+    assert again.done == 1
+    assert "checkpoint.safetensors is damaged" in said[0]
+    assert [record["round"] for record in RunDirectory(again.kit.run).metrics()] == [1]
+
+
+def test_files_of_another_federation_are_refused(data: Path, tmp_path: Path) -> None:
+    make_sites(kits_of(tmp_path, trio_config()), data)["aster"].answer(round_request(1))
+    with pytest.raises(Exception, match="another federation"):
+        make_sites(kits_of(tmp_path, trio_config(), id="e" * 16), data)
+
+
+def test_a_slow_site_stops_nobody_for_longer_than_the_deadline(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(), deadline=1.0)
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Slow(Handler):
+        def handle(self, request: Message) -> Message:
+            time.sleep(3.0 if request.whole("round") == 2 else 0.0)
+            return self.site.answer(request)
+
+    parties.handlers["cedar"] = Slow(sites["cedar"]).handle
+    began = time.monotonic()
+    assert parties.run()
+    assert time.monotonic() - began < 20
+    assert "round 2 of 3 is complete, without cedar" in parties.journal
+    assert any("dropped an answer to round-2" in line for line in parties.journal)
+    records = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert sum(record["steps"] > 0 for record in records if record["client"] < 2) == 6
+    late = [record for record in records if record["client"] == 2 and record["round"] == 2]
+    assert [(record["accuracy"], record["up_bytes"]) for record in late] == [(None, 0)]
+    # The late training is not lost: it is in the site's own records.
+    assert [record["round"] for record in RunDirectory(kits["cedar"].run).metrics()][:2] == [1, 2]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(name: str) -> Message:
+    return Message("round", "f", {"request": name})
+
+
+def answer(name: str) -> Message:
+    return Message("answer", "f", {"request": name, "result": "trained"})
+
+
+def test_below_the_quorum_a_round_waits_beyond_its_deadline() -> None:
+    box = Mailbox("f", ("a", "b", "c"))
+    box.post({site: request("round-1") for site in "abc"})
+    found: list[dict] = []
+    thread = threading.Thread(target=lambda: found.append(box.collect({"a", "b", "c"}, 2, 0.3, threading.Event())))
+    thread.start()
+    box.exchange("a", answer("round-1"), hold=0)
+    thread.join(1.0)
+    assert thread.is_alive()
+    box.exchange("b", answer("round-1"), hold=0)
+    thread.join(5.0)
+    assert found[0].keys() == {"a", "b"}
+
+
+def test_who_was_silent_at_a_deadline_is_not_waited_for_until_heard_again() -> None:
+    clock = Clock()
+    box = Mailbox("f", ("a", "b"), clock=clock)
+
+    def round(name: str, deadline: float, *answering: str) -> set[str]:
+        box.post({site: request(name) for site in "ab"})
+        for site in answering:
+            box.exchange(site, answer(name), hold=0)
+        return set(box.collect({"a", "b"}, 1, deadline, threading.Event()))
+
+    assert round("round-1", 0.0, "a") == {"a"}
+    assert round("round-2", 1e9, "a") == {"a"}  # b is known to be away: no deadline to sit out
+    assert round("round-3", 1e9, "a", "b") == {"a", "b"}
+    assert not box.absent
+    clock.now += 60
+    assert not box.connected("b")
+
+
+def test_a_late_answer_and_a_stranger_change_nothing() -> None:
+    said: list[str] = []
+    box = Mailbox("f", ("a",), said.append)
+    assert box.exchange("a", Message("ready", "f", {"train": 5}), hold=0).kind == "wait"
+    box.post({"a": request("round-2")})
+    assert box.exchange("a", answer("round-1"), hold=0).fields["request"] == "round-2"
+    assert said == ["a: dropped an answer to round-1, for which nobody waits"]
+    assert box.lines["a"].train == 5
+    with pytest.raises(KeyError):
+        box.exchange("nobody", answer("round-2"), hold=0)
+    box.exchange("a", answer("round-2"), hold=0)
+    box.end()
+    assert box.exchange("a", Message("ready", "f", {"train": 5}), hold=0).kind == "end"
