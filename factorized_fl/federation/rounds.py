@@ -46,7 +46,7 @@ def download(
     mixing = federation.method.mix(_server(federation, round, chosen, stack))
     rows = mixing.matrix[list(chosen)]
     answering = [row for row, client in enumerate(chosen) if client in clients]
-    sent = Payloads(chosen)
+    sent = Payloads(chosen, federation.roles)
     for name, stacked in stack.items():
         # All rows are made before any is overwritten: a snapshot, one tensor at a time.
         mixed = mix(rows, stacked)
