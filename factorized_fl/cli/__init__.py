@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl import __version__
-from factorized_fl.cli import data, lists, runs
+from factorized_fl.cli import data, lists, report, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.errors import UserError
 
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 for command in (runs.run, runs.compare, runs.demo, lists.presets, lists.methods, runs.pilot):
     app.command()(command)
+app.command()(report.report)
+app.command()(report.watch)
 app.add_typer(data.app, name="data")
 
 
