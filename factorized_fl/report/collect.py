@@ -37,7 +37,8 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")
     others = [read_run(find_runs([baseline])[0])] if baseline else []
-    described = [_describe(run, runs, others, MATRIX_BUDGET // len(runs)) for run in runs]
+    sharing = sum(bool(run.rounds_of("mixing") or run.rounds_of("traces")) for run in runs)
+    described = [_describe(run, runs, others, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
     comparison = compare_runs(runs) if len(runs) > 1 else None
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
     preset = str(runs[0].config.get("preset") or runs[0].config.get("dataset") or runs[0].path.resolve().name)
@@ -241,7 +242,7 @@ def _matrices(run: RunFiles, budget: int) -> Document:
                 if (len(numbers) - 1 - at) % stride == 0:
                     kept.setdefault(shown, []).append((round, matrix))
     if stride > 1:
-        run.notes.append(f"Of the matrices every {stride}th round is shown, to keep this page small.")
+        run.notes.append(f"Of the matrices one round in {stride} is shown, to keep this page small.")
     return {
         "shown": {name: _quantised(entries, low=0.0 if name == "mixing" else None) for name, entries in kept.items()},
         "means": {name: [list(column) for column in zip(*rows, strict=True)] for name, rows in means.items()},

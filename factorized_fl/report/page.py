@@ -17,7 +17,10 @@ from importlib import resources
 
 from factorized_fl.report.collect import Document
 
-_SCRIPTS = ("tools.js", "charts.js", "maps.js", "parts.js", "run.js", "main.js")
+_SCRIPTS = (
+    *("tools.js", "charts.js", "maps.js", "spreads.js", "parts.js"),
+    *("verdict.js", "accuracy.js", "exchange.js", "inside.js", "comparison.js", "main.js"),
+)
 
 
 def render_page(document: Document) -> str:

@@ -73,10 +73,11 @@ class RunFiles:
 
     @property
     def final(self) -> list[Record]:
-        """Every tested client's last result."""
+        """Every tested client's last result; the summary's where the metrics end too early."""
         last = {record["client"]: record for record in self.metrics if record["accuracy"] is not None}
-        if not last and self.summary:
-            last = {record["client"]: record for record in self.summary["clients"]}
+        for record in self.summary["clients"] if self.summary else []:
+            if record["client"] not in last or last[record["client"]]["round"] < record["round"]:
+                last[record["client"]] = record
         return [last[k] for k in sorted(last)]
 
     def rounds_of(self, kind: str) -> list[int]:
@@ -155,6 +156,10 @@ def read_run(path: Path) -> RunFiles:
         mu_layers=_words(analysis.get("mu_layers")),
         notes=notes,
     )
+    if run.complete and 0 < run.done < run.planned:
+        notes.append(f"metrics.jsonl ends in round {run.done} of {run.planned}: the rest is missing from the curves.")
+    if run.seconds and any(round not in run.seconds for round in range(1, run.done + 1)):
+        notes.append("timing.jsonl lacks some rounds, so there are no times.")
     if not run.complete:
         run.notes.insert(
             0, f"Not finished: round {run.done} of {run.planned}." if run.done else "No round is done yet."

@@ -142,21 +142,21 @@ def serve(path: Path, port: int = 0) -> PageServer:
 
 
 @contextmanager
-def watching(path: Path, port: int = 0) -> Iterator[str]:
-    """Serve a run's page while the run goes on; whoever is looking at the end gets to see the end."""
+def watching(path: Path, port: int = 0, patience: float = 5.0) -> Iterator[str]:
+    """Serve a run's page while the run goes on; whoever is looking has `patience` seconds to fetch the end."""
     server = PageServer(path, port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     try:
         yield server.url
-        _linger(server)
+        _linger(server, patience)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def _linger(server: PageServer, patience: float = 5.0) -> None:
+def _linger(server: PageServer, patience: float) -> None:
     """Wait until somebody who was looking a moment ago has fetched the final document."""
     ended = time.monotonic()
     while time.monotonic() - ended < patience and ended - server.last_request < patience:

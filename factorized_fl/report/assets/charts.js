@@ -5,10 +5,18 @@ const plots = []; // all figures on the page, to be drawn again when the window 
 // A figure whose `render(width)` gives the chart; `height(width)` keeps its place before it is drawn.
 function figure(name, caption, render, height = () => 300) {
   const plot = el("div", { class: "plot" });
-  const file = (kind, act) => el("button", { type: "button", "aria-label": `Save ${name} as ${kind}`,
-    on: { click: () => act(plot.querySelector("svg")) } }, kind);
-  const files = el("div", { class: "files small" },
-    file("SVG", (svg) => save(`${name}.svg`, standalone(svg), "image/svg+xml")), file("PNG", (svg) => savePng(svg, `${name}.png`)));
+  const file = (kind, act) =>
+    el(
+      "button",
+      { type: "button", "aria-label": `Save ${name} as ${kind}`, on: { click: () => act(plot.querySelector("svg")) } },
+      kind,
+    );
+  const files = el(
+    "div",
+    { class: "files small" },
+    file("SVG", (svg) => save(`${name}.svg`, standalone(svg), "image/svg+xml")),
+    file("PNG", (svg) => savePng(svg, `${name}.png`)),
+  );
   const node = el("figure", { "data-figure": name }, caption ? el("figcaption", {}, caption) : null, plot, files);
   const redraw = () => {
     const width = plot.clientWidth;
@@ -28,16 +36,36 @@ function canvas(width, height, label) {
 const text = (x, y, words, attributes = {}) => draw("text", { x, y, ...attributes }, words);
 const line = (x1, y1, x2, y2, attributes = {}) => draw("line", { x1, y1, x2, y2, ...attributes });
 const LETTER = 7.1; // width of a letter, about: enough to tell what fits
-const fit = (words, room) => (words.length * LETTER <= room ? words : words.slice(0, Math.max(1, Math.floor(room / LETTER) - 1)) + "…");
+const fit = (words, room) =>
+  words.length * LETTER <= room ? words : words.slice(0, Math.max(1, Math.floor(room / LETTER) - 1)) + "…";
 
 // Entries of {name, color, dash, kind}, wrapped; returns their height.
 function legend(svg, entries, left, width) {
-  let x = left, y = 14;
+  let x = left,
+    y = 14;
   for (const entry of entries) {
     const room = 34 + entry.name.length * LETTER;
-    if (x > left && x + room > width) { x = left; y += 18; }
-    if (entry.kind === "block") svg.append(draw("rect", { x, y: y - 9, width: 14, height: 10, rx: 2, style: { fill: entry.color, "fill-opacity": entry.opacity || 1 } }));
-    else svg.append(line(x, y - 4, x + 18, y - 4, { style: { stroke: entry.color, "stroke-width": 2.5, "stroke-dasharray": entry.dash || "none" } }));
+    if (x > left && x + room > width) {
+      x = left;
+      y += 18;
+    }
+    if (entry.kind === "block")
+      svg.append(
+        draw("rect", {
+          x,
+          y: y - 9,
+          width: 14,
+          height: 10,
+          rx: 2,
+          style: { fill: entry.color, "fill-opacity": entry.opacity || 1 },
+        }),
+      );
+    else
+      svg.append(
+        line(x, y - 4, x + 18, y - 4, {
+          style: { stroke: entry.color, "stroke-width": 2.5, "stroke-dasharray": entry.dash || "none" },
+        }),
+      );
     svg.append(text(x + (entry.kind === "block" ? 19 : 23), y, fit(entry.name, width - x - 30)));
     x += room;
   }
@@ -46,15 +74,22 @@ function legend(svg, entries, left, width) {
 
 // Axes and grid. x, y: {low, high, format, label, ticks}. Returns scales and the box inside.
 function frame(svg, width, height, top, x, y) {
-  const left = 52, right = width - 12, bottom = height - (x.label ? 40 : 24);
+  const left = 52,
+    right = width - 12,
+    bottom = height - (x.label ? 40 : 24);
   const sx = (value) => left + ((value - x.low) / (x.high - x.low || 1)) * (right - left);
   const sy = (value) => bottom - ((value - y.low) / (y.high - y.low || 1)) * (bottom - top);
   for (const tick of y.ticks || ticks(y.low, y.high, Math.max(2, (bottom - top) / 45))) {
-    svg.append(line(left, sy(tick), right, sy(tick), { class: "grid" }), text(left - 6, sy(tick) + 4, y.format(tick), { class: "soft", "text-anchor": "end" }));
+    svg.append(
+      line(left, sy(tick), right, sy(tick), { class: "grid" }),
+      text(left - 6, sy(tick) + 4, y.format(tick), { class: "soft", "text-anchor": "end" }),
+    );
   }
   let edge = -1e9;
   for (const tick of x.ticks || ticks(x.low, x.high, Math.max(2, (right - left) / 80))) {
-    const words = x.format(tick), half = words.length * 3.3, at = Math.min(sx(tick), width - half - 2);
+    const words = x.format(tick),
+      half = words.length * 3.3,
+      at = Math.min(sx(tick), width - half - 2);
     if (at - half < edge + 8) continue;
     edge = at + half;
     svg.append(text(at, bottom + 17, words, { class: "soft", "text-anchor": "middle" }));
@@ -70,40 +105,80 @@ const pathOf = (marks) => marks.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(
 function lineChart(width, { label, series, x, y, marks = [], height = 300 }) {
   const svg = canvas(width, height, label);
   const shown = series.filter((one) => one.points.length);
-  const values = [...shown.flatMap((one) => one.points.map((p) => p[1])), ...marks.map((mark) => mark.at),
-    ...shown.flatMap((one) => (one.band || []).flatMap((b) => [b[1], b[2]]))];
+  const values = [
+    ...shown.flatMap((one) => one.points.map((p) => p[1])),
+    ...marks.map((mark) => mark.at),
+    ...shown.flatMap((one) => (one.band || []).flatMap((b) => [b[1], b[2]])),
+  ];
   const xs = shown.flatMap((one) => one.points.map((p) => p[0]));
-  if (!values.length) { svg.append(text(12, 30, "Nothing to show yet.", { class: "soft" })); return svg; }
-  let low = Math.min(...values), high = Math.max(...values);
+  if (!values.length) {
+    svg.append(text(12, 30, "Nothing to show yet.", { class: "soft" }));
+    return svg;
+  }
+  let low = Math.min(...values),
+    high = Math.max(...values);
   const pad = (high - low || 0.1) * 0.06;
   low = Math.max(y.least ?? -Infinity, low - pad);
   high = Math.min(y.most ?? Infinity, high + pad);
-  const named = [...shown.filter((one) => one.name && !one.thin), ...marks.map((mark) => ({ name: mark.name, color: "var(--soft)", dash: "5 4" }))];
+  const named = [
+    ...shown.filter((one) => one.name && !one.thin),
+    ...marks.map((mark) => ({ name: mark.name, color: "var(--soft)", dash: "5 4" })),
+  ];
   const top = legend(svg, named, 52, width - 12);
-  const from = Math.min(...xs), to = Math.max(...xs);
-  const box = frame(svg, width, height, top, { ...x, low: from, high: to === from ? from + 1 : to }, { ...y, low, high });
+  const from = Math.min(...xs),
+    to = Math.max(...xs);
+  const box = frame(
+    svg,
+    width,
+    height,
+    top,
+    { ...x, low: from, high: to === from ? from + 1 : to },
+    { ...y, low, high },
+  );
   for (const mark of marks) svg.append(line(box.left, box.sy(mark.at), box.right, box.sy(mark.at), { class: "mark" }));
   for (const one of shown) {
     if (one.band) {
-      const there = one.band.map((b) => [box.sx(b[0]), box.sy(b[2])]), back = one.band.map((b) => [box.sx(b[0]), box.sy(b[1])]).reverse();
-      svg.append(draw("path", { d: pathOf([...there, ...back]) + "Z", style: { fill: one.color, "fill-opacity": 0.14 } }));
+      const there = one.band.map((b) => [box.sx(b[0]), box.sy(b[2])]),
+        back = one.band.map((b) => [box.sx(b[0]), box.sy(b[1])]).reverse();
+      svg.append(
+        draw("path", { d: pathOf([...there, ...back]) + "Z", style: { fill: one.color, "fill-opacity": 0.14 } }),
+      );
     }
     const marksOf = one.points.map((p) => [box.sx(p[0]), box.sy(p[1])]);
-    const style = { fill: "none", stroke: one.color, "stroke-width": one.thin ? 1 : 2.2, "stroke-dasharray": one.dash || "none", "stroke-opacity": one.thin ? 0.45 : 1 };
+    const style = {
+      fill: "none",
+      stroke: one.color,
+      "stroke-width": one.thin ? 1 : 2.2,
+      "stroke-dasharray": one.dash || "none",
+      "stroke-opacity": one.thin ? 0.45 : 1,
+    };
     svg.append(draw("path", { d: pathOf(marksOf), style }));
-    if (marksOf.length === 1) svg.append(draw("circle", { cx: marksOf[0][0], cy: marksOf[0][1], r: 3.5, style: { fill: one.color } }));
+    if (marksOf.length === 1)
+      svg.append(draw("circle", { cx: marksOf[0][0], cy: marksOf[0][1], r: 3.5, style: { fill: one.color } }));
   }
-  const cursor = line(0, box.top, 0, box.bottom, { class: "ink", "data-ui": "1", style: { "stroke-opacity": 0.4, visibility: "hidden" } });
+  const cursor = line(0, box.top, 0, box.bottom, {
+    class: "ink",
+    "data-ui": "1",
+    style: { "stroke-opacity": 0.4, visibility: "hidden" },
+  });
   svg.append(cursor);
   const places = [...new Set(xs)].sort((a, b) => a - b);
   const at = (px) => {
     cursor.style.visibility = px < box.left - 20 || px > box.right + 20 ? "hidden" : "visible";
     if (px < box.left - 20 || px > box.right + 20) return null;
-    const index = places.reduce((best, place, i) => (Math.abs(box.sx(place) - px) < Math.abs(box.sx(places[best]) - px) ? i : best), 0);
-    const lines = shown.map((one) => {
-      const near = one.points.reduce((best, p) => (Math.abs(p[0] - places[index]) < Math.abs(best[0] - places[index]) ? p : best));
-      return [one.name, near[1]];
-    }).filter(([name]) => name).sort((a, b) => b[1] - a[1]);
+    const index = places.reduce(
+      (best, place, i) => (Math.abs(box.sx(place) - px) < Math.abs(box.sx(places[best]) - px) ? i : best),
+      0,
+    );
+    const lines = shown
+      .map((one) => {
+        const near = one.points.reduce((best, p) =>
+          Math.abs(p[0] - places[index]) < Math.abs(best[0] - places[index]) ? p : best,
+        );
+        return [one.name, near[1]];
+      })
+      .filter(([name]) => name)
+      .sort((a, b) => b[1] - a[1]);
     cursor.setAttribute("x1", box.sx(places[index]));
     cursor.setAttribute("x2", box.sx(places[index]));
     const told = lines.slice(0, 12).map(([name, value]) => `${name}: ${y.format(value, true)}`);
@@ -120,11 +195,24 @@ function lineChart(width, { label, series, x, y, marks = [], height = 300 }) {
 // groups: [{name, bars: [{name, values: [share or null per series], tell}]}]; series: [{name, color}].
 function barChart(width, { label, groups, series, height = 300 }) {
   const svg = canvas(width, height, label);
-  const top = legend(svg, series.map((one) => ({ ...one, kind: "block" })), 52, width - 12);
+  const top = legend(
+    svg,
+    series.map((one) => ({ ...one, kind: "block" })),
+    52,
+    width - 12,
+  );
   const high = Math.max(0.01, ...groups.flatMap((g) => g.bars.flatMap((bar) => bar.values)).filter((v) => v !== null));
-  const box = frame(svg, width, height, top, { low: 0, high: 1, ticks: [], format: String, label: " " }, { low: 0, high: high * 1.05, format: (v) => percent(v, 0) });
+  const box = frame(
+    svg,
+    width,
+    height,
+    top,
+    { low: 0, high: 1, ticks: [], format: String, label: " " },
+    { low: 0, high: high * 1.05, format: (v) => percent(v, 0) },
+  );
   const count = groups.reduce((sum, group) => sum + group.bars.length, 0);
-  const gap = Math.min(18, (box.right - box.left) / (6 * groups.length)), step = (box.right - box.left - gap * groups.length) / count;
+  const gap = Math.min(18, (box.right - box.left) / (6 * groups.length)),
+    step = (box.right - box.left - gap * groups.length) / count;
   const places = [];
   let x = box.left + gap / 2;
   for (const group of groups) {
@@ -132,9 +220,21 @@ function barChart(width, { label, groups, series, height = 300 }) {
     for (const bar of group.bars) {
       const wide = (step * 0.84) / series.length;
       bar.values.forEach((value, i) => {
-        if (value !== null) svg.append(draw("rect", { x: x + step * 0.08 + i * wide, y: box.sy(value), width: Math.max(wide - 0.5, 0.7), height: Math.max(0, box.bottom - box.sy(value)), style: { fill: series[i].color } }));
+        if (value !== null)
+          svg.append(
+            draw("rect", {
+              x: x + step * 0.08 + i * wide,
+              y: box.sy(value),
+              width: Math.max(wide - 0.5, 0.7),
+              height: Math.max(0, box.bottom - box.sy(value)),
+              style: { fill: series[i].color },
+            }),
+          );
       });
-      if (step > 15) svg.append(text(x + step / 2, box.bottom + 14, fit(bar.label, step), { class: "soft", "text-anchor": "middle" }));
+      if (step > 15)
+        svg.append(
+          text(x + step / 2, box.bottom + 14, fit(bar.label, step), { class: "soft", "text-anchor": "middle" }),
+        );
       places.push({ x: x + step / 2, bar });
       x += step;
     }
@@ -149,110 +249,6 @@ function barChart(width, { label, groups, series, height = 300 }) {
   pointable(svg, at, (place, [move]) => {
     const next = places[Math.min(Math.max((place ? place.index : -1) + move, 0), places.length - 1)];
     return next && [next.x, (box.top + box.bottom) / 2];
-  });
-  return svg;
-}
-
-// bars: [{name, parts: [{name, color, value}], outline}] with one scale; outline is drawn beside the measured bar.
-function stackedBars(width, { label, bars, format }) {
-  const names = [...new Map(bars.flatMap((bar) => bar.parts).map((part) => [part.name, part])).values()];
-  const probe = canvas(width, 10, ""), top = legend(probe, names.map((part) => ({ ...part, kind: "block" })), 8, width - 8);
-  const height = top + bars.length * 62 + 6, svg = canvas(width, height, label);
-  legend(svg, names.map((part) => ({ ...part, kind: "block" })), 8, width - 8);
-  const most = Math.max(1, ...bars.flatMap((bar) => [bar.parts.reduce((sum, part) => sum + part.value, 0), bar.outline || 0]));
-  const sx = (value) => (value / most) * (width - 16), places = [];
-  bars.forEach((bar, i) => {
-    const y = top + i * 62;
-    let x = 8;
-    svg.append(text(8, y + 14, fit(bar.name, width - 16)));
-    for (const part of bar.parts) {
-      svg.append(draw("rect", { x, y: y + 20, width: Math.max(sx(part.value), part.value ? 0.5 : 0), height: 18, style: { fill: part.color } }));
-      places.push({ x0: x, x1: x + sx(part.value), y0: y + 20, text: `${bar.name.split(":")[0]}, ${part.name}: ${format(part.value)}` });
-      x += sx(part.value);
-    }
-    if (bar.outline !== null) svg.append(draw("rect", { x: 8, y: y + 41, width: Math.max(sx(bar.outline), 1), height: 8, class: "mark", style: { fill: "none" } }));
-  });
-  const at = (px, py) => {
-    const index = places.findIndex((p) => px >= p.x0 - 1 && px <= p.x1 + 1 && py >= p.y0 && py <= p.y0 + 18);
-    return index < 0 ? null : { index, text: places[index].text };
-  };
-  pointable(svg, at, (place, [dx, dy]) => {
-    const next = places[Math.min(Math.max((place ? place.index : -1) + dx + dy, 0), places.length - 1)];
-    return next && [(next.x0 + next.x1) / 2, next.y0 + 9];
-  });
-  return svg;
-}
-
-// dots: [{name, x, y, spread, color}], x may be 0 on a logarithmic axis: such dots stand at the left.
-function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
-  const svg = canvas(width, height, label);
-  const positive = dots.map((d) => d.x).filter((v) => v > 0);
-  if (!dots.length) { svg.append(text(12, 30, "Nothing to show yet.", { class: "soft" })); return svg; }
-  const least = Math.min(...positive), most = Math.max(...positive), zero = dots.some((d) => !d.x);
-  const unit = (v) => (logarithmic ? (v > 0 ? Math.log10(v) : Math.log10(least) - 0.7) : v);
-  let low = logarithmic ? (positive.length ? Math.log10(least) : 0) : 0, high = logarithmic ? (positive.length ? Math.log10(most) : 1) : most || 1;
-  if (logarithmic) { low -= zero ? 0.9 : 0.2; high += 0.3; } else high *= 1.08;
-  const decades = [];
-  for (let e = Math.floor(low); e <= high; e++) for (const m of [1, 2, 5]) decades.push(e + Math.log10(m));
-  const marks = logarithmic ? [...(zero ? [unit(0)] : []), ...decades.filter((v) => v >= unit(least || 1) - 0.2 && v <= high)] : undefined;
-  const ys = dots.flatMap((d) => [d.y - (d.spread || 0), d.y + (d.spread || 0)]), pad = (Math.max(...ys) - Math.min(...ys) || 0.1) * 0.15;
-  const format = (v) => (logarithmic ? (zero && v === unit(0) ? x.format(0) : x.format(10 ** v)) : x.format(v));
-  const box = frame(svg, width, height, 14, { low, high, format, label: x.label, ticks: marks }, { low: Math.min(...ys) - pad, high: Math.max(...ys) + pad, format: y.format });
-  const front = [];
-  for (const d of [...dots].sort((a, b) => a.x - b.x || b.y - a.y)) if (!front.length || d.y > front.at(-1).y) front.push(d);
-  const steps = front.flatMap((d, i) => [...(i ? [[box.sx(unit(d.x)), box.sy(front[i - 1].y)]] : []), [box.sx(unit(d.x)), box.sy(d.y)]]);
-  svg.append(draw("path", { d: pathOf([...steps, [box.right, steps.at(-1)[1]]]), class: "mark", style: { fill: "none" } }));
-  const taken = [];
-  for (const d of dots) {
-    const px = box.sx(unit(d.x)), py = box.sy(d.y);
-    if (d.spread) svg.append(line(px, box.sy(d.y - d.spread), px, box.sy(d.y + d.spread), { style: { stroke: d.color, "stroke-width": 1.5 } }));
-    svg.append(draw("circle", { cx: px, cy: py, r: 5.5, style: { fill: d.color } }));
-    const long = d.name.length * LETTER, right = px + 10 + long < width;
-    let ly = py + 4;
-    const clash = () => taken.some(([a, b, c]) => Math.abs(b - ly) < 13 && (right ? px + 10 : px - 10 - long) < c && (right ? px + 10 + long : px - 10) > a);
-    for (let i = 1; clash() && i < 12; i++) ly = py + 4 + (i % 2 ? 1 : -1) * Math.ceil(i / 2) * 13;
-    taken.push(right ? [px + 10, ly, px + 10 + long] : [px - 10 - long, ly, px - 10]);
-    svg.append(text(right ? px + 10 : px - 10, ly, d.name, { class: "halo", "text-anchor": right ? "start" : "end" }));
-  }
-  const at = (px, py) => {
-    const index = dots.findIndex((d) => Math.hypot(box.sx(unit(d.x)) - px, box.sy(d.y) - py) < 12);
-    return index < 0 ? null : { index, text: dots[index].tell };
-  };
-  pointable(svg, at, (place, [dx, dy]) => {
-    const d = dots[Math.min(Math.max((place ? place.index : -1) + dx + dy, 0), dots.length - 1)];
-    return [box.sx(unit(d.x)), box.sy(d.y)];
-  });
-  return svg;
-}
-
-// rows: [{name, dots: [{value, error, word, tell}], mean}]: one strip per row, a dot per client.
-function strips(width, { label, rows, axis }) {
-  const left = Math.min(Math.max(...rows.map((row) => row.name.length)) * LETTER + 14, width * 0.4), step = 46, height = rows.length * step + 46;
-  const svg = canvas(width, height, label), values = rows.flatMap((row) => row.dots.flatMap((d) => [d.value - 2 * d.error, d.value + 2 * d.error]));
-  const most = Math.max(0.01, ...values.map(Math.abs)), sx = (v) => left + ((v + most) / (2 * most)) * (width - left - 14), places = [];
-  for (const tick of ticks(-most, most, (width - left) / 90)) {
-    svg.append(line(sx(tick), 6, sx(tick), height - 40, { class: Math.abs(tick) < 1e-9 ? "axis" : "grid" }));
-    svg.append(text(sx(tick), height - 24, Math.abs(tick) < 1e-9 ? "0" : points(tick, most > 0.05 ? 0 : 1), { class: "soft", "text-anchor": "middle" }));
-  }
-  svg.append(text((left + width) / 2, height - 5, axis, { class: "soft", "text-anchor": "middle" }));
-  rows.forEach((row, r) => {
-    const y = 6 + step * (r + 0.5);
-    svg.append(text(left - 8, y + 4, fit(row.name, left - 10), { "text-anchor": "end" }));
-    row.dots.forEach((d, i) => {
-      const py = y + ((i % 5) - 2) * 6.5, color = WORDS[d.word][2];
-      if (row.dots.length <= 40) svg.append(line(sx(d.value - 2 * d.error), py, sx(d.value + 2 * d.error), py, { style: { stroke: color, "stroke-opacity": 0.3 } }));
-      svg.append(draw("circle", { cx: sx(d.value), cy: py, r: row.dots.length > 60 ? 2.2 : 3.6, style: { fill: color, "fill-opacity": 0.85 } }));
-      places.push({ x: sx(d.value), y: py, text: d.tell });
-    });
-    if (row.mean !== null) svg.append(line(sx(row.mean), y - 19, sx(row.mean), y + 19, { class: "ink", style: { "stroke-width": 2 } }));
-  });
-  const at = (px, py) => {
-    const index = places.reduce((best, p, i) => (Math.hypot(p.x - px, p.y - py) < Math.hypot(places[best].x - px, places[best].y - py) ? i : best), 0);
-    return places.length && Math.hypot(places[index].x - px, places[index].y - py) < 14 ? { index, text: places[index].text } : null;
-  };
-  pointable(svg, at, (place, [dx, dy]) => {
-    const next = places[Math.min(Math.max((place ? place.index : -1) + dx + dy, 0), places.length - 1)];
-    return next && [next.x, next.y];
   });
   return svg;
 }
