@@ -38,7 +38,8 @@ def _kept(federation: Federation, name: str, threshold: float) -> torch.Tensor:
     """Share of the numbers that are not zero and reach the threshold, per client."""
     common, own = federation.state.common, federation.state.own
     groups = [common[name]] if name in common else [tensors[name][None] for tensors in own]
-    return torch.cat([((mu != 0) & (mu.abs() >= threshold)).flatten(1).float().mean(1) for mu in groups])
+    counts = [((mu != 0) & (mu.abs() >= threshold)).flatten(1).sum(1) / mu[0].numel() for mu in groups]
+    return torch.cat(counts)
 
 
 def analyse(federation: Federation) -> dict[str, Any]:

@@ -31,12 +31,15 @@ _NONE = 65_535  # in accuracies, which are whole hundredths of a percent
 
 def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = False) -> Document:
     """The document of one run or several; `baseline` is a Stand-Alone run to judge them by."""
-    runs = [read_run(path) for path in find_runs(list(paths))]
+    found = find_runs(list(paths))
+    others = [_read_baseline(baseline)] if baseline else []
+    if len(found) > 1 and baseline:  # among several runs it is simply one more
+        found, others = find_runs([*found, baseline]), []
+    runs = [read_run(path) for path in found]
     if not live and not any(run.final for run in runs):
         raise UserError(f"There is no result in '{paths[0]}' yet: wait for the end of the first round.")
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")
-    others = [read_run(find_runs([baseline])[0])] if baseline else []
     sharing = sum(bool(run.rounds_of("mixing") or run.rounds_of("traces")) for run in runs)
     described = [_describe(run, runs, others, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
     comparison = compare_runs(runs) if len(runs) > 1 else None
@@ -51,6 +54,13 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
         "runs": described,
         "comparison": comparison,
     }
+
+
+def _read_baseline(path: Path) -> RunFiles:
+    base = read_run(find_runs([path])[0])
+    if base.method != "stand-alone":
+        raise UserError(f"The baseline '{path}' is a run of {base.title}: it must be one of Stand-Alone.")
+    return base
 
 
 def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles], budget: int) -> Document:

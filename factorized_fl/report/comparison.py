@@ -187,17 +187,19 @@ def _headline(rows: Sequence[Record], reference: int | None) -> str:
         return "No run has a result yet."
     best = max(known, key=lambda row: row["accuracy"])
     seeds = len(best["seeds"])
-    text = f"{best['label']} has the highest mean accuracy, {100 * best['accuracy']:.1f}%"
+    equal = [row["label"] for row in known if row["accuracy"] == best["accuracy"]]
+    who = f"{', '.join(equal[:-1])} and {equal[-1]} share" if len(equal) > 1 else f"{best['label']} has"
+    text = f"{who} the highest mean accuracy, {100 * best['accuracy']:.1f}%"
     text += f" over {seeds} seeds" if seeds > 1 else " (one seed)"
     alone = rows[reference]["accuracy"] if reference is not None else None
     if alone is None:
         return f"{text}. Without a Stand-Alone run nothing tells whether federation helped anybody."
     if best is rows[reference or 0]:
         return f"{text}: on average no federation beat training alone."
-    return (
-        f"{text}; alone it is {100 * alone:.1f}%. It helped {best['helped']} of {best['compared']} clients and harmed "
-        f"{best['harmed']}."
-    )
+    text += f"; alone it is {100 * alone:.1f}%."
+    if len(equal) > 1:
+        return text
+    return f"{text} It helped {best['helped']} of {best['compared']} clients and harmed {best['harmed']}."
 
 
 def table_rows(rows: Sequence[Record]) -> Rows:

@@ -6,6 +6,7 @@ and nothing else; nothing can be changed through it.
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -92,6 +93,11 @@ class PageServer(ThreadingHTTPServer):
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise UserError(f"Cannot listen on port {port} ({error.strerror}): choose another --port.") from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who closes the page in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

@@ -260,9 +260,51 @@ def test_two_hundred_clients_stay_usable(chromium, tmp_path: Path) -> None:
         assert tab.complaints == []
 
 
+def emptied(path: Path, *names: str) -> Path:
+    for name in names:
+        target = path / name
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    return path
+
+
+ODD = {
+    "one client": lambda root: write_run(root / "run", clients=1, domains=("bars",)),
+    "one round": lambda root: write_run(root / "run", rounds=1),
+    "one domain, no matrices": lambda root: write_run(root / "run", domains=("bars",), matrices=False),
+    "stand-alone": lambda root: write_run(root / "run", "stand-alone"),
+    "summary only": lambda root: emptied(
+        write_run(root / "run"), "config.toml", "clients.json", "metrics.jsonl", "timing.jsonl", "mixing", "traces"
+    ),
+    "no times": lambda root: emptied(write_run(root / "run"), "timing.jsonl"),
+    "metrics only": lambda root: emptied(
+        write_run(root / "run"), "config.toml", "clients.json", "summary.json", "analysis.json", "environment.json"
+    ),
+    "two bare runs": lambda root: (
+        emptied(write_run(root / "runs" / "a"), "config.toml", "timing.jsonl").parent,
+        write_run(root / "runs" / "b", "fedavg", matrices=False),
+    )[0],
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_whatever_is_missing_the_rest_is_drawn_without_complaint(chromium, kind: str, tmp_path: Path) -> None:
+    page = write_report([ODD[kind](tmp_path)], tmp_path / "page.html")
+    with Watched(chromium) as tab:
+        tab.page.goto(page.as_uri())
+        assert tab.page.locator("h1").inner_text()
+        for axis in ("axis-bytes", "axis-seconds"):
+            if tab.page.locator(f"#{axis}").count():
+                tab.page.locator(f"#{axis}").click()
+        assert tab.page.get_by_text("NaN").count() == 0
+        assert tab.page.get_by_text("undefined").count() == 0
+        assert tab.complaints == []
+
+
 def test_watch_follows_a_run_without_reloading(chromium, tmp_path: Path) -> None:
     """The real command in a real process; ended as a person ends it."""
     run = write_run(tmp_path / "run", rounds=2, complete=False)
+    metrics = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(b"")  # as before the first round is done
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "factorized_fl.cli", "watch", str(run)],
         stdout=subprocess.PIPE,
@@ -274,7 +316,9 @@ def test_watch_follows_a_run_without_reloading(chromium, tmp_path: Path) -> None
         address = next(word for word in process.stdout.readline().split() if word.startswith("http://127.0.0.1:"))
         with Watched(chromium, offline=False) as tab:
             tab.page.goto(address)
-            assert "round 2 of 2" in tab.page.locator("main").inner_text()
+            assert tab.page.locator("h1").inner_text() == "No client has a result yet."
+            (run / "metrics.jsonl").write_bytes(metrics)
+            tab.page.get_by_role("heading", name="50.0% right on average").wait_for(timeout=10_000)
             tab.page.locator("#focus").select_option("c:1")
             tab.page.evaluate("window.untouched = true")
             (run / "config.toml").write_text((run / "config.toml").read_text().replace("rounds = 2", "rounds = 3"))

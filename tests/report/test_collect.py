@@ -49,14 +49,23 @@ def test_baseline_by_name_must_be_of_the_same_clients_and_seed(tmp_path: Path) -
     assert "rounds 5 instead of 3" in run["baseline"]
     with pytest.raises(UserError, match="train_share"):
         collect([path], baseline=write_run(tmp_path / "other", "stand-alone", train_share=0.5))
+    with pytest.raises(UserError, match="must be one of Stand-Alone"):
+        collect([path], baseline=write_run(tmp_path / "fedavg", "fedavg"))
     with pytest.raises(UserError, match="seeds differ"):
         collect([path], baseline=write_run(tmp_path / "seed2", "stand-alone", seed=2))
+
+
+def test_a_baseline_of_several_runs_is_one_of_them(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / "a", "fedavg"), write_run(tmp_path / "b", "pfedpara")]
+    document = collect(paths, baseline=write_run(tmp_path / "alone", "stand-alone"))
+    assert document["comparison"]["variants"][0]["label"] == "Stand-Alone"
+    assert all(len(run["verdicts"]) == 4 for run in document["runs"][:2])
 
 
 def test_stand_alone_itself_is_what_has_to_be_beaten(tmp_path: Path) -> None:
     run = only(write_run(tmp_path / "run", "stand-alone"))
     assert run["headline"].startswith("Everybody alone: 50.0%")
-    assert run["baseline_command"] is not None or run["verdicts"] == []
+    assert run["verdicts"] == []
 
 
 def test_curves_and_traffic(tmp_path: Path) -> None:
@@ -156,6 +165,15 @@ def test_methods_by_seeds(tmp_path: Path) -> None:
         "It helped 1 of 4 clients and harmed 0."
     )
     assert document["notes"] == []
+
+
+def test_equals_share_the_headline(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone", correct=[40] * 4)
+    write_run(tmp_path / "a", "fedavg")
+    write_run(tmp_path / "b", "fedprox")
+    assert collect([tmp_path])["comparison"]["headline"] == (
+        "FedAvg and FedProx share the highest mean accuracy, 50.0% (one seed); alone it is 40.0%."
+    )
 
 
 def test_settings_that_differ_name_the_variants(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ function comparisonTable(variants, best) {
       el("span", { class: x ? "harmed" : null }, `${x ? "▼ " : ""}${x}`),
     ),
     number({ title: "beat Stand-Alone", key: "better" }, (x, v) => `${x} of ${v.compared}`),
-    number({ title: "± clients", key: "client_spread" }, (x) => (100 * x).toFixed(2)),
-    number({ title: "± seeds", key: "seed_spread" }, (x) => (100 * x).toFixed(2)),
+    number({ title: "±\u00a0clients", key: "client_spread" }, (x) => (100 * x).toFixed(2)),
+    number({ title: "±\u00a0seeds", key: "seed_spread" }, (x) => (100 * x).toFixed(2)),
     number({ title: "up", key: "up" }, bytes),
     number({ title: "down", key: "down" }, bytes),
     number({ title: "time", key: "seconds" }, seconds),
@@ -71,7 +71,7 @@ function differencesCard(variants) {
   const picture = figure(
     "paired-differences",
     "One dot per client, with two standard errors; the upright line is the mean. " +
-      "▲ green: surely better, ▼ orange: surely worse, grey: the tests cannot tell.",
+      "▲ better and ▼ worse by more than that; grey dots: the tests cannot tell.",
     (width) =>
       strips(width, {
         label: `Difference of every client from ${variants[base].label}`,

@@ -59,6 +59,7 @@ function render() {
   if (!doc.runs.length) {
     page.replaceChildren(
       header(),
+      ...[notesCard(doc.notes)].filter(Boolean),
       card(null, el("h1", {}, "Nothing here yet."), soft("This page fills as soon as the first run begins.")),
     );
     return;

@@ -30,7 +30,7 @@ function heatMap(
           draw("rect", parts ? { ...box, fill: rgb(parts), style: { fill: rgb(parts) } } : { ...box, class: "empty" }),
         );
         const words = note && note(r, c);
-        if (words && words.length * 6.8 < across && down > 13) {
+        if (words && words.length * LETTER + 5 < across && down > 13) {
           const dark = parts && 0.3 * parts[0] + 0.59 * parts[1] + 0.11 * parts[2] > 125;
           svg.append(
             text(left + (c + 0.5) * across, top + (r + 0.5) * down + 4, words, {

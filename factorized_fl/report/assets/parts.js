@@ -140,6 +140,18 @@ const facts = (rows) =>
       ),
     ),
   );
+// A triangle up for helped, down for harmed, a dot for neither: told by shape as well as by colour.
+function verdictMark(x, y, r, word) {
+  const style = { fill: WORDS[word][2], "fill-opacity": 0.9 };
+  if (word === "no difference") return draw("circle", { cx: x, cy: y, r, style });
+  const tip = word === "helped" ? -1.3 * r : 1.3 * r;
+  const corners = [
+    [x, y + tip],
+    [x - 1.2 * r, y - 0.75 * tip],
+    [x + 1.2 * r, y - 0.75 * tip],
+  ];
+  return draw("path", { d: pathOf(corners) + "Z", style });
+}
 const verdictWord = (word) => el("span", { class: WORDS[word][1] }, `${WORDS[word][0]} ${word}`);
 
 // -- a run's numbers

@@ -179,14 +179,7 @@ function strips(width, { label, rows, axis }) {
             style: { stroke: color, "stroke-opacity": 0.3 },
           }),
         );
-      svg.append(
-        draw("circle", {
-          cx: sx(d.value),
-          cy: py,
-          r: row.dots.length > 60 ? 2.2 : 3.6,
-          style: { fill: color, "fill-opacity": 0.85 },
-        }),
-      );
+      svg.append(verdictMark(sx(d.value), py, row.dots.length > 60 ? 2.2 : 3.8, d.word));
       places.push({ x: sx(d.value), y: py, text: d.tell });
     });
     if (row.mean !== null)

@@ -18,7 +18,7 @@ const draw = (tag, attributes, ...children) => build(document.createElementNS(SV
 // -- numbers
 
 const percent = (share, digits = 1) => (share === null ? "–" : (100 * share).toFixed(digits) + "%");
-const sign = (number) => (number > 0 ? "+" : number < 0 ? "−" : "±");
+const sign = (number) => (number > 0 ? "+" : number < 0 ? "−" : "");
 const points = (share, digits = 1) => sign(share) + Math.abs(100 * share).toFixed(digits);
 const short = (value) => (Math.abs(value) >= 0.0995 ? value.toFixed(2) : value.toPrecision(2));
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

@@ -10,7 +10,7 @@ function verdictCard(run) {
     card.append(
       soft(
         `${run.baseline} A client counts as helped or harmed when the difference exceeds two standard errors, ` +
-          "which come from the number of its test images.",
+          "which come from the number of its test images; by chance alone about one client in twenty would.",
       ),
     );
   if (!run.verdicts.length && run.baseline_command && run.method !== "stand-alone") {
@@ -144,7 +144,7 @@ function differenceMark(v, most) {
       style: { stroke: WORDS[v.word][2], "stroke-opacity": 0.5, "stroke-width": 2 },
     }),
   );
-  svg.append(draw("circle", { cx: sx(v.difference), cy: 8, r: 4.5, style: { fill: WORDS[v.word][2] } }));
+  svg.append(verdictMark(sx(v.difference), 8, 4.5, v.word));
   return svg;
 }
 
