@@ -27,7 +27,9 @@ def chromium() -> Iterator[Any]:
     if program is None:
         pytest.skip("no Chromium here: `make chromium` installs Debian's, as root")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        # A name elsewhere that leads to this machine: how a foreign page would try to read ours.
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=program, args=arguments)
         yield browser
         browser.close()
 
@@ -217,6 +219,7 @@ def test_several_runs_side_by_side(chromium, several) -> None:
     with Watched(chromium) as tab:
         tab.page.goto(several)
         assert tab.page.locator("#methods tbody tr").count() == 3
+        assert tab.page.locator("#notes").count() == 0
         assert tab.page.locator("#methods tr.best td").first.inner_text() == "Stand-Alone"
         assert "on average no federation beat training alone" in tab.page.locator("h1").inner_text()
         before = tab.page.locator("[data-figure=paired-differences] svg").inner_html()
@@ -329,6 +332,10 @@ def test_watch_follows_a_run_without_reloading(chromium, tmp_path: Path) -> None
             assert tab.page.locator("#live").inner_text() == "live"
             assert {url for url in tab.requests if not url.startswith(address)} == set()
             assert tab.complaints == []
+            with Watched(chromium, offline=False) as foreign:
+                answer = foreign.page.goto(address.replace("127.0.0.1", "evil.example"))
+                assert answer.status == 403
+                assert "client" not in foreign.page.content()
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=20) == 0
             tab.page.locator("#live.lost").wait_for(timeout=10_000)

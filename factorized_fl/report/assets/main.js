@@ -45,6 +45,14 @@ function notesCard(notes) {
     : null;
 }
 
+// What several runs have to say alike is said once.
+function gathered(runs) {
+  const names = new Map();
+  for (const run of runs) for (const note of run.notes) names.set(note, [...(names.get(note) || []), run.name]);
+  const who = (list) => (runs.length === 1 ? "" : list.length > 3 ? `${list.length} runs: ` : `${list.join(", ")}: `);
+  return [...names].map(([note, list]) => who(list) + note);
+}
+
 function progressWords(run) {
   const rounds = run.complete ? plural(run.rounds, "round") : `round ${run.done} of ${run.rounds}`;
   return `${run.title}, seed ${run.seed}: ${rounds}, ${plural(run.clients.length, "client")}`;
@@ -67,10 +75,7 @@ function render() {
   if (state.run === null || state.run >= doc.runs.length) state.run = mostTelling();
   const run = doc.runs[state.run],
     several = doc.runs.length > 1;
-  const notes = [
-    ...doc.notes,
-    ...doc.runs.flatMap((one) => one.notes.map((note) => (several ? `${one.name}: ${note}` : note))),
-  ];
+  const notes = [...doc.notes, ...gathered(doc.runs)];
   const picker = selector(
     "run",
     "Run",
