@@ -111,9 +111,9 @@ def _costs(count: int, nonzero: int, dtype: torch.dtype) -> dict[str, int]:
 @lru_cache(maxsize=4096)
 def data_bytes(shape: tuple[int, ...], dtype: torch.dtype, nonzero: int) -> int:
     """Bytes of one tensor's numbers in a payload, without its entry in the header."""
-    costs = _costs(math.prod(shape), nonzero, dtype)
-    form = min(costs, key=lambda form: costs[form])
-    return costs[form] - (0 if form == "dense" else _ENTRY)
+    count = math.prod(shape)
+    form = _form(count, nonzero, dtype)
+    return _costs(count, nonzero, dtype)[form] - (0 if form == "dense" else _ENTRY)
 
 
 def _index_type(count: int) -> torch.dtype:

@@ -121,11 +121,11 @@ def _find_baseline(
         if given[0].seed != run.seed and "seed" in given[0].config:
             raise UserError(f"'{given[0].path}' cannot be the baseline of '{run.path}': their seeds differ.")
         return given[0], _how(run, given[0])
+    found = [other for other in runs if other.method == "stand-alone" and other.seed == run.seed]
     beside = run.path.resolve().parent / f"stand-alone-seed{run.seed}"
-    found = [other for other in runs if other.method == "stand-alone"]
     if not found and is_run(beside):
         found = [read_run(beside)]
-    fitting = [o for o in found if o.seed == run.seed and o.final and not different_data([run, o])]
+    fitting = [other for other in found if other.final and not different_data([run, other])]
     fitting.sort(key=lambda other: len(differing(run, other)))
     return (fitting[0], _how(run, fitting[0])) if fitting else (None, None)
 

@@ -191,6 +191,8 @@ def _headline(rows: Sequence[Record], reference: int | None) -> str:
     who = f"{', '.join(equal[:-1])} and {equal[-1]} share" if len(equal) > 1 else f"{best['label']} has"
     text = f"{who} the highest mean accuracy, {100 * best['accuracy']:.1f}%"
     text += f" over {seeds} seeds" if seeds > 1 else " (one seed)"
+    if not all(row["complete"] for row in rows):
+        text = f"Not every run has ended. So far {text}"
     alone = rows[reference]["accuracy"] if reference is not None else None
     if alone is None:
         return f"{text}. Without a Stand-Alone run nothing tells whether federation helped anybody."

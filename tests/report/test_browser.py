@@ -228,6 +228,8 @@ def test_several_runs_side_by_side(chromium, several) -> None:
         tab.page.locator("#run").select_option(label="FedAvg, seed 1")
         assert "Federation helped 0 of 4 clients and harmed 1" in tab.page.locator("#verdict h2").inner_text()
         tab.page.locator("#axis-methods-bytes").click()
+        assert tab.page.locator("#axis-bytes").get_attribute("aria-pressed") == "true"  # one choice for both
+        assert "sent by and to all clients" in tab.page.locator("[data-figure=accuracy-of-methods]").inner_html()
         assert tab.complaints == []
 
 

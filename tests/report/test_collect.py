@@ -176,6 +176,14 @@ def test_equals_share_the_headline(tmp_path: Path) -> None:
     )
 
 
+def test_a_comparison_that_goes_on_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone", correct=[40] * 4)
+    write_run(tmp_path / "a", "fedavg", complete=False)
+    comparison = collect([tmp_path])["comparison"]
+    assert comparison["headline"].startswith("Not every run has ended. So far FedAvg has the highest mean accuracy")
+    assert [variant["complete"] for variant in comparison["variants"]] == [True, False]
+
+
 def test_settings_that_differ_name_the_variants(tmp_path: Path) -> None:
     write_run(tmp_path / "a", options={"tau": 0.25})
     write_run(tmp_path / "b", options={"tau": 0.75})

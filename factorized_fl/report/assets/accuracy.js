@@ -15,7 +15,7 @@ function accuracyCard(run) {
     soft(
       "Every client's own model on its own test images. A client that was not tested in a round keeps its last result.",
     ),
-    axisChoice("axis", picture.redraw),
+    axisChoice("axis"),
     picture.node,
   );
 }

@@ -112,7 +112,7 @@ function lineChart(width, { label, series, x, y, marks = [], height = 300 }) {
   ];
   const xs = shown.flatMap((one) => one.points.map((p) => p[0]));
   if (!values.length) {
-    svg.append(text(12, 30, "Nothing to show yet.", { class: "soft" }));
+    svg.append(text(12, 30, "There is nothing to show.", { class: "soft" }));
     return svg;
   }
   let low = Math.min(...values),

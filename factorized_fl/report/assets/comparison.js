@@ -141,14 +141,7 @@ function curvesCard(variants) {
       }),
     () => 300,
   );
-  return card(
-    "Accuracy",
-    soft("Mean over clients and seeds."),
-    axisChoice("axis-methods", () => {
-      for (const plot of plots) plot.redraw();
-    }),
-    picture.node,
-  );
+  return card("Accuracy", soft("Mean over clients and seeds."), axisChoice("axis-methods"), picture.node);
 }
 
 function paretoCard(variants) {

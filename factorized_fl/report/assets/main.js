@@ -73,8 +73,7 @@ function render() {
     return;
   }
   if (state.run === null || state.run >= doc.runs.length) state.run = mostTelling();
-  const run = doc.runs[state.run],
-    several = doc.runs.length > 1;
+  const run = doc.runs[state.run];
   const notes = [...doc.notes, ...gathered(doc.runs)];
   const picker = selector(
     "run",

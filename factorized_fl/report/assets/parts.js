@@ -185,31 +185,18 @@ const AXES = {
   bytes: { label: "sent by and to all clients", format: bytes },
   seconds: { label: "time", format: seconds },
 };
-const axisChoice = (id, redraw) => {
-  const row = el("div", { class: "row" });
-  const fill = () =>
-    row.replaceChildren(
-      "over",
-      choice(
-        id,
-        "horizontal axis",
-        [
-          ["rounds", "rounds"],
-          ["bytes", "bytes sent"],
-          ["seconds", "time"],
-        ],
-        state.axis,
-        (value) => {
-          state.axis = value;
-          fill();
-          redraw();
-          document.getElementById(`${id}-${value}`).focus();
-        },
-      ),
-    );
-  fill();
-  return row;
-};
+function axisChoice(id) {
+  const axes = [
+    ["rounds", "rounds"],
+    ["bytes", "bytes sent"],
+    ["seconds", "time"],
+  ];
+  const choose = (value) => {
+    state.axis = value;
+    render();
+  };
+  return el("div", { class: "row" }, "over", choice(id, "horizontal axis", axes, state.axis, choose));
+}
 
 function focused(run) {
   const [kind, number] = [state.focus[0], Number(state.focus.slice(2))];

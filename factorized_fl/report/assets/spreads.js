@@ -74,7 +74,7 @@ function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
   const svg = canvas(width, height, label);
   const positive = dots.map((d) => d.x).filter((v) => v > 0);
   if (!dots.length) {
-    svg.append(text(12, 30, "Nothing to show yet.", { class: "soft" }));
+    svg.append(text(12, 30, "There is nothing to show.", { class: "soft" }));
     return svg;
   }
   const least = Math.min(...positive),
