@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-network lint format clean
+.PHONY: demo test test-network lint format clean chromium
 
 demo: $(VENV)/installed
 	$(BIN)/ffl demo --resume
 
-test: $(VENV)/installed-for-test lint
+test: $(VENV)/installed-for-test lint chromium
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not gpu and not network_full"
 
 test-network: $(VENV)/installed-for-test
@@ -22,6 +22,14 @@ lint: $(VENV)/installed-for-test
 format: $(VENV)/installed-for-test
 	$(BIN)/ruff format -q .
 	$(BIN)/ruff check -q --fix .
+
+# The browser that the page is tested in: Debian's, where we may install it; elsewhere those tests are skipped.
+CHROMIUM := apt-get install -qq --no-install-recommends chromium fonts-dejavu-core
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive && \
+		{ $(CHROMIUM) || { apt-get update -qq && $(CHROMIUM); }; } >/dev/null 2>&1; } || \
+		echo "There is no Chromium and no way to install it: the tests in a browser will be skipped."
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

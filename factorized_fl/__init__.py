@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from factorized_fl.api import compare, configure, run
+from factorized_fl.api import compare, configure, report, run
 from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.methods import Method, Mixing, Server, register
@@ -23,5 +23,6 @@ __all__ = [
     "fold",
     "option",
     "register",
+    "report",
     "run",
 ]

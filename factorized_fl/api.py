@@ -13,6 +13,7 @@ from factorized_fl.federation import run as federation_run
 from factorized_fl.federation.run import Observer
 from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
 from factorized_fl.presets import find_preset
+from factorized_fl.report import write
 from factorized_fl.report.tables import Comparison
 from factorized_fl.report.tables import compare as compare_summaries
 
@@ -52,6 +53,11 @@ def default_directory(config: Config) -> Path:
     return Path("runs") / (config.preset or config.dataset) / f"{config.method}-seed{config.seed}"
 
 
+def comparison_directory(preset: str) -> Path:
+    """Where a comparison goes when nobody says."""
+    return Path("runs") / f"{Path(preset).stem}-comparison"
+
+
 def compare(
     preset: str,
     methods: Sequence[str],
@@ -68,7 +74,7 @@ def compare(
     configs = {
         (method, seed): configure(preset, method, **{**settings, "seed": seed}) for method in methods for seed in seeds
     }
-    root = Path(out) if out else Path("runs") / f"{Path(preset).stem}-comparison"
+    root = Path(out) if out else comparison_directory(preset)
     summaries: dict[str, list[Record]] = {method: [] for method in methods}
     for (method, seed), config in configs.items():
         with watch(config) if watch else nullcontext() as observer:
@@ -87,6 +93,14 @@ def compare(
     content = [asdict(row) | {"better": row.better} for row in rows]
     write_atomically(root / "comparison.json", json.dumps(content, indent=2).encode())
     return rows
+
+
+def report(
+    runs: Path | str | Sequence[Path | str], out: Path | str | None = None, baseline: Path | str | None = None
+) -> Path:
+    """Write the page of one run, or of several, or of folders of runs; returns where it is."""
+    paths = [Path(runs)] if isinstance(runs, Path | str) else [Path(run) for run in runs]
+    return write.write_report(paths, Path(out) if out else None, Path(baseline) if baseline else None)
 
 
 @dataclass(frozen=True)

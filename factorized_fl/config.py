@@ -63,12 +63,12 @@ class Config:
     def to_toml(self) -> str:
         """The configuration as TOML: flat, with the method's options in a table of their own."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "options"}
-        lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
-        lines += ["", "[options]", *(f"{name} = {_toml(value)}" for name, value in self.options.items())]
+        lines = [f"{name} = {to_toml_value(value)}" for name, value in values.items()]
+        lines += ["", "[options]", *(f"{name} = {to_toml_value(value)}" for name, value in self.options.items())]
         return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
+def to_toml_value(value: Any) -> str:
     """A value as TOML, which agrees with JSON on all we store once characters stand as themselves (but for DEL)."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")

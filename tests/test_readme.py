@@ -66,7 +66,8 @@ def test_every_command_of_the_readme_exists() -> None:
 
 
 def test_every_file_the_readme_links_to_exists() -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+    targets = re.findall(r"\]\((?!http)([^)#]+)\)", README) + re.findall(r'src="([^"]+)"', README)
+    for target in targets:
         assert (ROOT / target).exists(), target
 
 
@@ -82,3 +83,11 @@ def test_the_full_runs_seconds_are_those_of_the_results_file() -> None:
     run = json.loads(cell.read_text())
     assert (run["environment"]["device"], run["configuration"]["rounds"]) == ("NVIDIA H200", 50)
     assert f"takes {run['seconds']['rounds']:.0f} s on one H200" in README.replace("\n", " ")
+
+
+def test_the_pages_size_and_seconds_are_those_of_the_results_file() -> None:
+    small, large = json.loads((ROOT / "results" / "performance" / "report-page.json").read_text())["pages"]
+    words = README.replace("\n", " ")
+    assert (small["clients"], small["rounds"], large["clients"], large["rounds"]) == (20, 100, 200, 200)
+    assert f"has {small['megabytes']:.2f} MB and opens in {small['open_s']:.1f} s" in words
+    assert f"200 clients and 200 rounds in {large['open_s']:.1f} s" in words

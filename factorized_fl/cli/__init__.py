@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl import __version__
-from factorized_fl.cli import data, lists, model, network, reproduce, runs
+from factorized_fl.cli import data, lists, model, network, report, reproduce, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.errors import UserError
 
@@ -20,6 +20,8 @@ app = typer.Typer(
 for command in (runs.run, runs.compare, runs.demo, lists.presets, lists.methods, runs.pilot):
     app.command()(command)
 app.command()(reproduce.reproduce)
+app.command()(report.report)
+app.command()(report.watch)
 app.add_typer(data.app, name="data")
 app.command()(model.export)
 app.command()(model.predict)

@@ -1,5 +1,6 @@
 """Commands that train: run, compare, demo, pilot."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +21,10 @@ from factorized_fl.cli.common import (
     parse_words,
     resumable,
 )
+from factorized_fl.cli.report import Watch, end_with_page, page_while_running
 from factorized_fl.config import Config
 from factorized_fl.federation.build import Federation
+from factorized_fl.federation.run import Observer
 from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.report.tables import (
@@ -32,6 +35,7 @@ from factorized_fl.report.tables import (
     scenario_table,
     verdict_lines,
 )
+from factorized_fl.report.tensorboard import TensorBoardObserver
 
 
 class RunObserver(ProgressObserver):
@@ -64,19 +68,25 @@ def run(
     resume: Resume = False,
     device: Device = "auto",
     quiet: Quiet = False,
+    watch: Watch = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
 ) -> None:
     """Run one federation."""
     config = api.configure(preset, method, **parse_settings(settings))
     out = out or api.default_directory(config)
-    if quiet:
-        directory = api.run(config, out, data=data, resume=resume, device=device)
-    else:
-        with RunObserver(console, METHODS[config.method].title) as observer:
-            directory = api.run(config, out, data=data, resume=resume, device=device, observers=[observer])
+    observers: list[Observer] = []
+    with ExitStack() as stack:
+        stack.enter_context(page_while_running(out, watch))
+        if tensorboard:
+            observers.append(stack.enter_context(TensorBoardObserver(out)))
+        if not quiet:
+            observers.append(stack.enter_context(RunObserver(console, METHODS[config.method].title)))
+        directory = api.run(config, out, data=data, resume=resume, device=device, observers=observers)
     summary = directory.summary()
     assert summary is not None
     console.print(result_table(summary))
     console.print(f"Run directory: {directory.path}", highlight=False)
+    end_with_page(directory.path)
 
 
 @resumable()
@@ -90,21 +100,25 @@ def compare(
     resume: Resume = False,
     device: Device = "auto",
     quiet: Quiet = False,
+    watch: Watch = False,
 ) -> None:
     """Run several methods over several seeds and compare them."""
     numbers = parse_numbers("--seeds", seeds)
-    rows = api.compare(
-        preset,
-        parse_words(methods),
-        numbers,
-        out,
-        data=data,
-        resume=resume,
-        device=device,
-        watch=None if quiet else _watch,
-        **parse_settings(settings),
-    )
+    out = out or api.comparison_directory(preset)
+    with page_while_running(out, watch):
+        rows = api.compare(
+            preset,
+            parse_words(methods),
+            numbers,
+            out,
+            data=data,
+            resume=resume,
+            device=device,
+            watch=None if quiet else _watch,
+            **parse_settings(settings),
+        )
     _print_comparison(rows, f"{preset}, {len(numbers)} seed{'s' if len(numbers) > 1 else ''}")
+    end_with_page(out)
 
 
 @resumable()
@@ -112,22 +126,18 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Directory of the comparison.")] = Path("runs/demo"),
     settings: Setting = None,
     resume: Resume = False,
+    watch: Watch = False,
 ) -> None:
     """Watch a personalised federation train on embedded data: four methods compared, no download."""
     console.print(
         "Twelve clients hold handwritten digits, drawn shapes or textures; each numbers its classes in its own way.\n"
         "Nobody shares images or labels. Does training together help?\n"
     )
-    rows = api.compare(
-        "demo",
-        ["stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta"],
-        [1],
-        out,
-        resume=resume,
-        watch=_watch,
-        **parse_settings(settings),
-    )
+    methods = ["stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta"]
+    with page_while_running(out, watch):
+        rows = api.compare("demo", methods, [1], out, resume=resume, watch=_watch, **parse_settings(settings))
     _print_comparison(rows, "Accuracy of every client's own model on its own test images")
+    end_with_page(out)
 
 
 @resumable()

@@ -1,13 +1,14 @@
 """The communication ledger: numbers sent, bytes as really serialised, and what the paper's formula counts."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from factorized_fl.federation.build import Federation
-from factorized_fl.federation.payload import measure, occupied
+from factorized_fl.federation.payload import data_bytes, measure, occupied
+from factorized_fl.nn import Role
 
 BYTES_PER_NUMBER = 4
 
@@ -18,9 +19,11 @@ class Load:
 
     parameters: int = 0
     bytes: int = 0
+    roles: Mapping[str, int] = field(default_factory=dict)  # bytes of the numbers by role; the rest is the header
 
     def __mul__(self, times: int) -> "Load":
-        return Load(self.parameters * times, self.bytes * times)
+        roles = {role: count * times for role, count in self.roles.items()}
+        return Load(self.parameters * times, self.bytes * times, roles)
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,10 @@ class Traffic:
     down_bytes: int = 0
     up_formula: int = 0
     down_formula: int = 0
+    up_roles: Mapping[str, int] = field(default_factory=dict)
+    down_roles: Mapping[str, int] = field(default_factory=dict)
 
-    def record(self) -> dict[str, int]:
+    def record(self) -> dict[str, Any]:
         """For the metrics."""
         return asdict(self)
 
@@ -42,8 +47,8 @@ class Traffic:
 class Payloads:
     """What several clients send or are sent, tensor by tensor, until it is all measured."""
 
-    def __init__(self, clients: Sequence[int]) -> None:
-        self.clients = clients
+    def __init__(self, clients: Sequence[int], role_of: Mapping[str, Role]) -> None:
+        self.clients, self.role_of = clients, role_of
         self.entries: list[tuple[str, tuple[int, ...], torch.dtype, list[int]]] = []
 
     def add(self, name: str, rows: torch.Tensor) -> None:
@@ -56,8 +61,15 @@ class Payloads:
         found = {}
         for row, k in enumerate(self.clients):
             shapes = {name: (shape, dtype, nonzero[row]) for name, shape, dtype, nonzero in self.entries}
-            found[k] = Load(*measure(shapes)) * (1 if copies is None else int(copies[k]))
+            found[k] = Load(*measure(shapes), self._by_role(row)) * (1 if copies is None else int(copies[k]))
         return found
+
+    def _by_role(self, row: int) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for name, shape, dtype, nonzero in self.entries:
+            kind = self.role_of[name].kind if name in self.role_of else name
+            sizes[kind] = sizes.get(kind, 0) + data_bytes(shape, dtype, nonzero[row])
+        return sizes
 
 
 def upload_loads(federation: Federation, clients: Sequence[int]) -> dict[int, Load]:
@@ -65,7 +77,7 @@ def upload_loads(federation: Federation, clients: Sequence[int]) -> dict[int, Lo
     method, state = federation.method, federation.state
     if not federation.shared or not clients:
         return dict.fromkeys(clients, Load())
-    sent = Payloads(clients)
+    sent = Payloads(clients, federation.roles)
     for name, stacked in state.common.items():
         if name in federation.shared:
             sent.add(name, stacked[list(clients)])
@@ -85,6 +97,8 @@ def traffic(federation: Federation, k: int, down: Load, up: Load | None) -> Traf
         down_bytes=down.bytes,
         up_formula=cost.up if up else 0,
         down_formula=cost.down,
+        up_roles=up.roles if up else {},
+        down_roles=down.roles,
     )
 
 

@@ -95,13 +95,25 @@ def occupied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _form(count: int, nonzero: int, dtype: torch.dtype) -> str:
+    costs = _costs(count, nonzero, dtype)
+    return min(costs, key=lambda form: costs[form])
+
+
+def _costs(count: int, nonzero: int, dtype: torch.dtype) -> dict[str, int]:
     size = dtype.itemsize
-    costs = {
+    return {
         "dense": count * size,
         "mask": math.ceil(count / 8) + nonzero * size + _ENTRY,
         "index": nonzero * (_index_type(count).itemsize + size) + _ENTRY,
     }
-    return min(costs, key=lambda form: costs[form])
+
+
+@lru_cache(maxsize=4096)
+def data_bytes(shape: tuple[int, ...], dtype: torch.dtype, nonzero: int) -> int:
+    """Bytes of one tensor's numbers in a payload, without its entry in the header."""
+    count = math.prod(shape)
+    form = _form(count, nonzero, dtype)
+    return _costs(count, nonzero, dtype)[form] - (0 if form == "dense" else _ENTRY)
 
 
 def _index_type(count: int) -> torch.dtype:

@@ -49,7 +49,7 @@ def download(
     mixing = federation.method.mix(server)
     there = partial(torch.tensor, dtype=torch.int64, device=next(iter(stack.values())).device)
     places, answering = there(list(clients)), there([row for row, client in enumerate(chosen) if client in clients])
-    sent = Payloads(chosen)
+    sent = Payloads(chosen, federation.roles)
     for name, mixed in mixed_rows(mixing, server):
         stacked = stack[name]
         sent.add(name, mixed)

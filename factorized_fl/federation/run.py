@@ -12,6 +12,7 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.errors import UserError
+from factorized_fl.federation.analysis import analyse, trace
 from factorized_fl.federation.build import Federation, build_federation, build_scenario_of
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import summarise_traffic
@@ -91,6 +92,7 @@ def _go_on(federation: Federation, directory: RunDirectory, done: int, observers
         records, mixing = run_round(federation, round, partial(_client_done, observers, round))
         if mixing is not None:
             directory.save_mixing(round, mixing)
+        directory.save_trace(round, trace(federation))
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
         directory.append("timing.jsonl", [{"round": round, "seconds": now - began}])
@@ -106,6 +108,7 @@ def _go_on(federation: Federation, directory: RunDirectory, done: int, observers
             if not due:
                 directory.save_checkpoint(round, federation.tensors)
             raise
+    directory.save_analysis(analyse(federation))
     directory.save_summary(summarise(directory))
 
 

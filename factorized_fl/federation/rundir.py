@@ -5,8 +5,11 @@ environment.json       versions, machine, commit
 metrics.jsonl          one line per round and client, append-only
 timing.jsonl           one line per round: seconds (apart, because metrics of equal runs are equal)
 mixing/round-N.safetensors   mixing and similarity matrices of round N
+traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
 checkpoint.safetensors       everything needed to go on
+analysis.json          confusion matrices, written at the end
 summary.json           written when the run is complete
+report.html            the page, which reads all of the above
 """
 
 import errno
@@ -129,7 +132,7 @@ class RunDirectory:
         for name in ("metrics.jsonl", "timing.jsonl"):
             kept = [record for record in self._records(name) if record["round"] <= round]
             write_atomically(self.path / name, "".join(_line(record) for record in kept).encode())
-        for path in (self.path / "mixing").glob("round-*.safetensors"):
+        for path in [path for kind in ("mixing", "traces") for path in (self.path / kind).glob("round-*.safetensors")]:
             if int(path.stem.removeprefix("round-")) > round:
                 path.unlink()
 
@@ -147,9 +150,16 @@ class RunDirectory:
         tensors = {"matrix": mixing.matrix} | {f"state.{name}": tensor for name, tensor in mixing.state.items()}
         if mixing.similarity is not None:
             tensors["similarity"] = mixing.similarity
-        path = self.path / "mixing" / f"round-{round:04d}.safetensors"
+        path = self._round_file("mixing", round)
         # Cloned, for a matrix and the method's memory may be one and the same tensor.
         write_atomically(path, safetensors.torch.save({name: t.cpu().clone() for name, t in tensors.items()}))
+
+    def save_trace(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep what there is to see of the factors."""
+        if tensors:
+            with plain_errors(self.path):
+                (self.path / "traces").mkdir(exist_ok=True)
+            write_atomically(self._round_file("traces", round), safetensors.torch.save(dict(tensors)))
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, torch.Tensor], **tags: str) -> None:
         """Replace the checkpoint. Tensors are streamed to disk: no second copy of the state is made."""
@@ -163,6 +173,10 @@ class RunDirectory:
             except (OSError, SafetensorError):
                 temporary.unlink(missing_ok=True)
                 raise
+
+    def save_analysis(self, analysis: Mapping[str, Any]) -> None:
+        """Keep what was looked at once, at the end."""
+        write_atomically(self.path / "analysis.json", json.dumps(analysis).encode())
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """Mark the run complete."""
@@ -215,7 +229,10 @@ class RunDirectory:
 
     def mixing(self, round: int) -> dict[str, torch.Tensor]:
         """The matrices of a round: `matrix`, `similarity` where the method has one, `state.*` what it remembered."""
-        return safetensors.torch.load_file(self.path / "mixing" / f"round-{round:04d}.safetensors")
+        return safetensors.torch.load_file(self._round_file("mixing", round))
+
+    def _round_file(self, kind: str, round: int) -> Path:
+        return self.path / kind / f"round-{round:04d}.safetensors"
 
     def summary(self) -> Record | None:
         """The summary, if the run is complete."""

@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress, tables, and later the page."""
+"""What a person sees of a run: progress, tables, the page, figures."""

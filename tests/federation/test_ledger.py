@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from factorized_fl.errors import UserError
 from factorized_fl.federation.ledger import formula_bytes, summarise_traffic
-from factorized_fl.federation.payload import decode, encode, measure, occupied
+from factorized_fl.federation.payload import data_bytes, decode, encode, measure, occupied
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.methods import METHODS
 from tests.tiny import tiny_federation
@@ -38,6 +38,8 @@ def test_payload_round_trips_exactly_and_is_as_long_as_measured(shapes, density,
         assert back[name].shape == tensor.shape
         assert torch.equal(back[name], tensor)
     assert len(content) == sizes(tensors)[1]
+    numbers = sum(data_bytes(tuple(t.shape), t.dtype, int(occupied(t).sum())) for t in tensors.values())
+    assert len(content) == 8 + int.from_bytes(content[:8], "little") + numbers  # a header, and the numbers by tensor
 
 
 def test_minus_zero_and_nan_survive() -> None:

@@ -24,8 +24,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def contents(directory: Path) -> dict[str, bytes]:
     """Everything that must be equal between equal runs."""
-    names = ["metrics.jsonl", "summary.json", "config.toml", "clients.json", "checkpoint.safetensors"]
-    names += sorted(str(path.relative_to(directory)) for path in (directory / "mixing").iterdir())
+    names = ["metrics.jsonl", "summary.json", "config.toml", "clients.json", "checkpoint.safetensors", "analysis.json"]
+    names += sorted(str(path.relative_to(directory)) for path in directory.glob("*/round-*"))
     return {name: (directory / name).read_bytes() for name in names}
 
 

@@ -1,0 +1,39 @@
+"""The README's pictures of the report page, from a finished `ffl demo`.
+
+    ffl demo --out runs/demo && python benchmarks/report_screens.py runs/demo
+
+Writes docs/report-desktop.png and docs/report-phone.png.
+"""
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from factorized_fl.report.write import write_report
+
+
+def main() -> None:
+    page = write_report([Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        desktop = browser.new_page(viewport={"width": 1180, "height": 1240}, color_scheme="light")
+        desktop.goto(page.resolve().as_uri())
+        save(desktop.screenshot(), "docs/report-desktop.png")
+        phone = browser.new_page(viewport={"width": 390, "height": 1160}, color_scheme="dark")
+        phone.goto(page.resolve().as_uri())
+        phone.locator("#matrix").evaluate("node => node.closest('section').scrollIntoView()")
+        save(phone.screenshot(), "docs/report-phone.png")
+        browser.close()
+
+
+def save(content: bytes, path: str) -> None:
+    """256 colours are plenty for a page, and a third of the bytes."""
+    Image.open(io.BytesIO(content)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What a run keeps for those who want to look inside it: cheap beside a round, and nothing depends on it."""
+
+from typing import Any
+
+import torch
+
+from factorized_fl.engine.reference import ReferenceEngine
+from factorized_fl.federation.build import Federation
+from factorized_fl.federation.mixing import cosine
+from factorized_fl.methods import Tensors
+
+
+def trace(federation: Federation) -> Tensors:
+    """How the factors stand at the end of a round: nothing for a method without them.
+
+    `cosine.u`, `cosine.v`: [K, K] of the last factorised layer before the classifier (the paper's u^{L-1}, v^{L-1});
+    a client that has not trained yet is like nobody (nan). `mu`: [K, L], the share of each layer's mu that counts at
+    test time.
+    """
+    found: Tensors = {}
+    for kind in ("u", "v"):
+        names = _names(federation, kind, head=False)
+        if names:
+            similarity = cosine(federation.state.common[names[-1]].flatten(1)).float()
+            similarity[~federation.received] = similarity[:, ~federation.received] = torch.nan
+            found[f"cosine.{kind}"] = similarity
+    if layers := _names(federation, "mu"):
+        threshold = getattr(federation.method, "sparsity", 0.0)
+        found["mu"] = torch.stack([_kept(federation, name, threshold) for name in layers], dim=1).cpu()
+    return found
+
+
+def _names(federation: Federation, kind: str, head: bool = True) -> list[str]:
+    return [name for name, role in federation.roles.items() if role.kind == kind and (head or not role.head)]
+
+
+def _kept(federation: Federation, name: str, threshold: float) -> torch.Tensor:
+    """Share of the numbers that are not zero and reach the threshold, per client."""
+    common, own = federation.state.common, federation.state.own
+    groups = [common[name]] if name in common else [tensors[name][None] for tensors in own]
+    counts = [((mu != 0) & (mu.abs() >= threshold)).flatten(1).sum(1) / mu[0].numel() for mu in groups]
+    return torch.cat(counts)
+
+
+def analyse(federation: Federation) -> dict[str, Any]:
+    """At the end of a run: every client's confusion matrix in its own classes, and the names of mu's layers.
+
+    The reference engine's model makes the predictions, in float32; an engine of lower precision may have judged single
+    images otherwise.
+    """
+    engine = getattr(federation.engine, "reference", federation.engine)
+    assert isinstance(engine, ReferenceEngine)
+    last = federation.config.rounds
+    confusion = [
+        engine.confusion(last, k, federation.state, federation.start).tolist() if federation.received[k] else None
+        for k in range(len(federation.state))
+    ]
+    layers = [name.split(".parametrizations.")[0] for name in _names(federation, "mu")]
+    return {"confusion": confusion, "mu_layers": layers}

@@ -1,0 +1,195 @@
+// Several runs side by side.
+
+function comparisonPart() {
+  const { variants, reference, headline, downloads } = doc.comparison;
+  const best = Math.max(...variants.map((v) => v.accuracy ?? -1));
+  const top = el(
+    "section",
+    { class: "card", id: "comparison" },
+    el("h1", {}, headline),
+    comparisonTable(variants, best),
+    fileButtons(downloads),
+  );
+  if (reference !== null)
+    top.append(
+      soft(
+        "helped and harmed: clients whose difference from their own Stand-Alone model exceeds two standard errors " +
+          "of their tests. Bytes and seconds are those of one run.",
+      ),
+    );
+  return [top, differencesCard(variants), curvesCard(variants), paretoCard(variants)].filter(Boolean);
+}
+
+function comparisonTable(variants, best) {
+  const number = (name, show) => ({
+    title: name.title,
+    value: (v) => v[name.key],
+    show: (v) => (v[name.key] === null ? "–" : show(v[name.key], v)),
+  });
+  const columns = [
+    {
+      title: "method",
+      words: true,
+      value: (v) => v.label,
+      show: (v) => v.label + (v.complete ? "" : " (not finished)"),
+    },
+    number({ title: "accuracy", key: "accuracy" }, (x) => percent(x, 2)),
+    number({ title: "helped", key: "helped" }, (x) =>
+      el("span", { class: x ? "helped" : null }, `${x ? "▲ " : ""}${x}`),
+    ),
+    number({ title: "harmed", key: "harmed" }, (x) =>
+      el("span", { class: x ? "harmed" : null }, `${x ? "▼ " : ""}${x}`),
+    ),
+    number({ title: "beat Stand-Alone", key: "better" }, (x, v) => `${x} of ${v.compared}`),
+    number({ title: "±\u00a0clients", key: "client_spread" }, (x) => (100 * x).toFixed(2)),
+    number({ title: "±\u00a0seeds", key: "seed_spread" }, (x) => (100 * x).toFixed(2)),
+    number({ title: "up", key: "up" }, bytes),
+    number({ title: "down", key: "down" }, bytes),
+    number({ title: "time", key: "seconds" }, seconds),
+  ];
+  return sortableTable("methods", columns, variants, { mark: (v) => (v.accuracy === best ? "best" : null) });
+}
+
+function differencesCard(variants) {
+  const { differences, reference } = doc.comparison,
+    able = Object.keys(differences);
+  if (!able.length || variants.length < 2) return null;
+  const base = able.includes(state.reference) ? state.reference : String(reference ?? able[0]);
+  const rows = variants.flatMap((v, i) => {
+    const found = differences[base][i];
+    if (!found || !found.length) return [];
+    const run = doc.runs[v.runs[0]];
+    const dots = found.map(([k, value, error, word]) => ({
+      value,
+      error,
+      word,
+      tell: `${v.label}, ${nameOf(run, k)}\n${points(value)} points ± ${(200 * error).toFixed(1)}: ${word}`,
+    }));
+    return [{ name: v.label, dots, mean: mean(dots.map((d) => d.value)) }];
+  });
+  if (!rows.length) return null;
+  const picture = figure(
+    "paired-differences",
+    "One dot per client, with two standard errors; the upright line is the mean. " +
+      "▲ better and ▼ worse by more than that; grey dots: the tests cannot tell.",
+    (width) =>
+      strips(width, {
+        label: `Difference of every client from ${variants[base].label}`,
+        rows,
+        axis: `points of accuracy against ${variants[base].label}`,
+      }),
+    () => rows.length * 46 + 46,
+  );
+  return card(
+    "Client by client",
+    el(
+      "div",
+      { class: "row" },
+      selector(
+        "reference",
+        "Difference from",
+        [{ options: able.map((i) => [i, variants[i].label]) }],
+        base,
+        (value) => {
+          state.reference = value;
+          render();
+        },
+      ),
+    ),
+    picture.node,
+  );
+}
+
+function curvesCard(variants) {
+  const series = () =>
+    variants.map((v, i) => {
+      const runs = v.runs.map((r) => doc.runs[r]).filter((run) => run.curves.up.length),
+        rounds = Math.min(...runs.map((run) => run.curves.up.length));
+      const each = runs.map((run) => {
+        const xs = axisOf(run);
+        return {
+          xs,
+          means: xs.map((_, r) =>
+            mean(
+              curvesOf(run)
+                .map((known) => known[r])
+                .filter((value) => value !== null),
+            ),
+          ),
+        };
+      });
+      const points = Array.from({ length: Number.isFinite(rounds) ? rounds : 0 }, (_, r) => [
+        mean(each.map((one) => one.xs[r])),
+        mean(each.map((one) => one.means[r])),
+      ]);
+      return {
+        name: v.label,
+        color: colour(i),
+        dash: dash(i),
+        points: points.filter(([x, y]) => Number.isFinite(x) && y !== null),
+      };
+    });
+  const picture = figure(
+    "accuracy-of-methods",
+    null,
+    (width) =>
+      lineChart(width, {
+        label: "Mean accuracy of each method",
+        series: series(),
+        x: AXES[state.axis],
+        y: { format: (v, full) => percent(v, full ? 1 : 0), least: 0, most: 1 },
+      }),
+    () => 300,
+  );
+  return card("Accuracy", soft("Mean over clients and seeds."), axisChoice("axis-methods"), picture.node);
+}
+
+function paretoCard(variants) {
+  const dots = (x, show) =>
+    variants.flatMap((v, i) =>
+      v.accuracy === null || x(v) === null
+        ? []
+        : [
+            {
+              name: v.label,
+              x: x(v),
+              y: v.accuracy,
+              spread: v.seed_spread,
+              color: colour(i),
+              tell: `${v.label}\n${percent(v.accuracy, 2)}, ${show(x(v))}`,
+            },
+          ],
+    );
+  const chart = (name, label, x, show, logarithmic) =>
+    figure(
+      name,
+      null,
+      (width) =>
+        scatter(width, {
+          label,
+          dots: dots(x, show),
+          x: { format: (v) => show(v).replace(".0 ", " "), label },
+          y: { format: (v) => percent(v, 1) },
+          logarithmic,
+        }),
+      () => 320,
+    ).node;
+  return card(
+    "What it costs",
+    soft(
+      "Up and left is better. The dashed line joins the methods that no other beats in both. Bars: spread over seeds.",
+    ),
+    el(
+      "div",
+      { class: "pair" },
+      chart(
+        "accuracy-against-bytes",
+        "bytes sent, both ways, one run",
+        (v) => (v.up === null ? null : v.up + v.down),
+        bytes,
+        true,
+      ),
+      chart("accuracy-against-time", "time of one run", (v) => v.seconds, seconds, false),
+    ),
+  );
+}

@@ -1,0 +1,116 @@
+// Inside the models, and what the run was: sparsity, confusion, configuration.
+
+function sparsityCard(run) {
+  const { layers, rounds, kept } = run.mu,
+    picture = figure(
+      `${run.method}-mu`,
+      null,
+      (width) =>
+        heatMap(width, {
+          label: "Share of mu that counts, by layer and round",
+          rows: layers.length,
+          columns: rounds.length,
+          rowNames: layers,
+          columnNames: rounds.map(String),
+          value: (r, c) => kept[c][r],
+          tell: (r, c) => `${layers[r]}, after round ${rounds[c]}\n${percent(kept[c][r])} of mu counts`,
+          note: (r, c) => (kept[c][r] === null ? null : percent(kept[c][r], 0)),
+          columnTitle: "after round",
+          scale: ["0%", "100%"],
+        }),
+      () => 200,
+    );
+  const last = kept.at(-1).filter((v) => v !== null);
+  return card(
+    "Sparsity of mu",
+    soft(
+      "The share of each layer's mu that is not zero and reaches the threshold at test time, mean over clients. " +
+        `At the end ${percent(Math.min(...last))} to ${percent(Math.max(...last))} by layer.`,
+    ),
+    picture.node,
+  );
+}
+
+function confusionCard(run) {
+  const able = run.confusion.flatMap((counts, k) => (counts ? [k] : [])),
+    { client, members } = focused(run);
+  const first = able.find((k) => members.includes(k)) ?? able[0];
+  const k = able.includes(client)
+    ? client
+    : able.includes(state.confusion) && members.includes(state.confusion)
+      ? state.confusion
+      : first;
+  const names = run.clients[k].classes,
+    size = names.length,
+    counts = run.confusion[k],
+    row = (r) => counts.slice(r * size, (r + 1) * size).reduce((a, b) => a + b, 0);
+  const right = names.reduce((sum, _, c) => sum + counts[c * size + c], 0),
+    reported = run.final.find((f) => f.client === k);
+  const picture = figure(
+    `${run.method}-confusion-${k + 1}`,
+    null,
+    (width) =>
+      heatMap(width, {
+        label: `Confusion matrix of ${nameOf(run, k)}`,
+        rows: size,
+        columns: size,
+        rowNames: names,
+        columnNames: names,
+        rowTitle: "true class",
+        columnTitle: "predicted class",
+        most: 440,
+        value: (r, c) => (row(r) ? counts[r * size + c] / row(r) : null),
+        note: (r, c) => String(counts[r * size + c] || ""),
+        tell: (r, c) => `${names[r]} taken for ${names[c]}\n${counts[r * size + c]} of ${row(r)}`,
+        scale: ["0% of the true class", "100%"],
+      }),
+    (width) => Math.min(width, 520),
+  );
+  const odd =
+    reported && reported.correct !== right
+      ? soft(
+          `These predictions were made in float32: ${right} of ${reported.total} are right here, ` +
+            `${reported.correct} in the run's own evaluation.`,
+        )
+      : null;
+  return card(
+    "What is taken for what",
+    el(
+      "div",
+      { class: "row" },
+      selector(
+        "confusion",
+        "Client",
+        [{ options: able.map((i) => [String(i), nameOf(run, i)]) }],
+        String(k),
+        (value) => {
+          state.confusion = Number(value);
+          if (focused(run).client !== null) state.focus = `c:${value}`;
+          render();
+        },
+      ),
+    ),
+    soft("At the end of the run, in the client's own class names."),
+    odd,
+    picture.node,
+  );
+}
+
+function settingsCard(run) {
+  return card(
+    "Configuration",
+    run.command
+      ? [soft("This makes the run again:"), command("copy-command", run.command)]
+      : soft("The configuration is missing or not valid, so there is no command that makes this run again."),
+    run.config.length
+      ? el(
+          "details",
+          { id: "settings" },
+          el("summary", {}, "All settings"),
+          facts(run.config),
+          run.options.length ? [el("h3", {}, `Options of ${run.title}`), facts(run.options)] : null,
+        )
+      : null,
+    run.environment.length ? el("details", {}, el("summary", {}, "Environment"), facts(run.environment)) : null,
+  );
+}

@@ -1,0 +1,213 @@
+// What every part of the page is made of: what the reader has chosen, tables, controls.
+
+let doc = JSON.parse(document.getElementById("document").textContent);
+const state = {
+  run: null,
+  focus: "all",
+  axis: "rounds",
+  matrix: "mixing",
+  round: null,
+  confusion: null,
+  reference: null,
+  sort: {},
+  open: {},
+};
+
+const card = (title, ...children) => el("section", { class: "card" }, title ? el("h2", {}, title) : null, ...children);
+const soft = (...words) => el("p", { class: "soft" }, ...words);
+
+function selector(id, label, groups, chosen, choose) {
+  const option = ([value, words]) => el("option", { value, selected: value === chosen }, words);
+  const inside = groups.map(({ name, options }) =>
+    name ? el("optgroup", { label: name }, options.map(option)) : options.map(option),
+  );
+  return el("label", {}, label, el("select", { id, on: { change: (event) => choose(event.target.value) } }, inside));
+}
+
+function choice(id, label, options, chosen, choose) {
+  const button = ([value, words]) =>
+    el(
+      "button",
+      {
+        type: "button",
+        id: `${id}-${value}`,
+        "aria-pressed": String(value === chosen),
+        on: { click: () => choose(value) },
+      },
+      words,
+    );
+  return el("div", { class: "choice", role: "group", "aria-label": label }, options.map(button));
+}
+
+function copyButton(id, words) {
+  const button = el("button", { type: "button", id }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(words);
+    } catch {
+      const area = el("textarea", {}, words); // where the clipboard is not to be had, as on some file:// pages
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    button.textContent = "Copied";
+    setTimeout(() => {
+      button.textContent = "Copy";
+    }, 1500);
+  });
+  return button;
+}
+const command = (id, words) => el("div", { class: "row" }, el("pre", {}, words), copyButton(id, words));
+
+const TYPES = { csv: "text/csv", md: "text/markdown", tex: "application/x-tex" };
+const KINDS = { csv: "CSV", md: "Markdown", tex: "LaTeX" };
+function fileButtons(files) {
+  const button = ([name, content]) => {
+    const kind = name.split(".").at(-1),
+      each = name.endsWith("-clients.csv");
+    return el(
+      "button",
+      { type: "button", "data-file": name, on: { click: () => save(name, content, TYPES[kind]) } },
+      each ? "CSV, every client" : KINDS[kind],
+    );
+  };
+  return el("div", { class: "row small" }, el("span", { class: "soft" }, "Save as"), Object.entries(files).map(button));
+}
+
+// columns: [{title, words, value(row), show(row)}]; a click on a heading sorts, a second one turns the order round.
+const FEW = 24;
+function sortableTable(id, columns, rows, { mark } = {}) {
+  const holder = el("div", { class: "wide" }),
+    more = el("button", { type: "button", class: "small", id: `${id}-more` });
+  const refill = () => {
+    const { column = null, down = false } = state.sort[id] || {};
+    const sorted = [...rows];
+    if (column !== null) {
+      const value = columns[column].value;
+      sorted.sort((a, b) => {
+        const x = value(a),
+          y = value(b);
+        if (x === null || y === null) return (x === null) - (y === null);
+        return (typeof x === "string" ? x.localeCompare(y, undefined, { numeric: true }) : x - y) * (down ? -1 : 1);
+      });
+    }
+    const heading = (one, i) => {
+      const order = i === column ? (down ? "descending" : "ascending") : "none";
+      const act = () => {
+        state.sort[id] = { column: i, down: i === column ? !down : !one.words };
+        refill();
+        holder.querySelectorAll("th button")[i].focus();
+      };
+      return el(
+        "th",
+        { scope: "col", class: one.words ? "words" : null, "aria-sort": order },
+        el("button", { type: "button", on: { click: act } }, one.title),
+      );
+    };
+    const body = (state.open[id] ? sorted : sorted.slice(0, FEW)).map((row) =>
+      el(
+        "tr",
+        { class: mark && mark(row) },
+        columns.map((one) => el("td", { class: one.words ? "words" : null }, one.show(row))),
+      ),
+    );
+    holder.replaceChildren(
+      el("table", { id }, el("thead", {}, el("tr", {}, columns.map(heading))), el("tbody", {}, body)),
+    );
+    more.hidden = rows.length <= FEW;
+    more.textContent = state.open[id] ? `Show ${FEW} only` : `Show all ${rows.length}`;
+  };
+  more.addEventListener("click", () => {
+    state.open[id] = !state.open[id];
+    refill();
+  });
+  refill();
+  return el("div", {}, holder, more);
+}
+
+const facts = (rows) =>
+  el(
+    "div",
+    { class: "wide" },
+    el(
+      "table",
+      { class: "facts" },
+      el(
+        "tbody",
+        {},
+        rows.map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, value))),
+      ),
+    ),
+  );
+// A triangle up for helped, down for harmed, a dot for neither: told by shape as well as by colour.
+function verdictMark(x, y, r, word) {
+  const style = { fill: WORDS[word][2], "fill-opacity": 0.9 };
+  if (word === "no difference") return draw("circle", { cx: x, cy: y, r, style });
+  const tip = word === "helped" ? -1.3 * r : 1.3 * r;
+  const corners = [
+    [x, y + tip],
+    [x - 1.2 * r, y - 0.75 * tip],
+    [x + 1.2 * r, y - 0.75 * tip],
+  ];
+  return draw("path", { d: pathOf(corners) + "Z", style });
+}
+const verdictWord = (word) => el("span", { class: WORDS[word][1] }, `${WORDS[word][0]} ${word}`);
+
+// -- a run's numbers
+
+// Accuracy of client k after each round, carried forward from its last test; null before the first.
+function curvesOf(run) {
+  if (!run.known) {
+    const raw = decode(run.curves.accuracy),
+      shares = new Uint16Array(raw.buffer, 0, raw.length / 2),
+      rounds = run.curves.up.length;
+    run.known = run.clients.map((_, k) => {
+      let last = null;
+      return Array.from({ length: rounds }, (_, r) => {
+        const value = shares[k * rounds + r];
+        return (last = value === 65535 ? last : value / 10000);
+      });
+    });
+  }
+  return run.known;
+}
+
+// The horizontal axis as chosen: rounds, bytes of all clients so far, or seconds so far.
+function axisOf(run) {
+  const rounds = run.curves.up.map((_, r) => r + 1);
+  if (state.axis === "bytes") return running(run.curves.up.map((up, r) => up + run.curves.down[r]));
+  if (state.axis === "seconds") return run.curves.seconds.includes(null) ? [] : running(run.curves.seconds);
+  return rounds;
+}
+const AXES = {
+  rounds: { label: "round", format: (v) => (Number.isInteger(v) ? String(v) : ""), tell: (v) => `after round ${v}` },
+  bytes: { label: "sent by and to all clients", format: bytes },
+  seconds: { label: "time", format: seconds },
+};
+function axisChoice(id) {
+  const axes = [
+    ["rounds", "rounds"],
+    ["bytes", "bytes sent"],
+    ["seconds", "time"],
+  ];
+  const choose = (value) => {
+    state.axis = value;
+    render();
+  };
+  return el("div", { class: "row" }, "over", choice(id, "horizontal axis", axes, state.axis, choose));
+}
+
+function focused(run) {
+  const [kind, number] = [state.focus[0], Number(state.focus.slice(2))];
+  if (kind === "d" && number < run.domains.length)
+    return { domain: number, client: null, members: run.clients.flatMap((c, k) => (c.domain === number ? [k] : [])) };
+  if (kind === "c" && number < run.clients.length)
+    return { domain: run.clients[number].domain, client: number, members: [number] };
+  return { domain: null, client: null, members: run.clients.map((_, k) => k) };
+}
+const nameOf = (run, k) => run.clients[k].name;
+const labelOf = (run, k) => {
+  const tail = nameOf(run, k).match(/^client (\d+)$/);
+  return tail ? tail[1] : nameOf(run, k);
+};

@@ -1,0 +1,163 @@
+// Did federation help? In words, as counts, and client by client.
+
+function verdictCard(run) {
+  const { client, members } = focused(run),
+    judged = run.verdicts.filter((v) => members.includes(v.client));
+  const card = el("section", { class: "card", id: "verdict" });
+  card.append(doc.comparison ? el("h2", {}, run.headline) : el("h1", {}, run.headline));
+  if (run.verdicts.length) card.append(countsBar(run.verdicts));
+  if (run.baseline)
+    card.append(
+      soft(
+        `${run.baseline} A client counts as helped or harmed when the difference exceeds two standard errors, ` +
+          "which come from the number of its test images; by chance alone about one client in twenty would.",
+      ),
+    );
+  if (!run.verdicts.length && run.baseline_command && run.method !== "stand-alone") {
+    card.append(
+      soft(
+        "There is no Stand-Alone run of these clients to compare with. " +
+          "This makes one; then write the report again with --baseline DIR:",
+      ),
+      command("copy-baseline", run.baseline_command),
+    );
+  }
+  card.append(el("div", { class: "row" }, focusSelector(run)));
+  if (client !== null) card.append(clientWords(run, client));
+  if (judged.length) card.append(verdictTable(run, judged));
+  else if (run.final.length)
+    card.append(
+      resultTable(
+        run,
+        run.final.filter((f) => members.includes(f.client)),
+      ),
+    );
+  card.append(fileButtons(run.downloads));
+  return card;
+}
+
+function countsBar(verdicts) {
+  const count = (word) => verdicts.filter((v) => v.word === word).length;
+  const block = (word, words) =>
+    count(word)
+      ? el(
+          "div",
+          { class: WORDS[word][1], style: { flex: `${count(word)} 1 0` } },
+          `${WORDS[word][0]} ${count(word)} ${words}`,
+        )
+      : null;
+  return el(
+    "div",
+    {
+      class: "counts",
+      role: "img",
+      "aria-label": ["helped", "no difference", "harmed"].map((word) => `${word}: ${count(word)}`).join(", "),
+    },
+    block("helped", "helped"),
+    block("no difference", "no difference"),
+    block("harmed", "harmed"),
+  );
+}
+
+function focusSelector(run) {
+  const domains = run.domains.map((name, d) => [`d:${d}`, name || "no domain"]);
+  const groups = [
+    { options: [["all", `all ${run.clients.length} clients`]] },
+    ...(domains.length > 1 ? [{ name: "domains", options: domains }] : []),
+    {
+      name: "clients",
+      options: run.clients.map((c, k) => [
+        `c:${k}`,
+        domains.length > 1 ? `${c.name} (${run.domains[c.domain]})` : c.name,
+      ]),
+    },
+  ];
+  return selector("focus", "Look at", groups, state.focus, (value) => {
+    state.focus = value;
+    render();
+  });
+}
+
+function clientWords(run, k) {
+  const v = run.verdicts.find((one) => one.client === k),
+    f = run.final.find((one) => one.client === k);
+  const lines = [];
+  if (v)
+    lines.push(
+      `${nameOf(run, k)}: ${percent(v.together)} right with federation, ${percent(v.alone)} alone. ` +
+        `${points(v.difference)} points ± ${(200 * v.error).toFixed(1)}: ` +
+        (v.word === "no difference" ? "no difference that its test could show." : `${v.word}.`),
+    );
+  else if (f) lines.push(`${nameOf(run, k)}: ${percent(f.accuracy)} right (${f.correct} of ${f.total}).`);
+  const row = learnedFrom(run, k);
+  if (row) lines.push(row);
+  return el(
+    "p",
+    { id: "client-words" },
+    lines.map((words) => [words, el("br")]),
+  );
+}
+
+function learnedFrom(run, k) {
+  const mixing = run.matrices.mixing;
+  if (!mixing) return null;
+  const at = nearest(mixing.rounds),
+    weights = matrixAt(run, "mixing", at);
+  const sources = run.clients
+    .map((_, j) => [j, weights(k, j)])
+    .filter(([, w]) => w !== null && w > 0)
+    .sort((a, b) => b[1] - a[1]);
+  if (!sources.length) return `In round ${mixing.rounds[at]} it did not take part.`;
+  const told = sources.slice(0, 5).map(([j, w]) => `${j === k ? "itself" : nameOf(run, j)} ${percent(w, 0)}`);
+  const more = sources.length > 5 ? ` and ${sources.length - 5} more` : "";
+  return `In round ${mixing.rounds[at]} it received ${told.join(", ")}${more}.`;
+}
+
+function verdictTable(run, rows) {
+  const most = Math.max(0.01, ...run.verdicts.map((v) => Math.abs(v.difference) + 2 * v.error));
+  const columns = [
+    { title: "client", words: true, value: (v) => nameOf(run, v.client), show: (v) => nameOf(run, v.client) },
+    { title: "verdict", words: true, value: (v) => v.word, show: (v) => verdictWord(v.word) },
+    {
+      title: "difference, points",
+      value: (v) => v.difference,
+      show: (v) => `${points(v.difference)} ± ${(200 * v.error).toFixed(1)}`,
+    },
+    { title: "harmed | helped", words: true, value: (v) => v.difference, show: (v) => differenceMark(v, most) },
+    { title: "alone", value: (v) => v.alone, show: (v) => percent(v.alone) },
+    { title: "with federation", value: (v) => v.together, show: (v) => percent(v.together) },
+    { title: "domain", words: true, value: (v) => v.domain, show: (v) => v.domain },
+  ];
+  return sortableTable(
+    "verdicts",
+    run.domains.length > 1 ? columns : columns.filter((c) => c.title !== "domain"),
+    rows,
+  );
+}
+
+function differenceMark(v, most) {
+  const svg = draw("svg", { viewBox: "0 0 140 16", width: 140, height: 16, "aria-hidden": "true" }),
+    sx = (share) => 70 + (share / most) * 66;
+  svg.append(
+    line(70, 0, 70, 16, { class: "axis" }),
+    line(sx(v.difference - 2 * v.error), 8, sx(v.difference + 2 * v.error), 8, {
+      style: { stroke: WORDS[v.word][2], "stroke-opacity": 0.5, "stroke-width": 2 },
+    }),
+  );
+  svg.append(verdictMark(sx(v.difference), 8, 4.5, v.word));
+  return svg;
+}
+
+function resultTable(run, rows) {
+  const domain = (f) => run.domains[run.clients[f.client].domain];
+  return sortableTable(
+    "results",
+    [
+      { title: "client", words: true, value: (f) => nameOf(run, f.client), show: (f) => nameOf(run, f.client) },
+      { title: "domain", words: true, value: domain, show: domain },
+      { title: "accuracy", value: (f) => f.accuracy, show: (f) => percent(f.accuracy) },
+      { title: "right of tested", value: (f) => f.correct, show: (f) => `${f.correct} of ${f.total}` },
+    ],
+    rows,
+  );
+}

@@ -1,0 +1,91 @@
+"""Tables as files for other programs and for papers: Markdown, LaTeX and CSV."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+from factorized_fl.federation.rundir import Record
+from factorized_fl.report.reading import RunFiles
+from factorized_fl.report.verdict import Verdict
+
+Rows = list[list[str]]  # the first is the heading
+
+_LATEX = {
+    **{mark: rf"\{mark}" for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "\n": " ",
+    "\r": " ",
+}
+
+
+def downloads(name: str, table: Rows, clients: Rows) -> Mapping[str, str]:
+    """File names and contents: the table in three formats, and one line per client in full precision."""
+    files = {f"{name}.md": markdown(table), f"{name}.tex": latex(table), f"{name}.csv": as_csv(table)} if table else {}
+    return files | {f"{name}-clients.csv": as_csv(clients)}
+
+
+def markdown(rows: Rows) -> str:
+    """A table in GitHub's Markdown."""
+    lines = ["| " + " | ".join(_markdown_cell(cell) for cell in row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_cell(cell: str) -> str:
+    for mark in "\\|`*_<>[]":
+        cell = cell.replace(mark, f"\\{mark}")
+    return " ".join(cell.split())
+
+
+def latex(rows: Rows) -> str:
+    """A tabular with the rules of booktabs."""
+    head, *body = [" & ".join(_latex_cell(cell) for cell in row) + r" \\" for row in rows]
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]) + (
+        "\n\\end{tabular}\n"
+    )
+
+
+def _latex_cell(cell: str) -> str:
+    return "".join(_LATEX.get(mark, mark) for mark in cell)
+
+
+def as_csv(rows: Rows) -> str:
+    """Comma-separated, one line per row."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([[_csv_cell(cell) for cell in row] for row in rows])
+    return text.getvalue()
+
+
+def _csv_cell(cell: str) -> str:
+    """A name that a spreadsheet would run as a formula is marked as text."""
+    if cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        try:
+            float(cell)
+        except ValueError:
+            return cell if cell == "-" else f"'{cell}"
+    return cell
+
+
+def verdict_rows(clients: Sequence[Record], found: Sequence[Verdict]) -> Rows:
+    """Every client's verdict, in percent."""
+    rows = [["client", "domain", "alone", "with federation", "difference", "± two standard errors", "verdict"]]
+    for verdict in found:
+        shares = (verdict.alone, verdict.together, verdict.difference, 2 * verdict.error)
+        numbers = [f"{100 * share:.2f}" for share in shares]
+        rows.append([clients[verdict.client]["name"], verdict.domain, *numbers, verdict.word])
+    return rows
+
+
+def client_rows(runs: Sequence[RunFiles]) -> Rows:
+    """Every client's last result in every run."""
+    rows = [["run", "method", "seed", "client", "domain", "round", "accuracy", "correct", "total"]]
+    for run in runs:
+        for r in run.final:
+            name = run.clients[r["client"]]["name"]
+            numbers = [str(r["round"]), repr(r["accuracy"]), str(r["correct"]), str(r["total"])]
+            rows.append([run.path.resolve().name, run.method, str(run.seed), name, r["domain"], *numbers])
+    return rows

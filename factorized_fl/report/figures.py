@@ -1,0 +1,154 @@
+"""The page's charts as files for papers: SVG and PNG, drawn by matplotlib (an extra) from the same document."""
+
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import plain_errors
+from factorized_fl.report.collect import Document, collect
+from factorized_fl.report.reading import Array
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555C66")  # Okabe and Ito
+_STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "ffl"}
+
+
+def write_figures(paths: Sequence[Path], out: Path, baseline: Path | None = None) -> list[Path]:
+    """Every figure there is data for, each as SVG and PNG; returns the files."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError('Figures need matplotlib: pip install "factorized-fl[figures]".') from None
+    document = collect(paths, baseline)
+    written: list[Path] = []
+    with matplotlib.rc_context(_STYLE), plain_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        for name, shape, draw in _figures(document):
+            figure = Figure(figsize=shape, layout="constrained")
+            draw(figure.subplots())
+            for kind in ("svg", "png"):
+                path = out / f"{name}.{kind}"
+                part = path.with_name(path.name + ".part")
+                figure.savefig(part, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+                part.replace(path)
+                written.append(path)
+    return written
+
+
+def _figures(document: Document) -> Iterator[tuple[str, tuple[float, float], Callable[[Any], None]]]:
+    """Name, size in inches, and what draws it."""
+    if document["comparison"]:
+        yield "accuracy-of-methods", (5, 3.2), partial(_methods_curves, document=document)
+        yield "accuracy-against-bytes", (5, 3.2), partial(_pareto, document=document)
+    for run in document["runs"]:
+        name = run["name"]
+        if run["curves"]["up"]:
+            yield f"{name}-accuracy", (5, 3.2), partial(_accuracy, run=run)
+        if run["final"]:
+            yield f"{name}-clients", (7, 3.2), partial(_clients, run=run)
+        for kind in run["matrices"]:
+            yield f"{name}-{kind}", (4, 3.6), partial(_matrix, run=run, kind=kind)
+        if run["means"]:
+            yield f"{name}-similarity", (5, 3.2), partial(_similarity, run=run)
+
+
+def accuracies(run: Document) -> Array:
+    """Percent by client and round, carried forward from the last test."""
+    raw = np.frombuffer(base64.b64decode(run["curves"]["accuracy"]), dtype="<u2")
+    table = np.where(raw == 65_535, np.nan, raw / 100).reshape(len(run["clients"]), -1)
+    for at in range(1, table.shape[1]):
+        table[:, at] = np.where(np.isnan(table[:, at]), table[:, at - 1], table[:, at])
+    return table
+
+
+def _mean_curve(table: Array) -> Array:
+    known = (~np.isnan(table)).sum(0)
+    return np.nansum(table, 0) / np.where(known, known, np.nan)
+
+
+def _accuracy(axes: Any, run: Document) -> None:
+    table = accuracies(run)
+    rounds = np.arange(1, table.shape[1] + 1)
+    axes.plot(rounds, _mean_curve(table), color="black", linewidth=2, label="all clients")
+    for index, domain in enumerate(run["domains"] if len(run["domains"]) > 1 else []):
+        members = [k for k, client in enumerate(run["clients"]) if client["domain"] == index]
+        axes.plot(rounds, _mean_curve(table[members]), color=COLOURS[index % 7], label=_text(domain))
+    if run["verdicts"]:
+        alone = 100 * float(np.mean([verdict["alone"] for verdict in run["verdicts"]]))
+        axes.axhline(alone, color="grey", linestyle="--", linewidth=1, label="alone, at the end")
+    axes.set(xlabel="round", ylabel="accuracy, %", title=run["title"])
+    axes.legend(fontsize="small")
+
+
+def _clients(axes: Any, run: Document) -> None:
+    alone = {verdict["client"]: verdict["alone"] for verdict in run["verdicts"]}
+    places = [final["client"] for final in run["final"]]
+    if alone:
+        axes.bar([k - 0.2 for k in alone], [100 * a for a in alone.values()], 0.4, color=COLOURS[5], label="alone")
+    shift = 0.2 if alone else 0.0
+    heights = [100 * final["accuracy"] for final in run["final"]]
+    axes.bar([k + shift for k in places], heights, 0.4, color=COLOURS[0], label=run["title"])
+    axes.set(xlabel="client", ylabel="accuracy, %", xticks=places, xticklabels=[str(k + 1) for k in places])
+    axes.legend(fontsize="small")
+
+
+def _matrix(axes: Any, run: Document, kind: str) -> None:
+    matrix = run["matrices"][kind]
+    count = len(run["clients"])
+    steps = np.frombuffer(base64.b64decode(matrix["data"][-1]), dtype=np.uint8).reshape(count, count)
+    values = np.where(steps == 255, np.nan, matrix["low"] + steps / 254 * (matrix["high"] - matrix["low"]))
+    image = axes.imshow(values, cmap="viridis")
+    axes.figure.colorbar(image, ax=axes, shrink=0.85)
+    axes.set(xlabel="gives", ylabel="receives", title=f"{kind}, round {matrix['rounds'][-1]}")
+    axes.spines[:].set_visible(False)
+
+
+def _similarity(axes: Any, run: Document) -> None:
+    several = len(run["domains"]) > 1
+    for index, (kind, (rounds, within, across)) in enumerate(run["means"].items()):
+        color = COLOURS[index % 7]
+        axes.plot(rounds, _numbers(within), color=color, label=f"{kind}, {'same domain' if several else 'all pairs'}")
+        if several:
+            axes.plot(rounds, _numbers(across), color=color, linestyle=":", label=f"{kind}, other domains")
+    axes.set(xlabel="round", ylabel="mean cosine", title=run["title"])
+    axes.legend(fontsize="small")
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [np.nan if value is None else value for value in values]
+
+
+def _methods_curves(axes: Any, document: Document) -> None:
+    for index, variant in enumerate(document["comparison"]["variants"]):
+        tables = [accuracies(document["runs"][r]) for r in variant["runs"] if document["runs"][r]["curves"]["up"]]
+        if tables:
+            rounds = min(table.shape[1] for table in tables)
+            curve = np.mean([_mean_curve(table)[:rounds] for table in tables], axis=0)
+            style = ("-", "--", ":")[index // 7 % 3]
+            axes.plot(range(1, rounds + 1), curve, style, color=COLOURS[index % 7], label=_text(variant["label"]))
+    axes.set(xlabel="round", ylabel="accuracy, %")
+    axes.legend(fontsize="small")
+
+
+def _pareto(axes: Any, document: Document) -> None:
+    for index, variant in enumerate(document["comparison"]["variants"]):
+        if variant["accuracy"] is not None and variant["up"] is not None:
+            sent = (variant["up"] + variant["down"]) / 1e6
+            spread = 100 * (variant["seed_spread"] or 0)
+            axes.errorbar(sent, 100 * variant["accuracy"], spread, fmt="o", color=COLOURS[index % 7])
+            axes.annotate(
+                _text(variant["label"]), (sent, 100 * variant["accuracy"]), (6, 4), textcoords="offset points"
+            )
+    axes.set_xscale("symlog", linthresh=0.1)
+    axes.set(xlabel="sent both ways, MB", ylabel="accuracy, %")
+
+
+def _text(name: str) -> str:
+    """A name that matplotlib does not take for mathematics, nor a leading underscore for a reason to hide it."""
+    escaped = name.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped

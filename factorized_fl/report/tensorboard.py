@@ -1,0 +1,54 @@
+"""A run's metrics for TensorBoard, in the folder `tensorboard` of the run directory."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from factorized_fl.errors import UserError
+from factorized_fl.federation.build import Federation
+from factorized_fl.federation.rundir import Record
+
+
+class TensorBoardObserver:
+    """Writes accuracy, loss and bytes after every round: means over clients, means per domain, and each client."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError('TensorBoard is not installed: pip install "factorized-fl[tensorboard]".') from None
+        self.directory = directory / "tensorboard"
+        self.open = SummaryWriter
+        self.writer: Any = None
+
+    def __enter__(self) -> "TensorBoardObserver":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def started(self, federation: Federation, done: int) -> None:
+        """Rounds after the checkpoint will be written again: drop what a killed process wrote of them."""
+        self.writer = self.open(str(self.directory), purge_step=done + 1)
+
+    def client_done(self, round: int, client: int) -> None:
+        """Nothing until the round is complete."""
+
+    def round_done(self, round: int, records: Sequence[Record]) -> None:
+        """One point on every curve."""
+        groups: dict[str, list[Record]] = {"all clients": list(records)}
+        for record in records:
+            groups.setdefault(f"domain/{record['domain']}", []).append(record)
+            groups[f"client/{record['client'] + 1}"] = [record]
+        for group, members in groups.items():
+            for name in ("accuracy", "loss", "train_loss"):
+                values = [record[name] for record in members if record[name] is not None]
+                if values:
+                    self.writer.add_scalar(f"{name}/{group}", sum(values) / len(values), round)
+        for way in ("up", "down"):
+            self.writer.add_scalar(f"bytes/{way}", sum(record[f"{way}_bytes"] for record in records), round)
+        self.writer.flush()

@@ -1,0 +1,171 @@
+"""The page of a run that goes on: a small server for one reader on this machine.
+
+It listens on 127.0.0.1 only and answers only those who ask for it by that name, so that no web page elsewhere can read
+it through the reader's browser (DNS rebinding). It serves the page and its document, both made of the run directory,
+and nothing else; nothing can be changed through it.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from factorized_fl import __version__
+from factorized_fl.errors import UserError
+from factorized_fl.report.collect import Document, collect
+from factorized_fl.report.page import render_page
+from factorized_fl.report.reading import is_run
+
+_WATCHED = ("config.toml", "metrics.jsonl", "summary.json", "analysis.json")
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Source:
+    """The document of a folder, made again only when its files have changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.made: tuple[Any, Document] | None = None
+        self.lock = threading.Lock()
+
+    def document(self) -> Document:
+        """What the page shows now; an empty document while there is nothing to show."""
+        with self.lock:
+            state = self._state()
+            if self.made is None or self.made[0] != state:
+                self.made = (state, self._collect() if state else _nothing(self.path))
+            return self.made[1]
+
+    def _state(self) -> Any:
+        """Sizes and times of the files that grow or appear."""
+        folders = [self.path, *sorted(child for child in self.path.glob("*") if is_run(child))]
+        found = []
+        for file in [folder / name for folder in folders for name in _WATCHED]:
+            try:
+                stat = file.stat()
+            except OSError:
+                continue
+            found.append((str(file), stat.st_size, stat.st_mtime_ns))
+        return found
+
+    def _collect(self) -> Document:
+        try:
+            return collect([self.path], live=True)
+        except UserError as error:
+            return {**_nothing(self.path), "notes": [str(error)]}
+
+
+def _nothing(path: Path) -> Document:
+    title = f"{path.resolve().name} · waiting"
+    return {
+        "format": 1,
+        "version": __version__,
+        "title": title,
+        "live": True,
+        "notes": [],
+        "runs": [],
+        "comparison": None,
+    }
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one folder's page."""
+
+    daemon_threads = True
+
+    def __init__(self, path: Path, port: int = 0) -> None:
+        self.source = Source(path)
+        self.last_document = ""  # the tag of the last document somebody was given
+        self.last_request = 0.0
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise UserError(f"Cannot listen on port {port} ({error.strerror}): choose another --port.") from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who closes the page in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    server_version, sys_version = "ffl", ""
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """The page or its document."""
+        port = self.server.server_port
+        if self.headers.get_all("Host") not in ([f"127.0.0.1:{port}"], [f"localhost:{port}"]):
+            self._answer(403, "text/plain", b"This page is for this machine only.\n")
+        elif self.path == "/":
+            self._answer(200, "text/html", render_page(self.server.source.document()).encode())
+        elif self.path == "/document.json":
+            content = json.dumps(self.server.source.document(), allow_nan=False).encode()
+            tag = f'"{sha256(content).hexdigest()[:16]}"'
+            known = self.headers.get("If-None-Match") == tag
+            self._answer(304 if known else 200, "application/json", b"" if known else content, {"ETag": tag})
+            self.server.last_document, self.server.last_request = tag, time.monotonic()
+        else:
+            self._answer(404, "text/plain", b"There is nothing here.\n")
+
+    def _answer(self, status: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        for name, value in {**headers, **_HEADERS, **(more or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silence: the terminal belongs to the run."""
+
+
+def serve(path: Path, port: int = 0) -> PageServer:
+    """A server for an existing folder, ready for `serve_forever`."""
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "does not exist"
+        raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
+    return PageServer(path, port)
+
+
+@contextmanager
+def watching(path: Path, port: int = 0, patience: float = 5.0) -> Iterator[str]:
+    """Serve a run's page while the run goes on; whoever is looking has `patience` seconds to fetch the end."""
+    server = PageServer(path, port)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    try:
+        yield server.url
+        _linger(server, patience)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _linger(server: PageServer, patience: float) -> None:
+    """Wait until somebody who was looking a moment ago has fetched the final document."""
+    ended = time.monotonic()
+    while time.monotonic() - ended < patience and ended - server.last_request < patience:
+        if server.last_request > ended:
+            return
+        time.sleep(0.1)

@@ -1,0 +1,347 @@
+"""The page in a real browser: Debian's Chromium without a window and without a network."""
+
+import csv
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorized_fl.report.write import write_report
+from tests.report.synthetic import add_round, write_run
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium here: `make chromium` installs Debian's, as root")
+    with sync_api.sync_playwright() as playwright:
+        # A name elsewhere that leads to this machine: how a foreign page would try to read ours.
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    domains = ("bars", EVIL)
+    classes = ("cat", EVIL, "dog")
+    write_run(root / "stand-alone-seed1", "stand-alone", domains=domains, classes=classes, correct=[50, 50, 50, 50])
+    write_run(root / "fedavg-seed1", "fedavg", domains=domains, classes=classes, correct=[20, 55, 50, 45])
+    write_run(root / "ours", domains=domains, classes=classes, correct=[80, 40, 52, 20], rounds=4)
+    return root
+
+
+class Watched:
+    """A tab that remembers every complaint and every request."""
+
+    def __init__(self, browser: Any, offline: bool = True, width: int = 1280, scheme: str = "light") -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=offline, accept_downloads=True
+        )
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def download(self, selector: str) -> tuple[str, bytes]:
+        with self.page.expect_download() as waiting:
+            self.page.locator(selector).first.click()
+        return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def one(runs: Path) -> str:
+    return write_report([runs / "ours"]).as_uri()
+
+
+@pytest.fixture(scope="module")
+def several(runs: Path) -> str:
+    return write_report([runs]).as_uri()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_opens_from_a_file_without_network_or_complaint(chromium, one, several, width, scheme) -> None:
+    for address in (one, several):
+        with Watched(chromium, width=width, scheme=scheme) as tab:
+            tab.page.goto(address)
+            tab.page.wait_for_selector("figure svg")
+            assert tab.complaints == []
+            assert [url for url in tab.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out
+            for figure in tab.page.locator("figure .plot").all():
+                assert figure.locator("svg").bounding_box()["height"] > 40
+
+
+def test_the_verdict_is_first_and_its_table_sorts(chromium, one) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(one)
+        assert tab.page.locator("h1").inner_text().startswith("Federation helped 1 of 4 clients and harmed 1")
+        column = "#verdicts tbody tr td:nth-child(3)"
+        heading = tab.page.locator("#verdicts th:nth-child(3)")
+        heading.locator("button").focus()
+        tab.page.keyboard.press("Enter")
+        down = [text.split()[0] for text in tab.page.locator(column).all_inner_texts()]
+        assert down == ["+30.0", "+2.0", "−10.0", "−30.0"]
+        assert heading.get_attribute("aria-sort") == "descending"
+        tab.page.keyboard.press("Enter")  # the heading keeps the focus
+        assert [text.split()[0] for text in tab.page.locator(column).all_inner_texts()] == down[::-1]
+        assert heading.get_attribute("aria-sort") == "ascending"
+
+
+def test_the_slider_changes_the_heat_map_and_the_graph(chromium, one) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(one)
+        fills = "els => els.map(e => e.style.fill).join()"
+        heat = "[data-figure$=who-from-whom] svg rect"
+        last, words = tab.page.eval_on_selector_all(heat, fills), tab.page.locator("#round-shown")
+        graph = tab.page.locator("[data-figure$=graph] svg").inner_html()
+        assert words.inner_text() == "round 4"
+        tab.page.locator("#round").focus()
+        tab.page.keyboard.press("ArrowLeft")
+        assert words.inner_text() == "round 3"
+        assert tab.page.eval_on_selector_all(heat, fills) != last
+        assert tab.page.locator("[data-figure$=graph] svg").inner_html() != graph
+        tab.page.keyboard.press("ArrowRight")
+        assert tab.page.eval_on_selector_all(heat, fills) == last
+        tab.page.locator("#matrix").select_option("matched")
+        assert tab.page.locator("#round").is_disabled()
+        assert tab.complaints == []
+
+
+def test_names_with_html_in_them_are_shown_as_text(chromium, one) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(one)
+        assert EVIL in tab.page.locator("#verdicts").inner_text()
+        assert tab.page.locator("main img").count() == 0
+        tab.page.locator("#confusion").select_option("2")
+        cell = tab.page.locator("[data-figure*=confusion] svg")
+        box = cell.bounding_box()
+        cell.hover(position={"x": box["width"] * 0.4, "y": 60})
+        assert tab.page.locator("#tip").is_visible()
+        assert tab.complaints == []
+
+
+def test_choosing_a_client_says_who_it_learned_from(chromium, one) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(one)
+        tab.page.locator("#focus").select_option("c:0")
+        words = tab.page.locator("#client-words").inner_text()
+        assert "client 1: 80.0% right with federation, 50.0% alone. +30.0 points" in words
+        assert "In round 4 it received itself 70%, client 2 30%." in words
+        assert tab.page.locator("#verdicts tbody tr").count() == 1
+        tab.page.locator("#focus").focus()
+        tab.page.locator("#focus").select_option("d:1")
+        assert tab.page.locator("#verdicts tbody tr").count() == 2
+        assert tab.page.evaluate("document.activeElement.id") == "focus"
+
+
+def test_charts_can_be_read_with_the_keyboard(chromium, one) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(one)
+        tab.page.locator("[data-figure$=accuracy] svg").focus()
+        tab.page.keyboard.press("ArrowRight")
+        tab.page.keyboard.press("ArrowRight")
+        assert tab.page.locator("#tip").inner_text().startswith("after round 2\n")
+        tab.page.keyboard.press("Escape")
+        assert not tab.page.locator("#tip").is_visible()
+
+
+def test_downloads_parse(chromium, one, several) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(several)
+        name, content = tab.download("[data-file='comparison.csv']")
+        rows = list(csv.DictReader(io.StringIO(content.decode())))
+        assert name == "comparison.csv"
+        assert [row["method"] for row in rows] == ["Stand-Alone", "FedAvg", "Factorized-FL"]
+        name, content = tab.download("[data-file='comparison.md']")
+        assert {line.count("|") for line in content.decode().splitlines()} == {12}
+        name, content = tab.download("[data-file='comparison.tex']")
+        assert content.decode().count(r"\\") == 4
+        name, content = tab.download("[data-file='comparison-clients.csv']")
+        assert len(list(csv.DictReader(io.StringIO(content.decode())))) == 12
+        tab.page.goto(one)
+        for figure in ("accuracy", "who-from-whom", "graph", "communication", "confusion-1"):
+            name, content = tab.download(f"[data-figure$={figure}] button[aria-label$=SVG]")
+            assert name.endswith(".svg")
+            root = ET.fromstring(content)
+            assert root.tag == "{http://www.w3.org/2000/svg}svg"
+            assert b"var(" not in content  # colours stand on their own
+        name, content = tab.download("[data-figure$=who-from-whom] button[aria-label$=PNG]")
+        assert content.startswith(b"\x89PNG")
+        assert tab.complaints == []
+
+
+def test_the_command_is_copied(chromium, one) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(one)
+        tab.page.locator("#copy-command").click()
+        tab.page.get_by_text("Copied").wait_for()
+        assert tab.page.evaluate("navigator.clipboard.readText()") == "ffl run ours/config.toml --data FOLDER"
+
+
+def test_dark_and_light_at_the_press_of_a_button(chromium, one) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(one)
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = tab.page.evaluate(ground)
+        tab.page.locator("#theme").click()
+        assert tab.page.evaluate(ground) != light
+        tab.page.locator("#theme").click()
+        assert tab.page.evaluate(ground) == light
+
+
+def test_several_runs_side_by_side(chromium, several) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(several)
+        assert tab.page.locator("#methods tbody tr").count() == 3
+        assert tab.page.locator("#notes").count() == 0
+        assert tab.page.locator("#methods tr.best td").first.inner_text() == "Stand-Alone"
+        assert "on average no federation beat training alone" in tab.page.locator("h1").inner_text()
+        before = tab.page.locator("[data-figure=paired-differences] svg").inner_html()
+        tab.page.locator("#reference").select_option("1")
+        assert tab.page.locator("[data-figure=paired-differences] svg").inner_html() != before
+        tab.page.locator("#run").select_option(label="FedAvg, seed 1")
+        assert "Federation helped 0 of 4 clients and harmed 1" in tab.page.locator("#verdict h2").inner_text()
+        tab.page.locator("#axis-methods-bytes").click()
+        assert tab.page.locator("#axis-bytes").get_attribute("aria-pressed") == "true"  # one choice for both
+        assert "sent by and to all clients" in tab.page.locator("[data-figure=accuracy-of-methods]").inner_html()
+        assert tab.complaints == []
+
+
+def test_nothing_moves_after_the_first_paint(chromium, several) -> None:
+    watch = """() => new Promise(done => { let sum = 0;
+        new PerformanceObserver(list => { for (const e of list.getEntries()) sum += e.value; })
+            .observe({type: 'layout-shift', buffered: true});
+        setTimeout(() => done(sum), 300); })"""
+    with Watched(chromium) as tab:
+        tab.page.goto(several)
+        assert tab.page.evaluate(watch) < 0.01
+
+
+def test_two_hundred_clients_stay_usable(chromium, tmp_path: Path) -> None:
+    """Aggregates first, then a domain, then a client."""
+    names = [f"domain {d}" for d in range(5)]
+    run = write_run(tmp_path / "run", clients=200, rounds=12, domains=names, correct=[k % 90 for k in range(200)])
+    page = write_report(
+        [run], baseline=write_run(tmp_path / "alone", "stand-alone", clients=200, rounds=1, domains=names)
+    )
+    assert page.stat().st_size < 6_000_000
+    with Watched(chromium) as tab:
+        tab.page.goto(page.as_uri())
+        assert tab.page.locator("#verdicts tbody tr").count() == 24
+        tab.page.locator("#verdicts-more").click()
+        assert tab.page.locator("#verdicts tbody tr").count() == 200
+        assert "Means of the domains" in tab.page.locator("main").inner_text()
+        tab.page.locator("#focus").select_option("d:2")
+        assert tab.page.locator("#verdicts tbody tr").count() == 40
+        tab.page.locator("#round").focus()
+        tab.page.keyboard.press("ArrowLeft")
+        assert tab.page.locator("[data-figure$=who-from-whom] svg image").count() == 1
+        assert tab.complaints == []
+
+
+def emptied(path: Path, *names: str) -> Path:
+    for name in names:
+        target = path / name
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    return path
+
+
+ODD = {
+    "one client": lambda root: write_run(root / "run", clients=1, domains=("bars",)),
+    "one round": lambda root: write_run(root / "run", rounds=1),
+    "one domain, no matrices": lambda root: write_run(root / "run", domains=("bars",), matrices=False),
+    "stand-alone": lambda root: write_run(root / "run", "stand-alone"),
+    "summary only": lambda root: emptied(
+        write_run(root / "run"), "config.toml", "clients.json", "metrics.jsonl", "timing.jsonl", "mixing", "traces"
+    ),
+    "no times": lambda root: emptied(write_run(root / "run"), "timing.jsonl"),
+    "metrics only": lambda root: emptied(
+        write_run(root / "run"), "config.toml", "clients.json", "summary.json", "analysis.json", "environment.json"
+    ),
+    "two bare runs": lambda root: (
+        emptied(write_run(root / "runs" / "a"), "config.toml", "timing.jsonl").parent,
+        write_run(root / "runs" / "b", "fedavg", matrices=False),
+    )[0],
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_whatever_is_missing_the_rest_is_drawn_without_complaint(chromium, kind: str, tmp_path: Path) -> None:
+    page = write_report([ODD[kind](tmp_path)], tmp_path / "page.html")
+    with Watched(chromium) as tab:
+        tab.page.goto(page.as_uri())
+        assert tab.page.locator("h1").inner_text()
+        for axis in ("axis-bytes", "axis-seconds"):
+            if tab.page.locator(f"#{axis}").count():
+                tab.page.locator(f"#{axis}").click()
+        assert tab.page.get_by_text("NaN").count() == 0
+        assert tab.page.get_by_text("undefined").count() == 0
+        assert tab.complaints == []
+
+
+def test_watch_follows_a_run_without_reloading(chromium, tmp_path: Path) -> None:
+    """The real command in a real process; ended as a person ends it."""
+    run = write_run(tmp_path / "run", rounds=2, complete=False)
+    metrics = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(b"")  # as before the first round is done
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "factorized_fl.cli", "watch", str(run)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert process.stdout is not None
+        address = next(word for word in process.stdout.readline().split() if word.startswith("http://127.0.0.1:"))
+        with Watched(chromium, offline=False) as tab:
+            tab.page.goto(address)
+            assert tab.page.locator("h1").inner_text() == "No client has a result yet."
+            (run / "metrics.jsonl").write_bytes(metrics)
+            tab.page.get_by_role("heading", name="50.0% right on average").wait_for(timeout=10_000)
+            tab.page.locator("#focus").select_option("c:1")
+            tab.page.evaluate("window.untouched = true")
+            (run / "config.toml").write_text((run / "config.toml").read_text().replace("rounds = 2", "rounds = 3"))
+            add_round(run, 3, [90] * 4)
+            tab.page.get_by_role("heading", name="90.0% right on average").wait_for(timeout=10_000)
+            assert tab.page.evaluate("window.untouched")
+            assert tab.page.locator("#focus").input_value() == "c:1"  # what the reader chose stays
+            assert tab.page.locator("#live").inner_text() == "live"
+            assert {url for url in tab.requests if not url.startswith(address)} == set()
+            assert tab.complaints == []
+            with Watched(chromium, offline=False) as foreign:
+                answer = foreign.page.goto(address.replace("127.0.0.1", "evil.example"))
+                assert answer.status == 403
+                assert "client" not in foreign.page.content()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 0
+            tab.page.locator("#live.lost").wait_for(timeout=10_000)
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()

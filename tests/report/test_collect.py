@@ -1,0 +1,231 @@
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factorized_fl.errors import UserError
+from factorized_fl.report import collect as collecting
+from factorized_fl.report.collect import collect
+from tests.report.synthetic import write_run
+
+
+def only(path: Path, **more) -> dict:
+    (run,) = collect([path], **more)["runs"]
+    return run
+
+
+def matrix(described: dict, at: int, count: int = 4) -> np.ndarray:
+    steps = np.frombuffer(base64.b64decode(described["data"][at]), dtype=np.uint8).reshape(count, count)
+    values = described["low"] + steps / 254 * (described["high"] - described["low"])
+    return np.where(steps == 255, np.nan, values)
+
+
+def test_the_verdict_comes_first_and_in_words(tmp_path: Path) -> None:
+    """Two standard errors of a difference near 50% of 100 images are 14 points."""
+    write_run(tmp_path / "stand-alone-seed1", "stand-alone", correct=[50, 50, 50, 50])
+    run = only(write_run(tmp_path / "x", correct=[80, 60, 50, 20]))
+    assert [verdict["word"] for verdict in run["verdicts"]] == ["helped", "no difference", "no difference", "harmed"]
+    assert run["headline"] == (
+        "Federation helped 1 of 4 clients and harmed 1; for the other 2 these tests show no difference. "
+        "On average 52.5% right, alone 50.0%."
+    )
+    assert "'stand-alone-seed1'" in run["baseline"]  # found beside the run
+
+
+def test_no_baseline_is_said_plainly_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    run = only(write_run(tmp_path / "run"))
+    assert (run["verdicts"], run["baseline"]) == ([], None)
+    assert "no Stand-Alone run tells" in run["headline"]
+    assert run["baseline_command"] == "ffl run run/config.toml --method stand-alone --data FOLDER"
+
+
+def test_baseline_by_name_must_be_of_the_same_clients_and_seed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    base = write_run(tmp_path / "alone", "stand-alone", rounds=5)
+    run = only(path, baseline=base)
+    assert len(run["verdicts"]) == 4
+    assert "rounds 5 instead of 3" in run["baseline"]
+    with pytest.raises(UserError, match="train_share"):
+        collect([path], baseline=write_run(tmp_path / "other", "stand-alone", train_share=0.5))
+    with pytest.raises(UserError, match="must be one of Stand-Alone"):
+        collect([path], baseline=write_run(tmp_path / "fedavg", "fedavg"))
+    with pytest.raises(UserError, match="seeds differ"):
+        collect([path], baseline=write_run(tmp_path / "seed2", "stand-alone", seed=2))
+
+
+def test_a_baseline_of_several_runs_is_one_of_them(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / "a", "fedavg"), write_run(tmp_path / "b", "pfedpara")]
+    document = collect(paths, baseline=write_run(tmp_path / "alone", "stand-alone"))
+    assert document["comparison"]["variants"][0]["label"] == "Stand-Alone"
+    assert all(len(run["verdicts"]) == 4 for run in document["runs"][:2])
+
+
+def test_stand_alone_itself_is_what_has_to_be_beaten(tmp_path: Path) -> None:
+    run = only(write_run(tmp_path / "run", "stand-alone"))
+    assert run["headline"].startswith("Everybody alone: 50.0%")
+    assert run["verdicts"] == []
+
+
+def test_curves_and_traffic(tmp_path: Path) -> None:
+    run = only(write_run(tmp_path / "run", correct=[50, 60, 70, 80]))
+    shares = np.frombuffer(base64.b64decode(run["curves"]["accuracy"]), dtype="<u2").reshape(4, 3)
+    assert shares.tolist() == [[2500, 2500, 5000], [3000, 3000, 6000], [3500, 3500, 7000], [4000, 4000, 8000]]
+    assert run["curves"]["up"] == [4000, 4000, 4000]
+    assert run["curves"]["down"] == [0, 2000, 2000]
+    assert run["curves"]["seconds"] == [2.0, 2.0, 2.0]
+    assert run["traffic"] == {
+        "up": 12000,
+        "down": 4000,
+        "formula_a_bytes": 4 * (12 * 200 + 8 * 100),  # the first download is not counted
+        "formula_b_bytes": 4 * (12 * 200 + 12 * 100),
+        "formula_up": 4 * 12 * 200,
+        "formula_down": 4 * 12 * 100,
+        "roles": [
+            {"role": "u", "up": 7200, "down": 3600},
+            {"role": "fingerprint", "up": 3600, "down": 0},
+            {"role": "headers", "up": 1200, "down": 400},
+        ],
+    }
+    assert run["clients"][0]["traffic"] == [3000, 1000]
+
+
+def test_matrices_means_matching_and_sparsity(tmp_path: Path) -> None:
+    run = only(write_run(tmp_path / "run"))
+    assert run["matrices"]["mixing"]["rounds"] == [2, 3]
+    second = matrix(run["matrices"]["mixing"], 0)
+    assert second[0] == pytest.approx([0.7, 0.3, 0, 0], abs=0.003)
+    assert matrix(run["matrices"]["mixing"], 1)[0] == pytest.approx([0.7, 0, 0.3, 0], abs=0.003)
+    similarity = matrix(run["matrices"]["matching"], 0)
+    assert similarity[0, 1:] == pytest.approx([0.5, -0.25, -0.25], abs=0.003)
+    assert np.isnan(similarity.diagonal()).all()
+    assert run["means"]["matching"] == [[2, 3], [0.5, 0.5], [-0.25, -0.25]]
+    assert run["means"]["u"] == [[1, 2, 3], [1, 1, 1], [1, 1, 1]]
+    assert run["means"]["v"][1] == [0.25, 0.25, 0.25]
+    # Of rounds 2 and 3 client 1 listened to client 2 in one, to client 3 in the other.
+    assert matrix(run["matched"], 0)[0, 1:] == pytest.approx([0.5, 0.5, 0], abs=0.003)
+    assert run["mu"] == {"layers": ["conv", "head"], "rounds": [1, 2, 3], "kept": [[1, 0.5], [1, 0.25], [1, 0.1667]]}
+    assert run["confusion"][0] == [50, 25, 0, 0]
+
+
+def test_who_did_not_take_part_received_nothing(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if (line["round"], line["client"]) != (3, 0)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    run = only(path)
+    assert np.isnan(matrix(run["matrices"]["mixing"], 1)[0]).all()
+    assert matrix(run["matched"], 0)[0, 1:] == pytest.approx([1, 0, 0], abs=0.003)
+    shares = np.frombuffer(base64.b64decode(run["curves"]["accuracy"]), dtype="<u2").reshape(4, 3)
+    assert shares[0].tolist() == [2500, 2500, 65535]
+
+
+def test_a_page_stays_small_and_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path / "run", rounds=9)
+    monkeypatch.setattr(collecting, "MATRIX_BUDGET", 2 * 16 * 17 // 4)  # a fourth of what 8 + 9 rounds would take
+    run = only(path)
+    assert run["matrices"]["mixing"]["rounds"] == [5, 9]  # the last one always
+    assert run["matrices"]["u"]["rounds"] == [1, 5, 9]
+    assert run["notes"] == ["Of the matrices one round in 4 is shown, to keep this page small."]
+    assert len(run["means"]["u"][0]) == 9  # means are of all rounds
+
+
+def test_an_older_run_without_traces_roles_and_analysis(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", matrices=False)
+    (path / "analysis.json").unlink()
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    old = [{k: v for k, v in line.items() if not k.endswith("_roles")} for line in lines]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    run = only(path)
+    assert (run["matrices"], run["mu"], run["confusion"], run["traffic"]["roles"]) == ({}, None, [], [])
+    assert [note.split(" ")[0] for note in run["notes"]] == ["analysis.json", "metrics.jsonl"]
+
+
+# -- several runs
+
+
+def test_methods_by_seeds(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path / f"stand-alone-seed{seed}", "stand-alone", seed=seed, correct=[50] * 4)
+        write_run(tmp_path / f"fedavg-seed{seed}", "fedavg", seed=seed, correct=[80, 50, 50, 20 + 20 * seed])
+    document = collect([tmp_path])
+    comparison = document["comparison"]
+    alone, fedavg = comparison["variants"]
+    assert (alone["label"], fedavg["label"], fedavg["seeds"]) == ("Stand-Alone", "FedAvg", [1, 2])
+    assert fedavg["accuracy"] == pytest.approx((0.55 + 0.60) / 2)
+    assert fedavg["seed_spread"] == pytest.approx(0.05 / 2**0.5)
+    assert fedavg["client_spread"] == pytest.approx((np.std([80, 50, 50, 40]) + np.std([80, 50, 50, 60])) / 200)
+    assert (fedavg["helped"], fedavg["harmed"], fedavg["better"], fedavg["compared"]) == (1, 0, 1, 4)
+    assert (fedavg["up"], fedavg["down"], fedavg["seconds"]) == (12000, 4000, 6.0)
+    assert comparison["differences"]["0"]["1"][0][:2] == (0, 0.3)
+    assert comparison["differences"]["1"]["0"][0][:2] == (0, -0.3)
+    assert comparison["headline"] == (
+        "FedAvg has the highest mean accuracy, 57.5% over 2 seeds; alone it is 50.0%. "
+        "It helped 1 of 4 clients and harmed 0."
+    )
+    assert document["notes"] == []
+
+
+def test_equals_share_the_headline(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone", correct=[40] * 4)
+    write_run(tmp_path / "a", "fedavg")
+    write_run(tmp_path / "b", "fedprox")
+    assert collect([tmp_path])["comparison"]["headline"] == (
+        "FedAvg and FedProx share the highest mean accuracy, 50.0% (one seed); alone it is 40.0%."
+    )
+
+
+def test_a_comparison_that_goes_on_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone", correct=[40] * 4)
+    write_run(tmp_path / "a", "fedavg", complete=False)
+    comparison = collect([tmp_path])["comparison"]
+    assert comparison["headline"].startswith("Not every run has ended. So far FedAvg has the highest mean accuracy")
+    assert [variant["complete"] for variant in comparison["variants"]] == [True, False]
+
+
+def test_settings_that_differ_name_the_variants(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", options={"tau": 0.25})
+    write_run(tmp_path / "b", options={"tau": 0.75})
+    labels = [variant["label"] for variant in collect([tmp_path])["comparison"]["variants"]]
+    assert labels == ["Factorized-FL (tau=0.25)", "Factorized-FL (tau=0.75)"]
+
+
+def test_seeds_that_do_not_meet_and_runs_that_are_there_twice_are_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone", seed=1)
+    write_run(tmp_path / "one", "fedavg", seed=1)
+    write_run(tmp_path / "two", "fedavg", seed=2)
+    write_run(tmp_path / "zwei", "fedavg", seed=2)
+    document = collect([tmp_path])
+    assert document["notes"] == [
+        "'zwei' is the same configuration as 'two': only the latter counts.",
+        "FedAvg and Stand-Alone do not have the same seeds: they are compared over 1.",
+    ]
+    assert document["comparison"]["variants"][1]["compared"] == 4
+
+
+def test_without_stand_alone_nobody_is_called_helped(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg")
+    write_run(tmp_path / "b", "pfedpara")
+    comparison = collect([tmp_path])["comparison"]
+    assert comparison["reference"] is None
+    assert comparison["variants"][0]["helped"] is None
+    assert "nothing tells whether federation helped" in comparison["headline"]
+
+
+def test_runs_of_different_data_are_not_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg")
+    write_run(tmp_path / "b", "fedavg", permuted=False)
+    with pytest.raises(UserError, match="permuted is True in one and False in another"):
+        collect([tmp_path])
+    write_run(tmp_path / "c", "fedavg", clients=6)
+    with pytest.raises(UserError, match="clients is 4 in one and 6"):
+        collect([tmp_path / "a", tmp_path / "c"])
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    for name, words in (("nowhere", "does not exist"), ("file", "is a file"), ("empty", "is not a run directory")):
+        with pytest.raises(UserError, match=words):
+            collect([tmp_path / name])

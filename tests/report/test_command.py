@@ -1,0 +1,66 @@
+"""The command on the page must make the same configuration again."""
+
+import shlex
+import tomllib
+from typing import Any
+
+import pytest
+
+from factorized_fl import api
+from factorized_fl.config import Config, parse_setting
+from factorized_fl.methods import METHODS
+from factorized_fl.presets import PRESETS
+from factorized_fl.report.command import command_of
+from tests.tiny import tiny_config
+
+
+def table(config: Config) -> dict[str, Any]:
+    return tomllib.loads(config.to_toml())
+
+
+def obeyed(command: str) -> Config:
+    words = shlex.split(command)
+    assert words[:2] == ["ffl", "run"]
+    settings = [parse_setting(words[i + 1]) for i, word in enumerate(words) if word == "--set"]
+    return api.configure(words[2], words[words.index("--method") + 1], **dict(settings))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_preset_needs_no_settings(preset: str, method: str) -> None:
+    config = api.configure(preset, method)
+    command = command_of(table(config))
+    assert command == f"ffl run {preset} --method {method}"
+    assert obeyed(command) == config
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rounds": 3, "lr": 1e-5, "permuted": False},
+        {"tau": -0.25, "l1": False, "prune": "round"},
+        {"clients": 6, "clients_per_domain": [1, 2, 3], "augment": "paper"},
+        {"dataset": "true"},  # a word that would be read as something else
+    ],
+)
+def test_what_differs_from_the_preset_is_set(settings: dict[str, Any]) -> None:
+    config = api.configure("demo", "factorized-fl", **settings)
+    command = command_of(table(config))
+    assert command is not None
+    assert command.count("--set") == len(settings)
+    assert obeyed(command) == config
+
+
+def test_the_same_scenario_alone() -> None:
+    config = api.configure("demo", "factorized-fl", rounds=3, tau=0.9)
+    assert command_of(table(config), "stand-alone") == "ffl run demo --method stand-alone --set rounds=3"
+
+
+def test_without_a_preset_the_runs_own_file_and_the_data_are_named() -> None:
+    command = command_of(table(tiny_config()), file="my run/config.toml")
+    assert command == "ffl run 'my run/config.toml' --data FOLDER"
+
+
+def test_a_configuration_that_is_not_valid_gives_no_command() -> None:
+    assert command_of({"rounds": -1}) is None
+    assert command_of({"unheard": "of"}) is None

@@ -1,0 +1,86 @@
+"""The commands that show, and what the commands that train leave to look at."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.report.synthetic import write_run
+from tests.test_cli import ffl
+from tests.tiny import TABLE, write_folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in {**TABLE, "rounds": 2}.items()))
+    return path
+
+
+def test_a_run_ends_with_its_page(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, said, err = ffl(capsys, "run", config, "--data", images, "--out", out, "--watch", "--tensorboard")
+    assert (code, err) == (0, "")
+    assert "Watch it at http://127.0.0.1:" in said
+    assert f"Report: {out / 'report.html'}" in said
+    assert "copy-command" in (out / "report.html").read_text()
+    assert list((out / "tensorboard").glob("events*"))
+    code, said, _ = ffl(capsys, "run", config, "--data", images, "--out", out, "--resume", "--quiet")
+    assert code == 0
+
+
+def test_a_comparison_ends_with_one_page_for_all(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    arguments = ["compare", config, "--methods", "stand-alone,fedavg", "--data", images, "--out", tmp_path / "c"]
+    code, said, _ = ffl(capsys, *arguments, "--watch")
+    assert code == 0
+    assert f"Report: {tmp_path / 'c' / 'report.html'}" in said
+    assert "2 runs compared" in (tmp_path / "c" / "report.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_does_not_fail_the_run(
+    capsys, config: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no page today")
+
+    monkeypatch.setattr("factorized_fl.api.report", broken)
+    code, said, err = ffl(capsys, "run", config, "--data", images, "--out", tmp_path / "run", "--quiet")
+    assert code == 0
+    assert "Factorized-FL:" in said
+    assert err == "Note: the report could not be written (no page today).\n"
+
+
+def test_report_and_figures(capsys, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", matrices=False)
+    base = write_run(tmp_path / "alone", "stand-alone")
+    code, said, _ = ffl(capsys, "report", run, "--baseline", base, "--figures", tmp_path / "f", "--out", tmp_path / "p")
+    assert code == 0
+    assert f"Report: {tmp_path / 'p'}" in said
+    assert f"Figure: {tmp_path / 'f' / 'run-accuracy.svg'}" in said
+    assert "same test images" in (tmp_path / "p").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["report", "nowhere"], "'nowhere' does not exist"),
+        (["report", "."], "is not a run directory and holds none"),
+        (["report", "run", "--baseline", "nowhere"], "'nowhere' does not exist"),
+        (["report", "run", "--out", "/proc/nowhere/page.html"], "Cannot write"),
+        (["watch", "nowhere"], "'nowhere' does not exist"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys, tmp_path: Path, monkeypatch, arguments: list[str], words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "run" in arguments:
+        write_run(tmp_path / "run")
+    code, _, err = ffl(capsys, *arguments)
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.rglob("*.html"))

@@ -1,0 +1,42 @@
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from factorized_fl.errors import UserError
+from factorized_fl.report.collect import collect
+from factorized_fl.report.figures import accuracies, write_figures
+from tests.report.synthetic import write_run
+
+
+def test_every_figure_as_svg_and_png(tmp_path: Path) -> None:
+    odd = ("$odd", "_names")  # mathematics and a hidden label, if they were taken as such
+    write_run(tmp_path / "runs" / "stand-alone-seed1", "stand-alone", domains=odd)
+    write_run(tmp_path / "runs" / "ours", domains=odd)
+    files = write_figures([tmp_path / "runs"], tmp_path / "figures")
+    names = {path.stem for path in files}
+    assert {"accuracy-of-methods", "accuracy-against-bytes", "ours-accuracy", "ours-mixing", "ours-similarity"} <= names
+    assert len(files) == 2 * len(names) == len(list((tmp_path / "figures").iterdir()))
+    for path in files:
+        if path.suffix == ".svg":
+            assert ET.parse(path).getroot().tag.endswith("svg")
+        else:
+            assert Image.open(path).size[0] > 500
+
+
+def test_accuracies_are_carried_forward(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", correct=[50, 60, 70, 80])
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[1:8] + lines[9:]))  # client 1 missed rounds 1 and 3
+    table = accuracies(collect([path])["runs"][0])
+    assert table[1].tolist() == [30, 30, 60]
+    assert np.isnan(table[0, 0])
+    assert table[0, 1:].tolist() == [25, 25]
+
+
+def test_without_matplotlib_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"factorized-fl\[figures\]"):
+        write_figures([write_run(tmp_path / "run")], tmp_path / "figures")
