@@ -91,12 +91,12 @@ class Coordinator:
             return
         records = []
         for k in sorted({*sent, *good}):
-            down = load_of(sent[k]) * self._models(k, mixing) if k in sent else Load()
+            down = load_of(sent[k], self.memory.roles) * self._models(k, mixing) if k in sent else Load()
             if k in good:
                 self.memory.keep(k, good[k].tensors, sent.get(k, {}))
-                records.append(good[k].record(round, k, self.sites[k], down))
+                records.append(good[k].record(round, k, self.sites[k], down, self.memory.roles))
             else:
-                cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes)
+                cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes, down_roles=down.roles)
                 records.append(make_record(round, k, self.sites[k], None, None, cost))
         if round == self.config.rounds:
             records += self._last_tests(round, set(good))

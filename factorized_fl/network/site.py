@@ -158,7 +158,7 @@ class Site:
         down = Load()
         if request.fields.get("download"):
             tensors = read_tensors(request.payload, self._shared())
-            down = load_of(tensors) * request.whole("models", high=10_000)
+            down = load_of(tensors, federation.roles) * request.whole("models", high=10_000)
             for name, tensor in tensors.items():
                 federation.state.common[name][0] = tensor
         trained = train_from_here(federation, round, [0])[0]

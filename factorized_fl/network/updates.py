@@ -10,7 +10,7 @@ from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.federation.ledger import Load, Payloads, Traffic
 from factorized_fl.federation.rounds import make_record
 from factorized_fl.federation.rundir import Record
-from factorized_fl.methods import Tensors
+from factorized_fl.methods import Roles, Tensors
 from factorized_fl.network.checks import read_tensors
 from factorized_fl.network.messages import BadMessage, Message
 
@@ -28,9 +28,9 @@ class Update:
     down_formula: int
     seconds: float  # of its own work
 
-    def record(self, round: int, k: int, site: str, down: Load) -> Record:
+    def record(self, round: int, k: int, site: str, down: Load, roles: Roles) -> Record:
         """The line of the coordinator's metrics."""
-        up = load_of(self.tensors)
+        up = load_of(self.tensors, roles)
         cost = Traffic(
             up_parameters=up.parameters,
             down_parameters=down.parameters,
@@ -38,6 +38,8 @@ class Update:
             down_bytes=down.bytes,
             up_formula=self.up_formula,
             down_formula=self.down_formula,
+            up_roles=up.roles,
+            down_roles=down.roles,
         )
         return make_record(round, k, site, self.result, self.trained, cost)
 
@@ -65,9 +67,9 @@ def read_result(answer: Message) -> Evaluated | None:
     return Evaluated(answer.whole("correct", high=total), total, math.nan if loss is None else loss)
 
 
-def load_of(tensors: Tensors) -> Load:
+def load_of(tensors: Tensors, roles: Roles) -> Load:
     """What these tensors cost to send."""
-    payloads = Payloads([0])
+    payloads = Payloads([0], roles)
     for name, tensor in tensors.items():
         payloads.add(name, tensor.unsqueeze(0))
     return payloads.loads()[0]
