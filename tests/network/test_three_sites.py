@@ -111,6 +111,8 @@ def test_it_equals_the_run_in_one_process(finished: Finished) -> None:
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
         theirs = [record for record in one.metrics() if record["client"] == k]
         for mine, their in zip(finished.run(name).metrics(), theirs, strict=True):
+            for roles in ("up_roles", "down_roles"):
+                assert mine.pop(roles) == their.pop(roles)
             assert {**mine, "client": k} == pytest.approx(their, abs=1e-6)
 
 
