@@ -1,5 +1,6 @@
 """From a configuration to a federation at its start: scenario, method, models, stacked state, engine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import torch
 from torch import nn
 
 from factorized_fl.config import Config
+from factorized_fl.data.augment import normalise
 from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Engine, Task
 from factorized_fl.engine.choice import build_engine
+from factorized_fl.federation import fingerprints
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Method, Tensors
 from factorized_fl.nn import Role, build_model, roles
@@ -94,6 +97,8 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
         {name: t.to(device) for name, t in state.common.items()},
         [{name: t.to(device) for name, t in own.items()} for own in state.own],
     )
+    if method.looks_at_images:
+        _fingerprint_images(config, method, scenario, models, state)
     kept = shared if method.needs_start or method.tests_start else frozenset()
     reset = {name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)}
     return Federation(
@@ -110,6 +115,22 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
         method_state={},
         engine=build_engine(engine, Task(config, method, scenario, models, role_of, shared, device)),
     )
+
+
+def _fingerprint_images(
+    config: Config, method: Method, scenario: Scenario, models: Mapping[int, nn.Module], state: ClientStack
+) -> None:
+    """Every client looks at its training images through the first layer, before anybody trains."""
+    for k, client in enumerate(scenario.clients):
+        tensors = state.client(k)
+        device = tensors[fingerprints.NAME].device
+        mean, std = (torch.tensor(values, device=device) for values in (scenario.mean, scenario.std))
+        images = normalise(scenario.images[client.train].to(device).float() / 255, mean, std)
+        labels = client.labelling[scenario.labels[client.train]].to(device)
+        rows = fingerprints.first_layer(models[len(client.classes)], tensors, images)
+        found = fingerprints.describe(rows, labels, len(client.classes))
+        seat = k if client.seat is None else client.seat
+        tensors[fingerprints.NAME].copy_(method.hide(found, torch_rng(config.seed, "fingerprint", seat)))
 
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:

@@ -63,9 +63,8 @@ def download(
 
 def mixed_rows(mixing: Mixing, server: Server) -> Iterator[tuple[str, torch.Tensor]]:
     """What each of the round's clients is sent: one tensor at a time, all its rows made before any is used."""
-    rows = mixing.matrix[list(server.clients)]
     for name, stacked in server.stack.items():
-        yield name, mix(rows, stacked)
+        yield name, mix(mixing.others.get(name, mixing.matrix)[list(server.clients)], stacked)
 
 
 def mixing_rng(config: Config, round: int) -> np.random.Generator:

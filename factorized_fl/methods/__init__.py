@@ -11,6 +11,7 @@ from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
 from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.methods.fedfomo import FedFOMO
 from factorized_fl.methods.fedprox import FedProx
+from factorized_fl.methods.peers import FactorizedPeers
 from factorized_fl.methods.per_fedavg import PerFedAvg
 from factorized_fl.methods.pfedpara import PFedPara
 from factorized_fl.methods.stand_alone import StandAlone
@@ -27,7 +28,7 @@ def register(method: type[Method]) -> type[Method]:
 
 for _method in (
     *(StandAlone, FedAvg, FedProx, ClusteredFL, PerFedAvg, FedFOMO, PFedPara, FactorizedFL, FactorizedFLBeta),
-    *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout),
+    *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout, FactorizedPeers),
 ):
     register(_method)
 

@@ -24,7 +24,6 @@ class Method:
     # The method's row in the table of methods, in words: parametrisation, local step, what travels, mixing.
     row: ClassVar[tuple[str, str, str, str]]
     published_gb: ClassVar[float | None] = None  # the paper's cost column for 20 clients and 50 rounds
-    fingerprint_is_shared: ClassVar[bool] = False  # it travels among the shared tensors already
     needs_start: ClassVar[bool] = False  # `mix` looks at server.start
 
     def __post_init__(self) -> None:
@@ -82,6 +81,20 @@ class Method:
     def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
         """What a client sends, besides the shared tensors, to be matched by: a vector, or nothing."""
         return None
+
+    @property
+    def fingerprint_is_shared(self) -> bool:
+        """Whether it travels among the shared tensors already."""
+        return False
+
+    @property
+    def looks_at_images(self) -> bool:
+        """Whether a client's fingerprint describes its images: the model then has a buffer that is filled once."""
+        return False
+
+    def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """What a client makes of the fingerprint of its images before it leaves, if anything."""
+        return fingerprint
 
     @property
     def models_down(self) -> int:

@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from factorized_fl.federation.fingerprints import NAME as FINGERPRINT
+from factorized_fl.federation.fingerprints import blur, likeness, make_room
 from factorized_fl.federation.mixing import cosine, in_place, similar_peers, softmax_over
 from factorized_fl.methods.base import Batch, Cost, Local, Method, Mixing, Roles, Server, Tensors
 from factorized_fl.nn import Role, factorize, last_body_v
@@ -42,11 +44,29 @@ class FactorizedFL(Method):
         "zero", "the classifier's initial mu: zero, or Xavier (authors' code)", choices=("zero", "xavier")
     )
     sequential: bool = option(False, "mix client after client, in place (authors' code)")
+    match: str = option(
+        "v",
+        "what clients are matched by: v before the classifier (paper), or statistics of their images",
+        choices=("v", "statistics"),
+    )
+    blur: float = option(0.0, "Gaussian noise on the statistics, in the units in which images vary", low=0)
+    clip: float = option(10.0, "where the statistics are cut off, in the same units", above=0)
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """Factorise every layer, the classifier included; |mu| < lambda counts as zero at evaluation."""
         factorize(model, layout=self.layout, threshold=self.sparsity, generator=generator)
-        return head_mu_xavier(model, generator) if self.head_mu == "xavier" else model
+        if self.head_mu == "xavier":
+            head_mu_xavier(model, generator)
+        return make_room(model) if self.looks_at_images else model
+
+    @property
+    def looks_at_images(self) -> bool:
+        """If they are matched by them."""
+        return self.match == "statistics"
+
+    def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Blur it, if asked to."""
+        return blur(fingerprint, self.blur, self.clip, generator) if self.blur else fingerprint
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """Cross-entropy plus lambda * ||mu||_1 (paper, Eq. 6)."""
@@ -73,13 +93,14 @@ class FactorizedFL(Method):
         return self.head == "reset" and role.head
 
     def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """v of the layer before the classifier."""
-        return tensors[last_body_v(roles)].flatten()
+        """v of the layer before the classifier, or what the images look like."""
+        return tensors[FINGERPRINT] if self.looks_at_images else tensors[last_body_v(roles)].flatten()
 
     def formula(self, tensors: Tensors, roles: Roles) -> Cost:
-        """All u each way, and v up."""
+        """All u each way, and v or the statistics up."""
         u = sum(tensors[name].numel() for name, role in roles.items() if role.kind == "u")
-        return Cost(u + tensors[last_body_v(roles)].numel(), u)
+        matched = tensors[FINGERPRINT] if self.looks_at_images else tensors[last_body_v(roles)]
+        return Cost(u + matched.numel(), u)
 
     def peers(self, similarity: torch.Tensor, server: Server) -> torch.Tensor:
         """Whom each client listens to, bool [K, K]."""
@@ -88,7 +109,7 @@ class FactorizedFL(Method):
     def mix(self, server: Server) -> Mixing:
         """Similar clients get more weight, dissimilar ones none."""
         assert server.fingerprints is not None
-        similarity = cosine(server.fingerprints)
+        similarity = likeness(server.fingerprints) if self.looks_at_images else cosine(server.fingerprints)
         matrix = softmax_over(self.peers(similarity, server), similarity, self.epsilon)
         if self.sequential:
             matrix = in_place(matrix, server.rng.permutation(list(server.clients)).tolist())
@@ -103,15 +124,19 @@ class FactorizedFLBeta(FactorizedFL):
     title = "Factorized-FL beta"
     row = ("u v^T + mu", "SGD + L1 on mu", "u, v, mu, norm, bias", "softmax of similarity above tau")
     published_gb: ClassVar[float | None] = 18.25
-    fingerprint_is_shared = True
+
+    @property
+    def fingerprint_is_shared(self) -> bool:
+        """v does travel."""
+        return not self.looks_at_images
 
     def shares(self, role: Role) -> bool:
         """Everything."""
         return not self.resets(role)
 
     def formula(self, tensors: Tensors, roles: Roles) -> Cost:
-        """u, v and what survives of mu."""
+        """u, v and what survives of mu; the statistics up."""
         count = sum(tensors[name].numel() for name, role in roles.items() if role.kind in ("u", "v"))
         mu = [tensors[name] for name, role in roles.items() if role.kind == "mu"]
         count += int(sum((tensor.abs() >= self.sparsity).sum() for tensor in mu))
-        return Cost(count, count)
+        return Cost(count + (tensors[FINGERPRINT].numel() if self.looks_at_images else 0), count)

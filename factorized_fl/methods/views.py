@@ -56,6 +56,7 @@ class Mixing:
     state: Tensors = field(default_factory=dict)
     downloads: torch.Tensor | None = None  # models sent to each client [K]; one each if not given
     revert: torch.Tensor | None = None  # bool [K]: go back to where the last training began, whatever the row says
+    others: Tensors = field(default_factory=dict)  # matrices of the tensors that are mixed otherwise, by name
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,39 @@
+"""Factorized-Peers: share everything with those whose images look like one's own."""
+
+from dataclasses import dataclass
+
+from factorized_fl.federation.fingerprints import likeness, trust
+from factorized_fl.federation.mixing import weighted_mean
+from factorized_fl.methods.base import Mixing, Server
+from factorized_fl.methods.factorized import FactorizedFLBeta
+from factorized_fl.options import option
+
+
+@dataclass(frozen=True)
+class FactorizedPeers(FactorizedFLBeta):
+    """Weights by likeness of the clients' images: no threshold, no number of peers, no number of groups.
+
+    Clients that chance can explain count by their images, so that equal clients end in the global mean; one that is
+    like nobody trains alone; one whose labels tell much less than those of its like counts little.
+    """
+
+    name = "factorized-peers"
+    title = "Factorized-Peers"
+    paper = "ours"
+    row = ("u v^T + mu", "SGD + L1 on mu", "u, v, mu, norm, bias; statistics up", "likeness of images, trust, size")
+    published_gb = None
+
+    match: str = option("statistics", "what clients are matched by", choices=("statistics",))
+    general: int = option(0, "first blocks of the network that are shared with everybody", low=0)
+
+    def mix(self, server: Server) -> Mixing:
+        """Peers by likeness; the first blocks by size alone."""
+        assert server.fingerprints is not None
+        alike = likeness(server.fingerprints)
+        weights = alike * (trust(server.fingerprints, alike) * server.sizes * server.received)
+        weights.diagonal().copy_(server.sizes)
+        matrix = weights / weights.sum(1, keepdim=True)
+        blocks = list(dict.fromkeys(name.split(".")[0] for name in server.stack))[: self.general]
+        everybody = weighted_mean(server.sizes, server.received)
+        others = {name: everybody for name in server.stack if name.split(".")[0] in blocks}
+        return Mixing(matrix, alike, others=others)

@@ -1,0 +1,144 @@
+"""Fingerprints of images: what they are by hand, and what they say of clients that are alike, different, or unequal."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factorized_fl.federation.build import build_federation
+from factorized_fl.federation.fingerprints import apart, blur, describe, first_layer, likeness, trust
+from factorized_fl.federation.ledger import upload_loads
+from factorized_fl.federation.rounds import run_round
+from factorized_fl.nn import build_model
+from tests.tiny import tiny_config, tiny_federation, tiny_scenario
+
+C = 3
+
+
+def moments(centre: float, count: int, seed: int, classes: int = 4, far: float = 0.3) -> tuple[torch.Tensor, ...]:
+    """Per-image means and mean squares around a domain's centre; every class has its own offset from it."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % classes
+    offsets = far * torch.randn(classes, C, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    offsets -= offsets.mean(0)
+    mean = centre + offsets[labels] + 0.2 * torch.randn(count, C, generator=generator, dtype=torch.float64)
+    return torch.cat([mean, mean.square() + 1], 1), labels
+
+
+def test_mean_and_variance_by_hand() -> None:
+    """Two classes with one image each: means 1 and 3, mean squares 2 and 12."""
+    found = describe(torch.tensor([[1.0, 2.0], [3.0, 12.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
+    assert found[0] == pytest.approx(2)
+    assert found[1] == pytest.approx(torch.tensor(7.0 - 4.0).log())
+    assert found.shape == (4,)
+    assert found.isfinite().all()
+
+
+def test_a_small_class_counts_nearly_as_much_as_a_large_one() -> None:
+    """30 images count 1/2 and 270 count 9/10: the mean is (0 / 2 + 0.9 * 1) / 1.4, not 0.9."""
+    labels = torch.tensor([0] * 30 + [1] * 270)
+    rows = torch.stack([labels.double(), labels.double() + 1], 1)
+    assert describe(rows, labels, 2)[0] == pytest.approx(0.9 / 1.4)
+
+
+def test_the_first_layer_is_seen_and_nothing_behind_it() -> None:
+    model = build_model("cnn", 3, channels=1)
+    images = torch.randn(5, 1, 8, 8)
+    rows = first_layer(model, model.state_dict(), images)
+    out = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d))(images).double()
+    assert torch.allclose(rows, torch.cat([out.mean((2, 3)), out.square().mean((2, 3))], 1))
+
+
+def test_clients_of_one_kind_are_as_far_apart_as_chance_makes_them() -> None:
+    prints = torch.stack([describe(*moments(0.0, 200, seed), 4) for seed in range(12)])
+    pairs = apart(prints)[~torch.eye(12, dtype=torch.bool)]
+    assert 0.5 < pairs.median() < 1.5
+    assert likeness(prints).mean() > 0.7
+
+
+def test_clients_of_two_kinds_are_told_apart_and_a_stranger_is_alone() -> None:
+    centres = [0.0, 0.0, 0.0, 1.0, 1.0, -2.0]
+    prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate(centres)])
+    alike = likeness(prints)
+    for i, one in enumerate(centres):
+        for j, other in enumerate(centres):
+            assert (alike[i, j] > 0.05) == (one == other)
+
+
+def test_other_shares_of_the_same_classes_are_no_other_kind() -> None:
+    """Half of the classes are rare here and the other half there; the plain means would be far apart."""
+    rows, labels = moments(0.0, 4000, 1, far=1.0)
+    generator = torch.Generator().manual_seed(3)
+    shares = torch.tensor([[0.9, 0.9, 0.03, 0.03], [0.03, 0.03, 0.9, 0.9]])
+    chosen = [torch.rand(4000, generator=generator) < share[labels] for share in shares]
+    prints = torch.stack([describe(rows[some], labels[some], 4) for some in chosen])
+    plain = torch.stack([rows[some, :C].mean(0) for some in chosen])
+    assert (plain[0] - plain[1]).norm() > 0.5
+    assert apart(prints)[0, 1] < 3
+
+
+def test_labels_drawn_at_random_are_not_trusted_where_others_tell_something() -> None:
+    found = [moments(0.0, 400, seed, far=0.5) for seed in range(4)]
+    drawn = torch.randint(0, 4, (400,), generator=torch.Generator().manual_seed(5))
+    prints = torch.stack([describe(rows, drawn if k == 3 else labels, 4) for k, (rows, labels) in enumerate(found)])
+    alike = likeness(prints)
+    trusted = trust(prints, torch.ones_like(alike))
+    assert (trusted[:3] > 0.6).all()
+    assert trusted[3] < 0.2
+    nobody_tells = torch.stack([describe(rows, drawn, 4) for rows, _ in found])
+    assert (trust(nobody_tells, torch.ones_like(alike)) > 0.5).all()
+
+
+def test_a_blurred_fingerprint_says_less_and_says_so() -> None:
+    prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate([0.0, 1.0])])
+    generator = torch.Generator().manual_seed(1)
+    blurred = torch.stack([blur(row, 3.0, 10.0, generator) for row in prints])
+    assert blurred[0, -2] == pytest.approx(float(prints[0, -2]) + 2 * C * 9.0)
+    assert apart(blurred)[0, 1] < apart(prints)[0, 1] / 5
+    clipped = blur(prints[1], 0.0, 0.5, generator)
+    assert (clipped[:C] / (clipped[C : 2 * C] / 2).exp() <= 0.5 + 1e-5).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), order=st.permutations(range(4)), naming=st.permutations(range(4)))
+def test_neither_the_names_of_classes_nor_the_numbering_of_clients_matters(seed, order, naming) -> None:
+    found = [moments(centre, 60, seed + k) for k, centre in enumerate([0.0, 0.0, 1.0, 1.0])]
+    prints = torch.stack([describe(rows, labels, 4) for rows, labels in found])
+    renamed = torch.stack([describe(rows, torch.tensor(naming)[labels], 4) for rows, labels in found])
+    assert torch.allclose(prints, renamed, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(apart(prints)[order][:, order], apart(prints[order]))
+
+
+def test_matching_costs_less_than_a_kilobyte_with_the_papers_network() -> None:
+    config = tiny_config("factorized-peers", model="resnet9", width=1.0)
+    federation = build_federation(config, tiny_scenario(config), torch.device("cpu"))
+    assert federation.state.common["fingerprint"].shape[1] == 130
+    with_it, without = (
+        upload_loads(federation, [0])[0].bytes,
+        upload_loads(tiny_federation("factorized-fl-beta", model="resnet9", width=1.0), [0])[0].bytes,
+    )
+    assert 0 < with_it - without <= 1024
+
+
+@pytest.mark.parametrize("method", ["factorized-fl", "factorized-fl-beta", "factorized-peers"])
+def test_every_matched_method_may_look_at_images(method: str) -> None:
+    federation = tiny_federation(method, options={"match": "statistics"})
+    before = federation.state.common["fingerprint"].clone()
+    assert before.abs().sum() > 0
+    for round in (1, 2):
+        _, mixing = run_round(federation, round)
+    assert mixing is not None
+    assert mixing.similarity is not None
+    assert torch.equal(federation.state.common["fingerprint"], before)
+    assert torch.allclose(mixing.similarity, likeness(before))
+
+
+def test_first_blocks_can_be_shared_with_everybody() -> None:
+    federation = tiny_federation("factorized-peers", options={"general": 1})
+    run_round(federation, 1)
+    _, mixing = run_round(federation, 2)
+    assert mixing is not None
+    assert {name.split(".")[0] for name in mixing.others} == {"conv1"}
+    (row,) = {tuple(row) for matrix in mixing.others.values() for row in matrix.tolist()}
+    sizes = federation.scenario.sizes
+    assert row == pytest.approx((sizes / sizes.sum()).tolist())
