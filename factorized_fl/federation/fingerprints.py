@@ -59,7 +59,7 @@ def first_layer(model: nn.Module, tensors: dict[str, torch.Tensor], images: torc
 
 
 def describe(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """The fingerprint [2 C + 2] of images with such moments [n, 2 C] and labels: mean, log-variance, noise, contrast."""
+    """Mean, log-variance, noise and contrast of images with these moments [n, 2 C] and labels: [2 C + 2]."""
     counts = torch.bincount(labels, minlength=classes).to(rows)
     present = counts > 0
     sums = torch.zeros(classes, rows.shape[1], dtype=rows.dtype, device=rows.device).index_add_(0, labels, rows)

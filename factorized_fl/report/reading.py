@@ -200,10 +200,13 @@ def _text_of(path: Path, name: str, notes: list[str], missing: str) -> str | Non
 def _read_config(path: Path, notes: list[str]) -> Record:
     text = _text_of(path, "config.toml", notes, "so the configuration is unknown")
     try:
-        return tomllib.loads(text or "")
+        table = tomllib.loads(text or "")
     except tomllib.TOMLDecodeError as error:
         notes.append(f"config.toml is damaged ({_reason(error)}): the configuration is unknown.")
         return {}
+    if text and (not text.endswith("\n") or "options" not in table):  # what is left of it may still be TOML
+        notes.append("config.toml is cut off: part of the configuration is unknown.")
+    return table
 
 
 def _read_json(path: Path, name: str, notes: list[str], missing: str) -> Any:
