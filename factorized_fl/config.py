@@ -29,6 +29,7 @@ class Config:
     clients: int = option(20, "number of clients", low=1)
     clients_per_domain: tuple[int, ...] = option((), "clients of each domain; empty: even shares", low=1)
     images_per_client: int = option(0, "at most so many training images each; 0: all", low=0)
+    scrambled: int = option(0, "clients, the last ones, whose training labels are drawn at random", low=0)
     train_share: float = option(0.8, "share for training; validation and test halve the rest", above=0, high=0.98)
     model: str = option("resnet9", "network", choices=("resnet9", "resnet18", "cnn"))
     width: float = option(1.0, "factor on all channel counts", above=0, high=8)

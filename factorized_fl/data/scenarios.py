@@ -121,6 +121,20 @@ def score_validation(scenario: Scenario) -> Scenario:
     return replace(scenario, clients=tuple(replace(client, test=client.validation) for client in scenario.clients))
 
 
+def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
+    """Draw the training labels of the last `count` clients at random: copies of their images join the pool for it."""
+    images, labels, clients = [scenario.images], [scenario.labels], list(scenario.clients)
+    size = len(scenario.images)
+    for k in range(len(clients) - min(count, len(clients)), len(clients)):
+        client = clients[k]
+        drawn = numpy_rng(seed, "scramble", k).integers(len(client.classes), size=len(client.train))
+        images.append(scenario.images[client.train])
+        labels.append(torch.from_numpy(drawn).to(scenario.labels))
+        clients[k] = replace(client, train=torch.arange(size, size + len(client.train)))
+        size += len(client.train)
+    return replace(scenario, images=torch.cat(images), labels=torch.cat(labels), clients=tuple(clients))
+
+
 def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:
     """Let every client keep a share of its training images aside, at least one and never all."""
     clients = []

@@ -9,7 +9,7 @@ from torch import nn
 
 from factorized_fl.config import Config
 from factorized_fl.data.augment import normalise
-from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation
+from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation, scramble
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Engine, Task
 from factorized_fl.engine.choice import build_engine
@@ -76,6 +76,8 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
         permutation_seed=config.permutation_seed,
         seed=config.seed,
     )
+    if config.scrambled:
+        scenario = scramble(scenario, config.scrambled, config.seed)
     return score_validation(scenario) if config.score == "validation" else scenario
 
 

@@ -114,7 +114,8 @@ class RunDirectory:
         self._forget_after(done)
 
     def _refuse_other(self, config: Config) -> None:
-        old, new = read_table(self.path / "config.toml"), tomllib.loads(config.to_toml())
+        # Options that came after the run was begun have their defaults in it.
+        old, new = (tomllib.loads(found.to_toml()) for found in (self.config(), config))
         old, new = {**old, **old.pop("options", {})}, {**new, **new.pop("options", {})}
         changed = [
             f"{name} was {old.get(name)!r}, now {new.get(name)!r}"

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from factorized_fl.config import Config
+from factorized_fl.config import Config, from_table
+from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.run import Observer, Stopped, run
 from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.reproduce import heterogeneity
-from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result, write_result
+from factorized_fl.reproduce.cells import Cell, Result, read_result, write_result
 from factorized_fl.reproduce.choices import chosen_options, write_choices
 from factorized_fl.reproduce.measures import FACTORS, measure
 from factorized_fl.reproduce.recorder import FactorRecorder
@@ -151,7 +152,7 @@ def run_cells(
         for cell in cells:
             config = cell.config(chosen(cell))
             if (result := read_result(cell.path(results))) is not None:
-                yield Progress(cell.name, "was done", result, result.configuration != as_record(config))
+                yield Progress(cell.name, "was done", result, not _same(result.configuration, config))
                 continue
             directory = RunDirectory(work / f"{cell.name}-{_digest(config)}")
             begun = directory.checkpoint_path.exists()
@@ -188,6 +189,14 @@ def run_cell(
     start = stopper.ready - began if stopper.ready else 0.0
     write_result(cell.path(results), measure(cell, directory, start))
     directory.checkpoint_path.unlink(missing_ok=True)
+
+
+def _same(record: Record, config: Config) -> bool:
+    """Whether a result has this configuration; options that came later have their defaults in it."""
+    try:
+        return from_table(record) == config
+    except UserError:
+        return False
 
 
 def _free_memory() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorized_fl.data.images import ImageSet
-from factorized_fl.data.scenarios import build_scenario, deal_evenly, divide, permutation
+from factorized_fl.data.scenarios import build_scenario, deal_evenly, divide, permutation, scramble
 from factorized_fl.errors import UserError
 
 NORMAL = ((0.5,), (0.25,))
@@ -112,6 +112,21 @@ def test_same_seed_same_scenario_other_seed_other_scenario() -> None:
     )
     assert all(torch.equal(a.train, b.train) for a, b in zip(first.clients, again.clients, strict=True))
     assert not all(torch.equal(a.train, b.train) for a, b in zip(first.clients, other.clients, strict=True))
+
+
+def test_scrambled_clients_keep_their_images_and_draw_new_labels() -> None:
+    plain = build_scenario([grey("a", 200, 4)], NORMAL, clients=3)
+    drawn = scramble(plain, 1, seed=1)
+    last, before = drawn.clients[2], plain.clients[2]
+    assert drawn.clients[:2] == plain.clients[:2]
+    assert torch.equal(drawn.images[last.train], plain.images[before.train])
+    assert torch.equal(drawn.images[: len(plain.images)], plain.images)
+    assert torch.equal(drawn.labels[: len(plain.labels)], plain.labels)
+    assert torch.equal(last.test, before.test)
+    same = (drawn.labels[last.train] == plain.labels[before.train]).float().mean()
+    assert 0.05 < same < 0.5
+    assert torch.equal(scramble(plain, 1, seed=1).labels, drawn.labels)
+    assert not torch.equal(scramble(plain, 1, seed=2).labels, drawn.labels)
 
 
 def test_clients_per_domain_and_images_per_client() -> None:
