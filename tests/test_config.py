@@ -39,13 +39,13 @@ def test_paper_setting() -> None:
     assert (config.partition, config.alpha, config.permuted, config.model) == ("dirichlet", 0.5, True, "resnet9")
     matching = {"tau": 0.0, "epsilon": 1.0, "minimum": 1, "sparsity": 5e-4, "l1": True}
     faithful = {"layout": "taps", "prune": "test", "head": "share", "head_mu": "zero", "sequential": False}
-    faithful |= {"match": "v", "blur": 0.0, "clip": 10.0}
-    assert config.options == matching | faithful
+    fingerprint = {"match": "v", "blur": 0.0, "clip": 10.0}
+    assert config.options == matching | faithful | fingerprint
     released = configure("cifar100-domains-released", "factorized-fl")
     assert released.rounds == 100
     matching = {"tau": 0.95, "epsilon": 20.0, "minimum": 4, "sparsity": 5e-4, "l1": False}
     departures = {"layout": "released", "prune": "test", "head": "reset", "head_mu": "xavier", "sequential": True}
-    assert released.options == matching | departures
+    assert released.options == matching | departures | fingerprint
 
 
 def test_settings_go_to_the_run_or_to_the_method() -> None:
