@@ -23,8 +23,7 @@ from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.reproduce import heterogeneity
 from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result, write_result
 from factorized_fl.reproduce.choices import chosen_options, write_choices
-from factorized_fl.reproduce.measures import FACTORS, measure
-from factorized_fl.reproduce.recorder import FactorRecorder
+from factorized_fl.reproduce.measures import measure
 from factorized_fl.reproduce.studies import find_study, select
 
 WORK = Path("runs/paper")
@@ -183,7 +182,7 @@ def run_cell(
     began = time.monotonic()
     stopper = Stopper(clock)
     with watch(config) if watch else nullcontext() as watching:
-        observers = [FactorRecorder(directory.path / FACTORS), *([watching] if watching else []), stopper]
+        observers = [*([watching] if watching else []), stopper]
         run(config, directory.path, data=data, resume=True, observers=observers, device=device)
     start = stopper.ready - began if stopper.ready else 0.0
     write_result(cell.path(results), measure(cell, directory, start))
