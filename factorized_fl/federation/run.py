@@ -51,13 +51,14 @@ def run(
 ) -> RunDirectory:
     """Run a federation to its end, or on to its end, in the directory `out`.
 
-    The scenario is the configured one, made from `data`, unless it is given.
+    A run that is complete is only given back, even if its checkpoint was removed meanwhile. The scenario is the
+    configured one, made from `data`, unless it is given.
     """
     directory = RunDirectory(out)
     device = find_device(device)
     with directory.lock():
         done = directory.rounds_done(config, resume)
-        if done == config.rounds and directory.summary():
+        if directory.summary():
             return directory
         federation = build_federation(config, scenario or build_scenario_of(config, data), torch.device(device))
         if done:

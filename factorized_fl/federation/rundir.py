@@ -202,7 +202,8 @@ class RunDirectory:
             yield
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"The checkpoint '{self.checkpoint_path}' is damaged ({error}): remove it to start this run again."
+                f"The checkpoint '{self.checkpoint_path}' is damaged ({error}): "
+                "remove it, and summary.json if there is one, to start this run again."
             ) from None
 
     def config(self) -> Config:

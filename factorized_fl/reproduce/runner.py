@@ -15,8 +15,10 @@ from types import FrameType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from factorized_fl.config import Config
+from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.run import Observer, Stopped, run
 from factorized_fl.federation.rundir import Record, RunDirectory
@@ -154,7 +156,8 @@ def run_cells(
                 continue
             directory = RunDirectory(work / f"{cell.name}-{_digest(config)}")
             begun = directory.checkpoint_path.exists()
-            if cut_off or clock.left <= 0 or (not begun and clock.left < expected_seconds(cell, results)):
+            no_time = cut_off or clock.left <= 0 or (not begun and clock.left < expected_seconds(cell, results))
+            if no_time and not directory.summary():
                 yield Progress(cell.name, "no time")
                 continue
             try:
@@ -178,14 +181,23 @@ def run_cell(
     device: str,
     watch: Watch | None,
 ) -> None:
-    """Run one cell to its end and write its file; its checkpoint, which is large, is not needed any more."""
+    """Run one cell to its end and write its file; its checkpoint, which is large, is not needed any more.
+
+    A run that is complete but lost its file is only measured again; how long its start took is not known then.
+    """
     began = time.monotonic()
     stopper = Stopper(clock)
     with watch(config) if watch else nullcontext() as watching:
         observers = [*([watching] if watching else []), stopper]
         run(config, directory.path, data=data, resume=True, observers=observers, device=device)
     start = stopper.ready - began if stopper.ready else 0.0
-    write_result(cell.path(results), measure(cell, directory, start))
+    try:
+        record = measure(cell, directory, start)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UserError(
+            f"The run in '{directory.path}' is complete but cannot be read ({error!r}): remove it to run it again."
+        ) from None
+    write_result(cell.path(results), record)
     directory.checkpoint_path.unlink(missing_ok=True)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.reproduce.cells import Cell, read_result
 from factorized_fl.reproduce.runner import Clock, run_cells
@@ -132,6 +133,34 @@ def test_stops_when_another_round_does_not_fit(images: Path, tmp_path: Path, mon
     (cell,) = select(["domains"], [1], ["fedavg"])
     assert run_all([cell], tmp_path, images, clock=Clock(60)) == [("fedavg", "cut off")]
     assert run_all([cell], tmp_path, images) == [("fedavg", "done")]
+
+
+def test_a_lost_file_is_written_again_from_the_run_even_without_time(images: Path, tmp_path: Path) -> None:
+    cells = select(["domains"], [1])
+    run_all(cells, tmp_path, images)
+    before = kept(tmp_path)
+    lost = cells[2].path(tmp_path / "results")
+    seconds = json.loads(lost.read_text())["seconds"]
+    lost.unlink()
+    nowhere = tmp_path / "no data"
+    states = [state for _, state in run_all(cells, tmp_path, nowhere, clock=Clock(0))]
+    assert states == ["was done", "was done", "done"]
+    assert kept(tmp_path) == before
+    assert json.loads(lost.read_text())["seconds"] == {"rounds": seconds["rounds"], "start": 0.0}
+
+
+def test_a_complete_run_that_cannot_be_read_says_what_to_do(images: Path, tmp_path: Path) -> None:
+    (cell,) = select(["domains"], [1], ["factorized-fl"])
+    run_all([cell], tmp_path, images)
+    cell.path(tmp_path / "results").unlink()
+    (analysis,) = (tmp_path / "work").rglob("analysis.json")
+    analysis.write_text('{"confusion": []}')
+    with pytest.raises(UserError, match=r"complete but cannot be read.*sizes.*remove it"):
+        run_all([cell], tmp_path, images)
+    analysis.unlink()
+    with pytest.raises(UserError, match=r"complete but cannot be read.*remove it"):
+        run_all([cell], tmp_path, images)
+    assert not cell.path(tmp_path / "results").exists()
 
 
 def test_a_file_from_another_configuration_is_kept_and_pointed_out(images: Path, tmp_path: Path) -> None:
