@@ -3,7 +3,7 @@
 config.toml            the complete configuration
 environment.json       versions, machine, commit
 metrics.jsonl          one line per round and client, append-only
-timing.jsonl           one line per round: seconds (apart, because metrics of equal runs are equal)
+timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, because metrics of equal runs are equal)
 mixing/round-N.safetensors   mixing and similarity matrices of round N
 traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
 checkpoint.safetensors       everything needed to go on

@@ -14,7 +14,7 @@ from factorized_fl.reproduce.cells import Cell, as_record
 def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record:
     """All that is kept of a run: accuracy per round and client, bytes, time, who listened to whom."""
     config = directory.config()
-    metrics, clients = directory.metrics(), directory.clients()
+    metrics, clients, timing = directory.metrics(), directory.clients(), directory.timing()
     environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
     domains = [client["domain"] for client in clients]
     record: Record = {
@@ -27,9 +27,10 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
         "commit": environment.pop("commit"),
         "environment": environment,
         "seconds": {
-            "rounds": round(sum(line["seconds"] for line in directory.timing()), 2),
+            "rounds": round(sum(line["seconds"] for line in timing), 2),
             "start": round(start_seconds, 2),
         },
+        **peak_memory(timing),
         "configuration": as_record(config),
         "clients": {
             "domain": domains,
@@ -44,6 +45,12 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
     if traces := directory.traces():
         record["factors"] = factor_summary(traces, directory.analysis()["sizes"], domains)
     return record
+
+
+def peak_memory(timing: Sequence[Record]) -> Record:
+    """The most memory that the run took on its GPU, over all of its rounds; nothing on a CPU."""
+    peaks = [line["peak_gib"] for line in timing if "peak_gib" in line]
+    return {"peak_gib": max(peaks)} if peaks else {}
 
 
 def correct_counts(metrics: Sequence[Record], rounds: int, clients: int) -> list[list[int | None]]:

@@ -1,6 +1,6 @@
 import torch
 
-from factorized_fl.reproduce.measures import factor_summary
+from factorized_fl.reproduce.measures import factor_summary, peak_memory
 
 DOMAINS = ["a", "a", "b", "b"]
 
@@ -40,3 +40,11 @@ def test_shares_give_back_the_counts_they_came_from() -> None:
     traces = {round: trace_of([[1.0]], [[1.0]], [[count / 589_824]]) for round, count in enumerate(counts.tolist(), 1)}
     found = factor_summary(traces, {"u": [[9]], "v": [[65_536]], "mu": [[589_824]]}, ["a"])
     assert found["mu_kept"] == counts.long().tolist()
+
+
+def test_peak_memory_is_the_largest_of_all_rounds_where_there_is_one() -> None:
+    """A run that was resumed begins to count anew."""
+    lines = [{"round": 1, "seconds": 1.0, "peak_gib": 5.5}, {"round": 2, "seconds": 1.0, "peak_gib": 4.25}]
+    assert peak_memory(lines) == {"peak_gib": 5.5}
+    assert peak_memory([{"round": 1, "seconds": 1.0}, lines[1]]) == {"peak_gib": 4.25}
+    assert peak_memory([{"round": 1, "seconds": 1.0}]) == {}

@@ -63,6 +63,7 @@ def test_a_file_holds_accuracy_bytes_configuration_and_where_it_came_from(images
     assert record["factors"]["v"]["matrices"]["2"][0][0] == 1.0
     assert len(record["factors"]["mu_kept"]) == 3
     assert record["seconds"]["rounds"] > 0
+    assert "peak_gib" not in record  # a CPU has none
     alone = json.loads((tmp_path / "results" / "domains" / "stand-alone-seed1.json").read_text())
     assert "mixing" not in alone
     assert alone["bytes"]["up"] == 0
