@@ -26,7 +26,7 @@ class Client:
     test: torch.Tensor
     labelling: torch.Tensor  # the domain's class c is called labelling[c] here
     classes: tuple[str, ...]  # names, in this client's own order
-    holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # kept from `train`
+    holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # to try models on
     seat: int | None = None  # whose draws it makes, where that is not its place in the scenario
 
 
@@ -119,6 +119,16 @@ def build_scenario(
 def score_validation(scenario: Scenario) -> Scenario:
     """Let every client be scored on its validation images, so that options can be chosen without seeing the test."""
     return replace(scenario, clients=tuple(replace(client, test=client.validation) for client in scenario.clients))
+
+
+def try_validation(scenario: Scenario) -> Scenario:
+    """Let every client try models on its validation images, and train on all that it has."""
+    for client in scenario.clients:
+        if not len(client.validation):
+            raise UserError(
+                f"{client.name} has no validation images to try models on: add some, or set tried_on=holdout."
+            )
+    return replace(scenario, clients=tuple(replace(client, holdout=client.validation) for client in scenario.clients))
 
 
 def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:

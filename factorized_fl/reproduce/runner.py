@@ -23,7 +23,7 @@ from factorized_fl.federation.build import Federation
 from factorized_fl.federation.run import Observer, Stopped, run
 from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.reproduce import heterogeneity
-from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result, write_result
+from factorized_fl.reproduce.cells import Cell, Result, read_result, write_result
 from factorized_fl.reproduce.choices import chosen_options, write_choices
 from factorized_fl.reproduce.measures import measure
 from factorized_fl.reproduce.studies import find_study, select
@@ -152,7 +152,7 @@ def run_cells(
         for cell in cells:
             config = cell.config(chosen(cell))
             if (result := read_result(cell.path(results))) is not None:
-                yield Progress(cell.name, "was done", result, result.configuration != as_record(config))
+                yield Progress(cell.name, "was done", result, not result.came_from(config))
                 continue
             directory = RunDirectory(work / f"{cell.name}-{_digest(config)}")
             begun = directory.checkpoint_path.exists()

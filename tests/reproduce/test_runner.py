@@ -7,7 +7,7 @@ import pytest
 
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import RunDirectory
-from factorized_fl.reproduce.cells import Cell, read_result
+from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result
 from factorized_fl.reproduce.runner import Clock, run_cells
 from factorized_fl.reproduce.studies import select
 
@@ -172,3 +172,15 @@ def test_a_file_from_another_configuration_is_kept_and_pointed_out(images: Path,
     result = read_result(cell.path(tmp_path / "results"))
     assert result is not None
     assert result.configuration["options"]["tau"] == 0.5
+
+
+def test_a_file_from_before_an_option_was_there_has_its_default() -> None:
+    (cell,) = select(["domains"], [1], ["factorized-fl"])
+    config = cell.config()
+    record = {"configuration": as_record(config)}
+    assert Result(record).came_from(config)
+    del record["configuration"]["options"]["head_mu"]
+    assert Result(record).came_from(config)
+    assert not Result(record).came_from(cell.config({"head_mu": "xavier"}))
+    record["configuration"]["options"]["was-removed"] = 1
+    assert not Result(record).came_from(config)
