@@ -26,7 +26,7 @@ class Client:
     test: torch.Tensor
     labelling: torch.Tensor  # the domain's class c is called labelling[c] here
     classes: tuple[str, ...]  # names, in this client's own order
-    holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # kept from `train`
+    holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # to try models on
     seat: int | None = None  # whose draws it makes, where that is not its place in the scenario
 
 
@@ -133,6 +133,16 @@ def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
         clients[k] = replace(client, train=torch.arange(size, size + len(client.train)))
         size += len(client.train)
     return replace(scenario, images=torch.cat(images), labels=torch.cat(labels), clients=tuple(clients))
+
+
+def try_validation(scenario: Scenario) -> Scenario:
+    """Let every client try models on its validation images, and train on all that it has."""
+    for client in scenario.clients:
+        if not len(client.validation):
+            raise UserError(
+                f"{client.name} has no validation images to try models on: add some, or set tried_on=holdout."
+            )
+    return replace(scenario, clients=tuple(replace(client, holdout=client.validation) for client in scenario.clients))
 
 
 def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:

@@ -9,10 +9,11 @@ from torch import nn
 
 from factorized_fl.config import Config
 from factorized_fl.data.augment import normalise
-from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation, scramble
+from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation, scramble, try_validation
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Engine, Task
 from factorized_fl.engine.choice import build_engine
+from factorized_fl.errors import UserError
 from factorized_fl.federation import fingerprints
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Method, Tensors
@@ -86,6 +87,10 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
     method = config.build_method()
     if method.holdout:
         scenario = hold_out(scenario, method.holdout, config.seed)
+    if method.tries_validation:
+        if config.score == "validation":
+            raise UserError("Images that models are tried on cannot score them, too: set score or tried_on otherwise.")
+        scenario = try_validation(scenario)
     channels = scenario.images.shape[1]
     counts = {len(client.classes) for client in scenario.clients}
     models = {classes: initial_model(config, classes, channels, scenario.labels_agree) for classes in counts}

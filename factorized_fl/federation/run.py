@@ -51,22 +51,26 @@ def run(
 ) -> RunDirectory:
     """Run a federation to its end, or on to its end, in the directory `out`.
 
-    The scenario is the configured one, made from `data`, unless it is given.
+    A run that is complete is only given back, even if its checkpoint was removed meanwhile. The scenario is the
+    configured one, made from `data`, unless it is given.
     """
     directory = RunDirectory(out)
     device = find_device(device)
+    place = torch.device(device)
     with directory.lock():
         done = directory.rounds_done(config, resume)
-        if done == config.rounds and directory.summary():
+        if directory.summary():
             return directory
-        federation = build_federation(config, scenario or build_scenario_of(config, data), torch.device(device))
+        if place.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(place)
+        federation = build_federation(config, scenario or build_scenario_of(config, data), place)
         if done:
             federation.load(directory.load_checkpoint())
         who = describe_clients(federation.scenario.clients)
         directory.begin(config, describe_environment(config.seed, device), who, done)
         for observer in observers:
             observer.started(federation, done)
-        _go_on(federation, directory, done, observers)
+        _go_on(federation, directory, done, observers, place)
     return directory
 
 
@@ -84,7 +88,16 @@ def _client_done(observers: Sequence[Observer], round: int, client: int) -> None
         observer.client_done(round, client)
 
 
-def _go_on(federation: Federation, directory: RunDirectory, done: int, observers: Sequence[Observer]) -> None:
+def peak_memory(device: torch.device) -> Record:
+    """The most memory that tensors of this process took on a GPU since the run began; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    return {"peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3)}
+
+
+def _go_on(
+    federation: Federation, directory: RunDirectory, done: int, observers: Sequence[Observer], device: torch.device
+) -> None:
     config = federation.config
     writing, written = 0.0, time.monotonic()
     for round in range(done + 1, config.rounds + 1):
@@ -95,7 +108,7 @@ def _go_on(federation: Federation, directory: RunDirectory, done: int, observers
         directory.save_trace(round, trace(federation))
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
-        directory.append("timing.jsonl", [{"round": round, "seconds": now - began}])
+        directory.append("timing.jsonl", [{"round": round, "seconds": now - began, **peak_memory(device)}])
         due = round == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
         if due:
             directory.save_checkpoint(round, federation.tensors)

@@ -3,11 +3,11 @@
 config.toml            the complete configuration
 environment.json       versions, machine, commit
 metrics.jsonl          one line per round and client, append-only
-timing.jsonl           one line per round: seconds (apart, because metrics of equal runs are equal)
+timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, because metrics of equal runs are equal)
 mixing/round-N.safetensors   mixing and similarity matrices of round N
 traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
 checkpoint.safetensors       everything needed to go on
-analysis.json          confusion matrices, written at the end
+analysis.json          confusion matrices and sizes of factors, written at the end
 summary.json           written when the run is complete
 report.html            the page, which reads all of the above
 """
@@ -203,7 +203,8 @@ class RunDirectory:
             yield
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"The checkpoint '{self.checkpoint_path}' is damaged ({error}): remove it to start this run again."
+                f"The checkpoint '{self.checkpoint_path}' is damaged ({error}): "
+                "remove it, and summary.json if there is one, to start this run again."
             ) from None
 
     def config(self) -> Config:
@@ -224,16 +225,27 @@ class RunDirectory:
 
     def mixed_rounds(self) -> list[int]:
         """The rounds that began with a mixing, in order."""
-        return sorted(
-            int(path.stem.removeprefix("round-")) for path in (self.path / "mixing").glob("round-*.safetensors")
-        )
+        return self._rounds("mixing")
 
     def mixing(self, round: int) -> dict[str, torch.Tensor]:
         """The matrices of a round: `matrix`, `similarity` where the method has one, `state.*` what it remembered."""
         return safetensors.torch.load_file(self._round_file("mixing", round))
 
+    def traces(self) -> dict[int, dict[str, torch.Tensor]]:
+        """By round what was kept of the factors: `cosine.u`, `cosine.v`, `mu`; nothing if there are none."""
+        return {
+            round: safetensors.torch.load_file(self._round_file("traces", round)) for round in self._rounds("traces")
+        }
+
+    def _rounds(self, kind: str) -> list[int]:
+        return sorted(int(path.stem.removeprefix("round-")) for path in (self.path / kind).glob("round-*.safetensors"))
+
     def _round_file(self, kind: str, round: int) -> Path:
         return self.path / kind / f"round-{round:04d}.safetensors"
+
+    def analysis(self) -> Record:
+        """What a complete run's analysis found."""
+        return json.loads((self.path / "analysis.json").read_text(encoding="utf-8"))
 
     def summary(self) -> Record | None:
         """The summary, if the run is complete."""

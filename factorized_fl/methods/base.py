@@ -52,6 +52,11 @@ class Method:
         """Share of its training images that a client keeps aside for `server.validation_losses`."""
         return 0.0
 
+    @property
+    def tries_validation(self) -> bool:
+        """Whether `server.validation_losses` are on the client's validation images; nothing is kept aside then."""
+        return False
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient that the optimiser steps along."""
         return local.loss_gradient(parameters, batches[0])

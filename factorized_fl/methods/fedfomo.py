@@ -1,4 +1,4 @@
-"""FedFOMO: try other clients' models on own held-out images and take from those that help."""
+"""FedFOMO: try other clients' models on own images that were not trained on and take from those that help."""
 
 from dataclasses import dataclass
 
@@ -27,11 +27,22 @@ class FedFOMO(FedAvg):
     models: int = option(10, "M: models a client tries, its own included", low=1)
     explore: float = option(0.3, "probability of trying a random client, falling by 0.05 a round", low=0, high=1)
     held_out: float = option(0.2, "share of the training images kept for trying", above=0, high=0.5)
+    tried_on: str = option(
+        "holdout", "where models are tried: own held-out images, or validation", choices=("holdout", "validation")
+    )
+    fallback: str = option(
+        "start", "where whom nothing helps goes on: its last start, or its current model", choices=("start", "current")
+    )
 
     @property
     def holdout(self) -> float:
-        """The images to try models on."""
-        return self.held_out
+        """The images to try models on, unless those are of the validation split."""
+        return 0.0 if self.tries_validation else self.held_out
+
+    @property
+    def tries_validation(self) -> bool:
+        """Whether the validation split serves instead of a hold-out."""
+        return self.tried_on == "validation"
 
     @property
     def models_down(self) -> int:
@@ -44,7 +55,7 @@ class FedFOMO(FedAvg):
         return Cost(up, self.models * up)
 
     def mix(self, server: Server) -> Mixing:
-        """Try, weigh, remember; whom nothing helps goes back to where its last training began."""
+        """Try, weigh, remember; whom nothing helps goes back to where its last training began, or keeps what it has."""
         count = len(server.sizes)
         matrix = torch.eye(count, dtype=torch.float64)
         preference = server.state.get("preference", 0.1 * torch.eye(count, dtype=torch.float64)).clone()
@@ -61,7 +72,7 @@ class FedFOMO(FedAvg):
                 matrix[i] = 0
                 matrix[i, tried] = positive / positive.sum()
             else:
-                revert[i] = server.received[i]
+                revert[i] = server.received[i] and self.fallback == "start"
         return Mixing(matrix, preference, {"preference": preference}, downloads, revert)
 
     def candidates(self, preference: np.ndarray, i: int, server: Server) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from factorized_fl.api import configure
-from factorized_fl.config import Config
+from factorized_fl.config import Config, from_table
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import Record, plain_errors, write_atomically
 
@@ -58,6 +58,13 @@ class Result:
     def configuration(self) -> Record:
         """All options of the run."""
         return self.record["configuration"]
+
+    def came_from(self, config: Config) -> bool:
+        """Whether this was run with a configuration; an option that is newer than the result counts as its default."""
+        try:
+            return from_table(self.configuration) == config
+        except UserError:  # an option that is no more
+            return False
 
     @property
     def seed(self) -> int:

@@ -170,6 +170,7 @@ def _differences(found: Collection) -> list[str]:
         if (what != "domains" or row.setting == AVERAGE) and row.difference is not None and abs(row.difference) > CLOSE
     ]
     departures = rows_of("departures", found)
+    switchable = {row.method.partition("+")[0] for row in departures}
     lines = []
     for row in far:
         setting = "domains" if row.what == "domains" else row.setting
@@ -186,7 +187,7 @@ def _differences(found: Collection) -> list[str]:
             for other in tried
             if other.difference is not None and abs(other.difference) <= CLOSE
         ]
-        if not row.method.startswith("factorized-fl"):
+        if row.method not in switchable:
             outcome = "nothing to switch on"
         else:
             outcome = ", ".join(near) or (f"none of the {len(tried)} tried" if tried else "not run")

@@ -1,7 +1,7 @@
 """From a finished run's directory to the compact record that is kept of it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,15 +9,12 @@ import torch
 from factorized_fl.federation.ledger import formula_bytes
 from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.reproduce.cells import Cell, as_record
-from factorized_fl.reproduce.recorder import read_lines
-
-FACTORS = "factors.jsonl"  # what the recorder leaves in a run's directory
 
 
 def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record:
     """All that is kept of a run: accuracy per round and client, bytes, time, who listened to whom."""
     config = directory.config()
-    metrics, clients = directory.metrics(), directory.clients()
+    metrics, clients, timing = directory.metrics(), directory.clients(), directory.timing()
     environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
     domains = [client["domain"] for client in clients]
     record: Record = {
@@ -30,9 +27,10 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
         "commit": environment.pop("commit"),
         "environment": environment,
         "seconds": {
-            "rounds": round(sum(line["seconds"] for line in directory.timing()), 2),
+            "rounds": round(sum(line["seconds"] for line in timing), 2),
             "start": round(start_seconds, 2),
         },
+        **peak_memory(timing),
         "configuration": as_record(config),
         "clients": {
             "domain": domains,
@@ -44,9 +42,15 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
     }
     if mixed := [directory.mixing(number) for number in directory.mixed_rounds()]:
         record["mixing"] = mixing_summary(mixed, domains)
-    if lines := read_lines(directory.path / FACTORS):
-        record["factors"] = factor_summary(lines, domains)
+    if traces := directory.traces():
+        record["factors"] = factor_summary(traces, directory.analysis()["sizes"], domains)
     return record
+
+
+def peak_memory(timing: Sequence[Record]) -> Record:
+    """The most memory that the run took on its GPU, over all of its rounds; nothing on a CPU."""
+    peaks = [line["peak_gib"] for line in timing if "peak_gib" in line]
+    return {"peak_gib": max(peaks)} if peaks else {}
 
 
 def correct_counts(metrics: Sequence[Record], rounds: int, clients: int) -> list[list[int | None]]:
@@ -93,28 +97,33 @@ def mixing_summary(rounds: Sequence[dict[str, torch.Tensor]], domains: Sequence[
     return summary
 
 
-def factor_summary(lines: Sequence[Record], domains: Sequence[str]) -> Record:
-    """How alike the clients' u and v were, and how many entries of mu were not zero.
+def factor_summary(
+    traces: Mapping[int, dict[str, torch.Tensor]], sizes: Mapping[str, list[list[int]]], domains: Sequence[str]
+) -> Record:
+    """How alike the clients' u and v were after each round, and how many entries of mu were not zero.
 
-    `same` and `other` are mean cosines with clients of one's own and of other domains, `found` is the share of one's
-    domain among as many most similar clients as it has other members. Whole matrices are kept of five rounds.
+    `sizes` are those of u's, v's and mu's layers, client by client. `same` and `other` are mean cosines with clients of
+    one's own and of other domains, `found` is the share of one's domain among as many most similar clients as it has
+    other members; whole matrices are kept of five rounds. `numbers` are the first client's. Everybody is expected to
+    take part in every round, as in all of the paper's.
     """
     same = same_domain(domains)
     apart = ~same & ~torch.eye(len(domains), dtype=torch.bool)
     summary: Record = {}
     for kind in ("u", "v"):
-        stack = torch.tensor([line[kind] for line in lines], dtype=torch.float64)
+        stack = torch.stack([tensors[f"cosine.{kind}"].double() for tensors in traces.values()])
         pairs = {"same": same, "other": apart}
         summary[kind] = {name: _rounded(stack[:, mask].mean(1)) for name, mask in pairs.items() if mask.any()}
         if same.any() and apart.any():
             summary[kind]["found"] = _rounded(torch.stack([found(matrix, same).mean() for matrix in stack]))
             summary[kind]["matrices"] = {
-                str(line["round"]): [[round(value, 6) for value in row] for row in line[kind]] for line in _five(lines)
+                str(number): _rounded(traces[number][f"cosine.{kind}"], digits=6) for number in _five(list(traces))
             }
-    last = lines[-1]
-    summary["numbers"] = last["numbers"]
-    if "mu_kept" in last:
-        summary["mu_kept"] = [round(sum(line["mu_kept"]) / len(line["mu_kept"])) for line in lines]
+    summary["numbers"] = {kind: sum(sizes[kind][0]) if kind in sizes else 0 for kind in ("u", "v", "mu")}
+    if "mu" in sizes:
+        each = torch.tensor(sizes["mu"], dtype=torch.float64)
+        kept = torch.stack([(tensors["mu"] * each).round().sum(1).mean() for tensors in traces.values()])
+        summary["mu_kept"] = kept.round().long().tolist()
     return summary
 
 
@@ -137,12 +146,12 @@ def found(similarity: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
     return torch.stack(shares)
 
 
-def _five(lines: Sequence[Record]) -> list[Record]:
+def _five(rounds: Sequence[int]) -> list[int]:
     """The first, the last and three between them."""
-    last = len(lines)
-    return [lines[i - 1] for i in sorted({1, *(max(1, round(last * quarter / 4)) for quarter in (1, 2, 3, 4))})]
+    last = len(rounds)
+    return [rounds[i - 1] for i in sorted({1, *(max(1, round(last * quarter / 4)) for quarter in (1, 2, 3, 4))})]
 
 
-def _rounded(values: torch.Tensor) -> list[Any]:
-    """As lists of numbers with four digits."""
-    return [round(value.item(), 4) if value.dim() == 0 else _rounded(value) for value in values]
+def _rounded(values: torch.Tensor, digits: int = 4) -> list[Any]:
+    """As lists of numbers with so many digits."""
+    return [round(value.item(), digits) if value.dim() == 0 else _rounded(value, digits) for value in values]

@@ -11,6 +11,9 @@ _VARIANTS = {
     "head-mu": "Xavier mu in the classifier",
     "sequential": "mixed in place",
     "three-best": "three most similar",
+    "keep-current": "current model kept",
+    "try-validation": "tried on validation images",
+    "keep-current,try-validation": "current model kept, tried on validation images",
 }
 
 

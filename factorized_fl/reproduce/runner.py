@@ -15,8 +15,9 @@ from types import FrameType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from factorized_fl.config import Config, from_table
+from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.run import Observer, Stopped, run
@@ -24,8 +25,7 @@ from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.reproduce import heterogeneity
 from factorized_fl.reproduce.cells import Cell, Result, read_result, write_result
 from factorized_fl.reproduce.choices import chosen_options, write_choices
-from factorized_fl.reproduce.measures import FACTORS, measure
-from factorized_fl.reproduce.recorder import FactorRecorder
+from factorized_fl.reproduce.measures import measure
 from factorized_fl.reproduce.studies import find_study, select
 
 WORK = Path("runs/paper")
@@ -152,11 +152,12 @@ def run_cells(
         for cell in cells:
             config = cell.config(chosen(cell))
             if (result := read_result(cell.path(results))) is not None:
-                yield Progress(cell.name, "was done", result, not _same(result.configuration, config))
+                yield Progress(cell.name, "was done", result, not result.came_from(config))
                 continue
             directory = RunDirectory(work / f"{cell.name}-{_digest(config)}")
             begun = directory.checkpoint_path.exists()
-            if cut_off or clock.left <= 0 or (not begun and clock.left < expected_seconds(cell, results)):
+            no_time = cut_off or clock.left <= 0 or (not begun and clock.left < expected_seconds(cell, results))
+            if no_time and not directory.summary():
                 yield Progress(cell.name, "no time")
                 continue
             try:
@@ -180,23 +181,24 @@ def run_cell(
     device: str,
     watch: Watch | None,
 ) -> None:
-    """Run one cell to its end and write its file; its checkpoint, which is large, is not needed any more."""
+    """Run one cell to its end and write its file; its checkpoint, which is large, is not needed any more.
+
+    A run that is complete but lost its file is only measured again; how long its start took is not known then.
+    """
     began = time.monotonic()
     stopper = Stopper(clock)
     with watch(config) if watch else nullcontext() as watching:
-        observers = [FactorRecorder(directory.path / FACTORS), *([watching] if watching else []), stopper]
+        observers = [*([watching] if watching else []), stopper]
         run(config, directory.path, data=data, resume=True, observers=observers, device=device)
     start = stopper.ready - began if stopper.ready else 0.0
-    write_result(cell.path(results), measure(cell, directory, start))
-    directory.checkpoint_path.unlink(missing_ok=True)
-
-
-def _same(record: Record, config: Config) -> bool:
-    """Whether a result has this configuration; options that came later have their defaults in it."""
     try:
-        return from_table(record) == config
-    except UserError:
-        return False
+        record = measure(cell, directory, start)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UserError(
+            f"The run in '{directory.path}' is complete but cannot be read ({error!r}): remove it to run it again."
+        ) from None
+    write_result(cell.path(results), record)
+    directory.checkpoint_path.unlink(missing_ok=True)
 
 
 def _free_memory() -> None:

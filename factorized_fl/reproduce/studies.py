@@ -83,9 +83,16 @@ DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("sequential", {"sequential": True}, ("permuted-iid", "domains")),
 )
 
+# What FedFOMO's own paper and code leave open or differ in, and what that may explain.
+FEDFOMO: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("keep-current", {"fallback": "current"}),
+    ("try-validation", {"tried_on": "validation"}),
+    ("keep-current,try-validation", {"fallback": "current", "tried_on": "validation"}),
+)
+
 
 def _departures(similarity: Study) -> Study:
-    """All departures at once, then one at a time."""
+    """All departures at once, FedFOMO's open choices, then the departures one at a time."""
     methods = ("factorized-fl", "factorized-fl-beta")
     presets = {
         "permuted-iid": "cifar10-permuted-iid",
@@ -100,6 +107,11 @@ def _departures(similarity: Study) -> Study:
         for method in methods
     ]
     cells += [
+        _with("departures", setting, "fedfomo", presets[setting], name, **change)
+        for setting in ("permuted-iid", "domains")
+        for name, change in FEDFOMO
+    ]
+    cells += [
         _with("departures", setting, method, presets[setting], name, **change)
         for name, change, settings in DEPARTURES
         for setting in settings
@@ -107,7 +119,7 @@ def _departures(similarity: Study) -> Study:
     ]
     elsewhere = {(cell.preset, cell.row) for cell in similarity.own}
     own = tuple(cell for cell in cells if (cell.preset, cell.row) not in elsewhere)
-    return Study("departures", "Which departure of the authors' code explains which difference", own, similarity.own)
+    return Study("departures", "Which departure or open choice explains which difference", own, similarity.own)
 
 
 # A single client that trains alone on as many images as a client of the label studies has; `epochs` 20 and 250 of the

@@ -1,5 +1,7 @@
 """The CUDA engine against the reference engine, in fp32, method by method. Needs a GPU."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.federation.build import Federation, build_federation
 from factorized_fl.federation.rounds import run_round
+from factorized_fl.federation.run import run
 from factorized_fl.methods import METHODS
 
 pytestmark = [
@@ -118,6 +121,16 @@ def test_two_runs_are_identical() -> None:
     for round in (1, 2):
         records = [run_round(run, round)[0] for run in runs]
         assert records[0] == records[1]
+
+
+def test_a_run_notes_its_peak_of_memory(tmp_path: Path) -> None:
+    found = federation("fedavg", "auto")
+    directory = run(found.config, tmp_path / "run", scenario=found.scenario, device="cuda")
+    state = sum(tensor.nbytes for tensor in found.tensors.values()) / 2**30
+    peaks = [line["peak_gib"] for line in directory.timing()]
+    assert len(peaks) == 2
+    assert peaks == sorted(peaks)
+    assert state < peaks[0] <= round(torch.cuda.max_memory_allocated() / 2**30, 3)
 
 
 def test_checkpoints_go_from_either_engine_to_the_other() -> None:

@@ -8,6 +8,7 @@ import torch
 from factorized_fl.federation.analysis import analyse, trace
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.run import run
+from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
 from tests.tiny import tiny_config, tiny_federation, write_folder
 
@@ -25,12 +26,25 @@ def test_trace_of_factors_set_by_hand() -> None:
     mu.copy_(torch.full_like(mu, 0.05))  # below the threshold: counts as zero
     mu[0, : mu.shape[1] // 2] = -0.1
     found = trace(federation)
-    assert found["cosine.u"][:3, :3].allclose(torch.ones(3, 3))
+    assert found["cosine.u"][:3, :3].allclose(torch.ones(3, 3).double())
     assert found["cosine.v"][:3, :3].tolist() == [[1, -1, 0], [-1, 1, 0], [0, 0, 1]]
     assert found["cosine.v"][3].isnan().all()  # has not trained: like nobody
     assert found["cosine.v"][:, 3].isnan().all()
+    assert {tensor.dtype for tensor in found.values()} == {torch.float64}
     assert found["mu"].shape == (4, sum(role.kind == "mu" for role in federation.roles.values()))
     assert found["mu"][:, 0].tolist() == [(mu.shape[1] // 2) / mu.shape[1], 0, 0, 0]
+
+
+def test_cosines_that_differ_by_less_than_float32_can_say_are_told_apart() -> None:
+    federation = tiny_federation("factorized-fl")
+    federation.received[:] = True
+    name = [n for n, role in federation.roles.items() if role.kind == "u" and not role.head][-1]
+    u = federation.state.common[name].flatten(1)
+    u.copy_(torch.ones_like(u))
+    u[1, 0], u[2, 0] = 1.0001, 1.0002
+    cosines = trace(federation)["cosine.u"]
+    assert 1 > cosines[0, 1] > cosines[0, 2] > 1 - 1e-7
+    assert len(set(cosines[0, 1:3].float().tolist())) == 1
 
 
 @pytest.mark.parametrize("method", ["stand-alone", "fedavg", "pfedpara"])
@@ -77,6 +91,27 @@ def test_a_run_leaves_traces_and_an_analysis(tmp_path: Path) -> None:
     assert torch.allclose(found["cosine.v"].double(), mixing["similarity"], atol=1e-6)
     analysis = json.loads((tmp_path / "run" / "analysis.json").read_text())
     assert len(analysis["mu_layers"]) == found["mu"].shape[1]
+    directory = RunDirectory(tmp_path / "run")
+    assert list(directory.traces()) == [1, 2]
+    assert torch.equal(directory.traces()[1]["mu"], found["mu"])
+
+
+def test_sizes_of_the_factors_are_those_of_each_clients_layers() -> None:
+    federation = tiny_federation()
+    run_round(federation, 1)
+    sizes = analyse(federation)["sizes"]
+    for k in range(4):
+        model = federation.state.client(k)
+        for kind, counts in sizes.items():
+            names = [name for name, role in federation.roles.items() if role.kind == kind]
+            assert counts[k] == [model[name].numel() for name in names]
+    # The classifier of 3 or of 5 classes comes last: u has an entry per feature, v one per class.
+    assert [row[-1] for row in sizes["v"]] == [3, 3, 5, 5]
+    assert [row[-1] for row in sizes["mu"]] == [n * row[-1] for n, row in zip((3, 3, 5, 5), sizes["u"], strict=True)]
+
+
+def test_a_dense_model_has_no_sizes_of_factors() -> None:
+    assert analyse(tiny_federation("fedavg"))["sizes"] == {}
 
 
 def test_bytes_by_role_and_the_headers_make_up_the_payload() -> None:

@@ -12,7 +12,7 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.federation import rundir
-from factorized_fl.federation.run import run
+from factorized_fl.federation.run import peak_memory, run
 from factorized_fl.federation.rundir import RunDirectory
 from tests.tiny import tiny_config, write_folder
 
@@ -106,6 +106,7 @@ def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path
     directory = run(tiny_config(), tmp_path / "run", data=images)
     assert [(r["round"], r["client"]) for r in directory.metrics()] == [(r, k) for r in (1, 2, 3) for k in range(4)]
     assert [record["round"] for record in directory.timing()] == [1, 2, 3]
+    assert all(record.keys() == {"round", "seconds"} for record in directory.timing())  # a CPU has no peak
     assert set(directory.mixing(2)) == {"matrix", "similarity"}
     assert directory.mixing(3)["matrix"].shape == (4, 4)
     assert not (tmp_path / "run" / "mixing" / "round-0001.safetensors").exists()
@@ -131,6 +132,34 @@ def test_finished_run_is_not_run_again(images: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns == before
 
 
+def test_finished_run_is_known_by_its_summary_though_its_checkpoint_was_removed(images: Path, tmp_path: Path) -> None:
+    config = tiny_config(rounds=2)
+    run(config, tmp_path / "run", data=images)
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    directory = run(config, tmp_path / "run", data=tmp_path / "not needed", resume=True)
+    assert directory.summary() is not None
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    with pytest.raises(UserError, match="rounds was 2, now 3"):
+        run(tiny_config(rounds=3), tmp_path / "run", data=images, resume=True)
+
+
+def test_run_without_a_summary_whose_checkpoint_was_removed_begins_again(images: Path, tmp_path: Path) -> None:
+    config = tiny_config()
+    run(config, tmp_path / "whole", data=images)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "run", data=images, observers=[StopIn(3)])
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()
+    run(config, tmp_path / "run", data=images, resume=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+def test_peak_memory_is_a_gpus_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
+    assert peak_memory(torch.device("cuda")) == {"peak_gib": 1.5}
+    assert peak_memory(torch.device("cpu")) == {}
+
+
 def test_existing_run_is_never_overwritten(images: Path, tmp_path: Path) -> None:
     run(tiny_config(rounds=1), tmp_path / "run", data=images)
     before = contents(tmp_path / "run")
@@ -151,8 +180,12 @@ def test_foreign_folder_file_and_damaged_checkpoint_are_refused(images: Path, tm
         run(tiny_config(), tmp_path / "file", data=images)
     run(tiny_config(rounds=1), tmp_path / "run", data=images)
     (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"x" * 100)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=r"damaged.*remove it, and summary\.json"):
         run(tiny_config(rounds=1), tmp_path / "run", data=images, resume=True)
+    for name in ("checkpoint.safetensors", "summary.json"):
+        (tmp_path / "run" / name).unlink()
+    run(tiny_config(rounds=1), tmp_path / "run", data=images, resume=True)
+    assert RunDirectory(tmp_path / "run").checkpoint_round() == 1
 
 
 def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
 
+from factorized_fl.errors import UserError
+from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.rounds import download, run_round
 from factorized_fl.methods.fedfomo import FedFOMO
 from tests.methods.hand import each, no_loss, server
@@ -65,6 +69,21 @@ def test_when_nothing_moved_nothing_is_remembered() -> None:
     assert torch.equal(mixing.state["preference"], 0.1 * torch.eye(3, dtype=torch.float64))
     assert mixing.revert is not None
     assert mixing.revert.all()
+
+
+def test_whom_nothing_helps_can_keep_its_current_model() -> None:
+    """Client 2, as above: everything is worse than its start, and it keeps its 4 all the same."""
+    usual, keeping = (
+        FedFOMO(models=3, explore=0.0, fallback=fallback).mix(server(STACK, loss=squared))
+        for fallback in ("start", "current")
+    )
+    assert keeping.revert is not None
+    assert keeping.revert.tolist() == [False, False, False]
+    assert keeping.matrix[2].tolist() == [0, 0, 1]
+    assert torch.equal(keeping.matrix, usual.matrix)
+    assert torch.equal(keeping.state["preference"], usual.state["preference"])
+    assert keeping.downloads is not None
+    assert keeping.downloads.tolist() == [2, 2, 2]
 
 
 def test_only_the_clients_of_the_round_try_and_remember() -> None:
@@ -137,8 +156,11 @@ def test_a_newcomer_takes_what_helps_and_otherwise_keeps_its_own() -> None:
     assert mixing.state["preference"][0].tolist() == pytest.approx([0.1, 1, 0], rel=1e-4)
 
 
-def test_whom_nothing_helps_goes_back_to_where_its_training_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = tiny_federation("fedfomo", options={"models": 4})
+@pytest.mark.parametrize("fallback", ["start", "current"])
+def test_whom_nothing_helps_goes_back_to_where_its_training_began_or_stays(
+    fallback: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = tiny_federation("fedfomo", options={"models": 4, "fallback": fallback})
     run_round(federation, 1)
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
 
@@ -151,10 +173,11 @@ def test_whom_nothing_helps_goes_back_to_where_its_training_began(monkeypatch: p
     mixing, _ = download(federation, 2, range(4), range(4))
     assert mixing is not None
     assert mixing.revert is not None
-    assert mixing.revert.tolist() == [True, False, False, False]
+    assert mixing.revert.tolist() == [fallback == "start", False, False, False]
+    kept = "start" if fallback == "start" else "state/all"
     for name in federation.shared:
         now = federation.state.common[name]
-        assert torch.equal(now[0], before[f"start/{name}"][0])
+        assert torch.equal(now[0], before[f"{kept}/{name}"][0])
         assert torch.equal(now[1:], before[f"state/all/{name}"][[3, 3, 3]])
     assert not torch.equal(before["start/conv1.conv.weight"][0], before["state/all/conv1.conv.weight"][0])
 
@@ -174,8 +197,35 @@ def test_a_fifth_of_the_training_images_is_held_out_and_never_trained_on() -> No
     assert torch.equal(federation.scenario.sizes, torch.tensor([14, 14, 19, 19], dtype=torch.float64))
 
 
-def test_models_are_tried_on_the_held_out_images_in_evaluation_mode() -> None:
-    federation = tiny_federation("fedfomo")
+def test_all_training_images_are_trained_on_when_models_are_tried_on_the_validation_split() -> None:
+    federation = tiny_federation("fedfomo", options={"tried_on": "validation"})
+    plain = tiny_scenario(tiny_config("fedfomo"))
+    for client, whole in zip(federation.scenario.clients, plain.clients, strict=True):
+        assert torch.equal(client.train, whole.train)
+        assert torch.equal(client.holdout, whole.validation)
+        assert torch.equal(client.test, whole.test)
+        assert not {*client.holdout.tolist()} & {*client.train.tolist(), *client.test.tolist()}
+    assert [len(client.holdout) for client in federation.scenario.clients] == [12, 12, 16, 16]
+
+
+def test_images_that_models_are_tried_on_never_score_them() -> None:
+    with pytest.raises(UserError, match="tried on cannot score"):
+        tiny_federation("fedfomo", options={"tried_on": "validation"}, score="validation")
+    tiny_federation("fedfomo", options={"tried_on": "holdout"}, score="validation")  # tried on other images
+
+
+def test_somebody_without_validation_images_cannot_try_on_them() -> None:
+    config = tiny_config("fedfomo", options={"tried_on": "validation"})
+    scenario = tiny_scenario(config)
+    last = replace(scenario.clients[3], validation=torch.empty(0, dtype=torch.int64))
+    scenario = replace(scenario, clients=(*scenario.clients[:3], last))
+    with pytest.raises(UserError, match="client 4 has no validation images"):
+        build_federation(config, scenario, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("tried_on", ["holdout", "validation"])
+def test_models_are_tried_on_images_that_were_not_trained_on_in_evaluation_mode(tried_on: str) -> None:
+    federation = tiny_federation("fedfomo", options={"tried_on": tried_on})
     run_round(federation, 1)
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
     client = federation.scenario.clients[1]
@@ -183,8 +233,9 @@ def test_models_are_tried_on_the_held_out_images_in_evaluation_mode() -> None:
     other = federation.state.client(0)
     candidates = {name: torch.stack([tensors[name], other[name]]) for name in federation.shared}
     found = federation.engine.validation_losses(1, tensors, candidates)
-    images = (federation.scenario.images[client.holdout].float() / 255 - 0.5) / 0.25
-    labels = client.labelling[federation.scenario.labels[client.holdout]]
+    tried = getattr(client, tried_on)
+    images = (federation.scenario.images[tried].float() / 255 - 0.5) / 0.25
+    labels = client.labelling[federation.scenario.labels[tried]]
     with torch.no_grad():
         for loss, body in zip(found, (tensors, other), strict=True):
             model = tensors | {name: body[name] for name in federation.shared}

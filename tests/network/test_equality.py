@@ -18,11 +18,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_trio(tmp_path_factory.mktemp("trio"))
 
 
-@pytest.mark.parametrize("method", [*METHODS, "per-fedavg adapted", "factorized-fl half"])
+VARIANTS = {
+    "adapted": {"options": {"test": "adapted"}},
+    "half": {"fraction": 0.67, "rounds": 4},
+    "open": {"options": {"tried_on": "validation", "fallback": "current"}},
+}
+
+
+@pytest.mark.parametrize("method", [*METHODS, "per-fedavg adapted", "factorized-fl half", "fedfomo open"])
 def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> None:
     name, _, variant = method.partition(" ")
-    settings = {"adapted": {"options": {"test": "adapted"}}, "half": {"fraction": 0.67, "rounds": 4}}.get(variant, {})
-    config = trio_config(name, **settings)
+    config = trio_config(name, **VARIANTS.get(variant, {}))
     kits = kits_of(tmp_path, config)
     sites = make_sites(kits, data)
     parties = Loopback(kits, {site: party.answer for site, party in sites.items()})

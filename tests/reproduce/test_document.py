@@ -72,6 +72,18 @@ def test_the_page_shows_numbers_differences_and_what_was_not_run(results: Path) 
     assert "F\\*F x I\\*O beats I\\*F x O\\*F." in page
 
 
+def test_fedfomos_open_choices_are_looked_at_where_it_differs(results: Path) -> None:
+    write(results, "label-cifar10", "fedfomo", [57.7] * 20, setting="permuted-iid")
+    before = "| label-cifar10 | permuted-iid | FedFOMO | 64.26 / 57.70 (-6.56) |"
+    assert f"{before} not run |" in document(collect(results))
+    write(results, "departures", "fedfomo+keep-current", [60.0] * 20, setting="permuted-iid")
+    assert f"{before} none of the 1 tried |" in document(collect(results))
+    write(results, "departures", "fedfomo+try-validation", [64.0] * 20, setting="permuted-iid")
+    page = document(collect(results))
+    assert f"{before} tried on validation images (64.00) |" in page
+    assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in page
+
+
 def test_the_same_results_give_the_same_page_and_figures(results: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     contents = []

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import RunDirectory
-from factorized_fl.reproduce.cells import Cell, read_result
+from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result
 from factorized_fl.reproduce.runner import Clock, run_cells
 from factorized_fl.reproduce.studies import select
 
@@ -62,6 +63,7 @@ def test_a_file_holds_accuracy_bytes_configuration_and_where_it_came_from(images
     assert record["factors"]["v"]["matrices"]["2"][0][0] == 1.0
     assert len(record["factors"]["mu_kept"]) == 3
     assert record["seconds"]["rounds"] > 0
+    assert "peak_gib" not in record  # a CPU has none
     alone = json.loads((tmp_path / "results" / "domains" / "stand-alone-seed1.json").read_text())
     assert "mixing" not in alone
     assert alone["bytes"]["up"] == 0
@@ -134,6 +136,34 @@ def test_stops_when_another_round_does_not_fit(images: Path, tmp_path: Path, mon
     assert run_all([cell], tmp_path, images) == [("fedavg", "done")]
 
 
+def test_a_lost_file_is_written_again_from_the_run_even_without_time(images: Path, tmp_path: Path) -> None:
+    cells = select(["domains"], [1])
+    run_all(cells, tmp_path, images)
+    before = kept(tmp_path)
+    lost = cells[2].path(tmp_path / "results")
+    seconds = json.loads(lost.read_text())["seconds"]
+    lost.unlink()
+    nowhere = tmp_path / "no data"
+    states = [state for _, state in run_all(cells, tmp_path, nowhere, clock=Clock(0))]
+    assert states == ["was done", "was done", "done"]
+    assert kept(tmp_path) == before
+    assert json.loads(lost.read_text())["seconds"] == {"rounds": seconds["rounds"], "start": 0.0}
+
+
+def test_a_complete_run_that_cannot_be_read_says_what_to_do(images: Path, tmp_path: Path) -> None:
+    (cell,) = select(["domains"], [1], ["factorized-fl"])
+    run_all([cell], tmp_path, images)
+    cell.path(tmp_path / "results").unlink()
+    (analysis,) = (tmp_path / "work").rglob("analysis.json")
+    analysis.write_text('{"confusion": []}')
+    with pytest.raises(UserError, match=r"complete but cannot be read.*sizes.*remove it"):
+        run_all([cell], tmp_path, images)
+    analysis.unlink()
+    with pytest.raises(UserError, match=r"complete but cannot be read.*remove it"):
+        run_all([cell], tmp_path, images)
+    assert not cell.path(tmp_path / "results").exists()
+
+
 def test_a_file_from_another_configuration_is_kept_and_pointed_out(images: Path, tmp_path: Path) -> None:
     (cell,) = select(["domains"], [1], ["factorized-fl"])
     run_all([cell], tmp_path, images)
@@ -142,3 +172,15 @@ def test_a_file_from_another_configuration_is_kept_and_pointed_out(images: Path,
     result = read_result(cell.path(tmp_path / "results"))
     assert result is not None
     assert result.configuration["options"]["tau"] == 0.5
+
+
+def test_a_file_from_before_an_option_was_there_has_its_default() -> None:
+    (cell,) = select(["domains"], [1], ["factorized-fl"])
+    config = cell.config()
+    record = {"configuration": as_record(config)}
+    assert Result(record).came_from(config)
+    del record["configuration"]["options"]["head_mu"]
+    assert Result(record).came_from(config)
+    assert not Result(record).came_from(cell.config({"head_mu": "xavier"}))
+    record["configuration"]["options"]["was-removed"] = 1
+    assert not Result(record).came_from(config)

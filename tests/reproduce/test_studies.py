@@ -44,6 +44,18 @@ def test_all_first_seeds_come_before_second_seeds() -> None:
     assert seeds == [3] * 9 + [1] * 9
 
 
+def test_departures_begin_with_all_at_once_then_fedfomos_choices_alone_and_together() -> None:
+    own = STUDIES["departures"].own
+    released = [cell.variant == "released" for cell in own]
+    assert released == sorted(released, reverse=True)
+    first = own[sum(released) :][:6]
+    assert {cell.method for cell in first} == {"fedfomo"}
+    assert [cell.setting for cell in first] == ["permuted-iid"] * 3 + ["domains"] * 3
+    options = [(cell.config().options["fallback"], cell.config().options["tried_on"]) for cell in first]
+    assert options == [("current", "holdout"), ("start", "validation"), ("current", "validation")] * 2
+    assert "fedfomo" not in {cell.method for cell in own[sum(released) + 6 :]}
+
+
 def test_selection_narrows_and_runs_nothing_twice() -> None:
     both = select(["domains", "ablation"], [1])
     assert len(both) == 9 + 5
