@@ -57,7 +57,7 @@ def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Pat
     ("method", "settings"),
     [
         ("fedavg", {"model": "resnet9", "width": 0.125}),
-        ("pfedpara", {"model": "resnet18", "width": 0.125}),
+        ("pfedpara", {}),
         ("without-mu", {"head_layers": 2, "head_norm": True}),
     ],
 )
