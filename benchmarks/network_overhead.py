@@ -1,6 +1,6 @@
 """What a network costs: three sites as processes on loopback with mutual TLS, beside the same work in one process.
 
-    python benchmarks/network_overhead.py [OUT.json]
+    python -m benchmarks.network_overhead [OUT.json]
 
 Each round's seconds at the coordinator, less those of its slowest site's own work, were not spent training. The ratio
 compares all rounds with those of the run in one process, where clients train one after the other.

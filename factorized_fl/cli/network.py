@@ -22,6 +22,9 @@ Alone = Annotated[bool, typer.Option("--alone/--no-alone", help="Train a model a
 DeviceName = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 
 
+_STOPPED = "Stopped: nothing is lost, start again to go on."
+
+
 def _show(line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -45,6 +48,8 @@ def serve(kit: KitFolder) -> None:
         raise UserError(f"'{kit}' is the kit of the site {party.party}: use `ffl join`.")
     if supervise.supervise(party, _show):
         _show(f"Complete. The coordinator's run directory: {party.run}")
+    else:
+        _show(_STOPPED)
 
 
 def join(
@@ -59,6 +64,8 @@ def join(
     _settle(party, data, report_accuracy, alone, device)
     if supervise.supervise(party, _show):
         _show(f"Done. Your model: {party.model}; how it went: {party.run}")
+    else:
+        _show(_STOPPED)
 
 
 def _site(kit: Path) -> Kit:

@@ -33,6 +33,7 @@ class Exported:
     onnx: bool
     images: int
     largest_difference: float  # of any class score
+    same_class: int  # images to which all forms of the model give the same class
     correct: int
     verdict: Verdict | None  # against the client's Stand-Alone model, where there is one
 
@@ -90,17 +91,21 @@ def export_client(federation: Federation, k: int, out: Path, name: str, baseline
     wanted = _scores(FromPixels(trained, package.mean, package.std).eval(), images)
     got = _scores(pixels, images)
     difference = _compare(wanted, got, "folded")
+    same = wanted.argmax(1) == got.argmax(1)
     onnx = _write_onnx(pixels, out / ONNX, channels, size)
     if onnx:
-        difference = max(difference, _compare(wanted, _scores(onnx_scores(out / ONNX), images), "ONNX"))
+        theirs = _scores(onnx_scores(out / ONNX), images)
+        difference = max(difference, _compare(wanted, theirs, "ONNX"))
+        same &= wanted.argmax(1) == theirs.argmax(1)
     correct = int((got.argmax(1) == labels).sum())
     verdict = _verdict(k, client.domain, correct, len(images), baseline)
-    exported = Exported(out, onnx, len(images), difference, correct, verdict)
+    exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, verdict)
     results = {
         "accuracy": exported.accuracy,
         "correct": correct,
         "images": len(images),
         "largest_difference": difference,
+        "same_class": exported.same_class,
         "alone": verdict.alone if verdict else None,
         "verdict": verdict.word if verdict else None,
     }

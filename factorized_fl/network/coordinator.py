@@ -79,7 +79,7 @@ class Coordinator:
             self.stop.wait(0.2)
 
     def _one_round(self, round: int) -> None:
-        began = time.monotonic()
+        began, before = time.monotonic(), self.mailbox.wire_bytes
         self.round = round
         self._control()
         chosen, _ = choose(self.config, round)
@@ -107,9 +107,8 @@ class Coordinator:
         seconds = time.monotonic() - began
         self.seconds.append(seconds)
         working = max((update.seconds for update in good.values()), default=0.0)
-        wire = {"up": sum(line.up for line in self.mailbox.lines.values())}
-        wire["down"] = sum(line.down for line in self.mailbox.lines.values())
-        timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_bytes": wire}
+        up, down_bytes = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
+        timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down_bytes}
         self.directory.append("timing.jsonl", [timing])
         self.directory.save_checkpoint(round, self.memory.tensors, federation=self.kit.plan.id)
         write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())

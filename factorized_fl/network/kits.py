@@ -114,6 +114,8 @@ def _configure(flare: Path, provisioned: Path, server: bool, plan: Plan) -> None
         "allow_log_streaming": False,
         "components": [*components, {"id": "ffl", "path": f"{_OWN}.{component}", "args": {"kit": ".."}}],
     }
+    if server:
+        resources["servers"][0]["max_num_clients"] = len(plan.sites)
     (flare / "local" / "resources.json").write_text(json.dumps(resources, indent=2))
     nothing = {role: dict.fromkeys(_RIGHTS, "none") for role in _ROLES}
     policy = {"format_version": "1.0", "permissions": nothing}

@@ -54,7 +54,7 @@ class Mailbox:
             line.up += len(news.payload)
             line.busy = news.text("request") if news.kind == "busy" else ""
             if news.kind == "ready":
-                line.train = news.whole("train", low=1)
+                line.train = news.whole("train", low=1, high=10**9)
             elif news.kind == "answer":
                 self._take(site, line, news)
             self.changed.notify_all()
@@ -139,6 +139,11 @@ class Mailbox:
         if line.busy:
             return f"at work on {line.busy}"
         return "answered" if line.answer is not None else "waiting"
+
+    @property
+    def wire_bytes(self) -> tuple[int, int]:
+        """Bytes of payload that came and went so far, resent ones included."""
+        return sum(line.up for line in self.lines.values()), sum(line.down for line in self.lines.values())
 
     def end(self) -> None:
         """Tell everybody who asks that all is done."""

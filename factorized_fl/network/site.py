@@ -4,6 +4,7 @@ A round that was trained is kept before it is answered: state, metrics and the a
 federation and round, the round before it too. A request that comes again is answered from there, never trained twice.
 """
 
+import json
 import os
 import shutil
 import time
@@ -202,9 +203,16 @@ class Site:
         if not len(self.federation.scenario.clients[0].holdout):
             raise BadMessage("this method holds no images out")
         tensors = read_tensors(request.payload, self._shared())
-        candidate = {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
-        (loss,) = self.federation.engine.validation_losses(0, self.federation.state.client(0), candidate)
-        return loss if abs(loss) < 1e30 else None
+        asked, path = request.text("request"), self.directory.path / "losses.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        if asked not in known:  # else a coordinator that died asks again, perhaps when this site has gone on
+            candidate = {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
+            (loss,) = self.federation.engine.validation_losses(0, self.federation.state.client(0), candidate)
+            round = f"loss-{request.whole('round')}-"
+            known = {old: value for old, value in known.items() if old.startswith(round)}
+            known[asked] = loss if abs(loss) < 1e30 else None
+            write_atomically(path, json.dumps(known).encode())
+        return known[asked]
 
     def _test(self, request: Message) -> dict[str, object]:
         round = request.whole("round", low=1, high=self.config.rounds)

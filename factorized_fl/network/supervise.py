@@ -30,6 +30,8 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
     """Run a party until it is done (true) or told to stop (false)."""
     if importlib.util.find_spec("nvflare") is None:
         raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
+    if processes(kit):
+        raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
     journal = Journal(kit)
     seen = _end_of(kit)
     previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -9,10 +9,11 @@ from PIL import Image
 
 from factorized_fl import api
 from factorized_fl.errors import UserError
+from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.model import export, predict
 from factorized_fl.model.package import read_package
-from tests.tiny import tiny_config, write_folder
+from tests.tiny import tiny_config, tiny_federation, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Pat
     theirs = summary["clients"][3]
     assert (exported.correct, exported.images, exported.onnx) == (theirs["correct"], theirs["total"], True)
     assert exported.largest_difference < 1e-4
+    assert exported.same_class == exported.images
     package = read_package(tmp_path / "model")
     assert package.classes == tuple(RunDirectory(run / "factorized-fl").clients()[3]["classes"])
     pixels = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8)  # a number of images nobody exported for
@@ -49,6 +51,26 @@ def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Pat
     assert f"{100 * exported.verdict.alone:.2f}%" in card
     about = json.loads((tmp_path / "model" / "model.json").read_text())
     assert about["results"]["verdict"] == exported.verdict.word
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {"model": "resnet9", "width": 0.125}),
+        ("pfedpara", {}),
+        ("without-mu", {"head_layers": 2, "head_norm": True}),
+    ],
+)
+def test_every_network_and_parametrisation(method: str, settings: dict, tmp_path: Path) -> None:
+    """On all test images of the client: the same class from the trained, the folded and the ONNX model."""
+    federation = tiny_federation(method, rounds=2, **settings)
+    for round in (1, 2):
+        run_round(federation, round)
+    exported = export.export_client(federation, 2, tmp_path, "somebody")
+    assert exported.largest_difference < 1e-4
+    assert exported.same_class == exported.images == len(federation.scenario.clients[2].test)
+    test = federation.engine.evaluate(2, [2], federation.state, federation.start)[2]
+    assert exported.correct == test.correct
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "torch"])

@@ -24,7 +24,7 @@ TABLE: dict[str, Any] = {
     "model": "cnn",
     "width": 0.25,
     "rounds": 3,
-    "epochs": 2,
+    "epochs": 1,
     "batch_size": 8,
     "lr": 0.05,
     "augment": "none",

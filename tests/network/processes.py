@@ -234,8 +234,9 @@ class Federation:
 
 
 def save_findings(name: str, found: dict[str, Any]) -> None:
-    """Keep what a long test found where $FFL_RESULTS says, if it says so."""
+    """Keep what long tests found where $FFL_RESULTS says, if it says so, beside what others found before."""
     if out := os.environ.get("FFL_RESULTS"):
         path = Path(out) / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=2) + "\n")
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**known, **found}, indent=2) + "\n")

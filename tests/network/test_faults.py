@@ -3,6 +3,7 @@
 Minutes of real processes: `make test-network` runs these and writes what they found to results/network/faults.json.
 """
 
+import contextlib
 import signal
 import subprocess
 import time
@@ -140,13 +141,9 @@ def test_a_full_disk_at_a_site(data: Path, tmp_path: Path, findings: dict) -> No
         pytest.skip("a small disk can only be mounted by root")
 
     def fill(federation: Federation) -> None:
-        with (disk / "filler").open("wb") as file:
-            try:
-                while True:
-                    file.write(b"\0" * 4096)
-                    file.flush()
-            except OSError:
-                pass
+        with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 4096)
         journal = journal_path(federation.sites["aster"].kit)
         wait_for(lambda: "No space left" in journal.read_text(), "the full disk being noticed")
         time.sleep(3)

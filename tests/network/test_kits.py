@@ -152,3 +152,13 @@ def test_kits_differ_and_the_largest_message_fits_a_model(tmp_path: Path) -> Non
         tensor.numel() for tensor in site.federation.state.client(0).values() if tensor.dtype == torch.float32
     )
     assert 4 * numbers < plan.largest < 4 * numbers + 300_000
+
+
+def test_the_guides_seconds_are_those_of_the_results_file() -> None:
+    root = Path(__file__).parents[2]
+    guide = (root / "docs" / "federate.md").read_text().replace("\n", " ")
+    small, large, _ = json.loads((root / "results" / "network" / "overhead.json").read_text()).values()
+    assert f"took {small['seconds_per_round_not_training']['mean']:.2f} s besides training" in guide
+    assert f"{small['bytes_up_per_site_and_round'] / 1e3:.0f} kB went up" in guide
+    assert f"{large['seconds_per_round_not_training']['mean']:.2f} s where" in guide
+    assert f"{large['bytes_up_per_site_and_round'] / 1e6:.1f} MB did" in guide

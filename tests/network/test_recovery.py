@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import Message, pack
@@ -86,6 +87,21 @@ def test_a_repeated_request_gives_the_same_bytes_and_no_second_training(data: Pa
     assert [record["round"] for record in RunDirectory(site.kit.run).metrics()] == [1, 2]
     site.answer(round_request(3))
     assert site.answer(round_request(1)).fields["result"] == "refused"
+
+
+def test_a_loss_asked_for_again_is_the_same_although_the_site_has_gone_on(data: Path, tmp_path: Path) -> None:
+    """FedFOMO's coordinator dies after the site has trained: its second mixing must be its first."""
+    kits = kits_of(tmp_path, trio_config("fedfomo"))
+    site = make_sites(kits, data)["aster"]
+    site.answer(round_request(1))
+    others = {name: tensor + 0.01 for name, tensor in site._shared().items()}
+    ask = Message("loss", "f" * 16, {"request": "loss-2-abc", "round": 2}, encode(others))
+    first = site.answer(ask).fields["loss"]
+    site.answer(round_request(2))
+    again = Site(kits["aster"], data / "aster", print, report=True)
+    assert again.answer(ask).fields["loss"] == first
+    later = Message("loss", "f" * 16, {"request": "loss-3-abc", "round": 3}, encode(others))
+    assert again.answer(later).fields["loss"] != first
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_round_before(data: Path, tmp_path: Path) -> None:

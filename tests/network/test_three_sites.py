@@ -5,6 +5,7 @@ aster has four kinds of digits, cedar all ten, birch six drawn shapes; each call
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +60,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     listened: dict[str, set[tuple[str, int]]] = {party: set() for party in PARTIES}
     kits: dict[str, Kit] = {}
 
+    ended = threading.Event()
+
+    def watch() -> None:
+        """Who listens where, from the first process to the last."""
+        while not ended.wait(0.2):
+            for party, kit in dict(kits).items():
+                listened[party] |= listening(processes(kit).get("supervisor"))
+
     def over() -> bool:
-        for party in PARTIES:
-            listened[party] |= listening(processes(kits[party]).get("supervisor"))
         return all((read_status(kits[party]) or {}).get("note") in ("complete", "done") for party in PARTIES)
 
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         for command in commands:
             if command.startswith("ffl predict"):
@@ -76,6 +85,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         wait_for(lambda: not any(processes(kit) for kit in kits.values()), "everybody's leaving")
         yield Finished(root, kits, listened, printed)
     finally:
+        ended.set()
+        watcher.join()
         for kit in kits.values():
             if processes(kit):
                 stop(kit)
