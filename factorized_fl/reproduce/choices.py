@@ -55,6 +55,12 @@ _CORNERS = ({"tau": 0.75, "epsilon": 20.0}, {"tau": 0.0, "epsilon": 1.0}, {"tau"
 FAMILIES = (
     Family("factorized-fl", DOMAINS, 20, _CORNERS, ("random-matching", "worst-matching"), (DOMAINS,)),
     Family("factorized-fl-beta", DOMAINS, 20, _CORNERS, (), (DOMAINS,)),
+    Family(
+        "factorized-peers",
+        DOMAINS,
+        20,
+        tuple({"general": general, "l1": l1} for l1 in (True, False) for general in (0, 2, 4)),
+    ),
     Family("fedprox", DOMAINS, 20, tuple({"proximal": mu} for mu in (0.01, 0.001, 0.1, 1.0))),
     Family("pfedpara", DOMAINS, 20, ({"gamma": 0.95}, {"gamma": 1.0})),
     Family("per-fedavg", DOMAINS, 20, tuple({"alpha": alpha} for alpha in (1e-3, 1e-2, 3e-2))),
