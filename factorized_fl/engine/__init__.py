@@ -68,5 +68,8 @@ class Engine(Protocol):
         A method that tests what a round began with finds that in `start` (name -> [K, ...]).
         """
 
+    def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
+        """Of each client, what `evaluate` tests by true class (rows) and predicted class: int64 [C, C] on the CPU."""
+
     def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Mean losses on the images that a client holds out, of its own model with each of M candidates, [M, ...]."""

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from factorized_fl.data.augment import augment, normalise
 from factorized_fl.engine import Evaluated, Task, Trained
 from factorized_fl.engine.batches import batches_of
+from factorized_fl.engine.confusion import count_confusion, empty_confusion
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
 
@@ -105,14 +106,16 @@ class ReferenceEngine:
         """Test the clients in turn."""
         return {k: self._test(k, self._tested(round, k, state, start), self.scenario.clients[k].test) for k in clients}
 
-    def confusion(self, round: int, k: int, state: ClientStack, start: Tensors) -> torch.Tensor:
-        """Test images of a client by true class (rows) and predicted class, int64 [C, C], in its own order."""
-        classes = len(self.scenario.clients[k].classes)
-        counts = torch.zeros(classes * classes, dtype=torch.int64, device=self.device)
-        tensors = self._tested(round, k, state, start)
-        for logits, labels in self._outputs(k, tensors, self.scenario.clients[k].test):
-            counts += torch.bincount(labels * classes + logits.argmax(1), minlength=classes * classes)
-        return counts.view(classes, classes).cpu()
+    def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
+        """Count for the clients in turn, each in its own order of classes."""
+        found = []
+        for k in clients:
+            client = self.scenario.clients[k]
+            counts = empty_confusion(1, len(client.classes), self.device)
+            for logits, labels in self._outputs(k, self._tested(round, k, state, start), client.test):
+                count_confusion(counts, logits[None], labels[None])
+            found.append(counts[0].cpu())
+        return found
 
     def _tested(self, round: int, k: int, state: ClientStack, start: Tensors) -> Tensors:
         """The tensors of the model that is tested."""

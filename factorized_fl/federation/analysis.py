@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.mixing import cosine
 from factorized_fl.methods import Tensors
@@ -46,17 +45,11 @@ def analyse(federation: Federation) -> dict[str, Any]:
     """At the end of a run: every client's confusion matrix in its own classes, and the names of mu's layers.
 
     `sizes` has for u, v and mu, where a method has them, how many numbers each layer's has, client by client.
-
-    The reference engine's model makes the predictions, in float32; an engine of lower precision may have judged single
-    images otherwise.
     """
-    engine = getattr(federation.engine, "reference", federation.engine)
-    assert isinstance(engine, ReferenceEngine)
-    last = federation.config.rounds
-    confusion = [
-        engine.confusion(last, k, federation.state, federation.start).tolist() if federation.received[k] else None
-        for k in range(len(federation.state))
-    ]
+    tested = federation.received.nonzero().flatten().tolist()
+    counts = federation.engine.confusion(federation.config.rounds, tested, federation.state, federation.start)
+    of = {k: matrix.tolist() for k, matrix in zip(tested, counts, strict=True)}
+    confusion = [of.get(k) for k in range(len(federation.state))]
     layers = [name.split(".parametrizations.")[0] for name in _names(federation, "mu")]
     clients = [federation.state.client(k) for k in range(len(federation.state))]
     sizes = {

@@ -1,5 +1,6 @@
 """The CUDA engine against the reference engine, in fp32, method by method. Needs a GPU."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,31 @@ def test_two_runs_are_identical() -> None:
     for round in (1, 2):
         records = [run_round(run, round)[0] for run in runs]
         assert records[0] == records[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("factorized-fl", {}), ("per-fedavg", {"test": "adapted", "alpha": 1e-6})]
+)
+def test_confusion_matrices_match_the_reference_engine(method: str, options: dict) -> None:
+    """Seven clients in groups of unequal size, whose two domains have 90 and 50 test images."""
+    table = {"method": method, "options": options, "clients": 7, "batch_size": 32, "epochs": 1, "lr": 1e-6, "rounds": 1}
+    config = from_table({"precision": "fp32", "permuted": True, **table})
+    domains = [pictures(), replace(pictures(500), name="others")]
+    scenario = build_scenario(domains, NORMAL, clients=7, permuted=True)
+    fast = build_federation(config, scenario, torch.device("cuda"))
+    assert type(fast.engine).__name__ == "CudaEngine"
+    records, _ = run_round(fast, 1)
+    order = [6, 0, 3, 1, 2, 5, 4]
+    ours, theirs = (
+        engine.confusion(1, order, fast.state, fast.start) for engine in (fast.engine, fast.engine.reference)
+    )
+    for k, a, b in zip(order, ours, theirs, strict=True):
+        client = scenario.clients[k]
+        own = client.labelling[scenario.labels[client.test]]
+        assert a.shape == (5, 5)
+        assert a.sum(1).tolist() == torch.bincount(own, minlength=5).tolist()
+        assert int(a.diagonal().sum()) == records[k]["correct"]
+        assert int((a - b).abs().sum()) <= 2  # an image on the edge between two classes
 
 
 def test_a_run_notes_its_peak_of_memory(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ The data set stays on the GPU as uint8; a round's batches are decided on the CPU
 and sent ahead. Parameters, momentum and statistics are float32. The host does not wait for the device inside a round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.engine.batches import batch_count, batches_of
+from factorized_fl.engine.confusion import count_confusion, empty_confusion
 from factorized_fl.engine.cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
 from factorized_fl.engine.cuda.stacked import StackedResNet9
 from factorized_fl.engine.reference import ReferenceEngine
@@ -143,17 +144,32 @@ class CudaEngine:
         """Test the clients in groups, all test images of a group in few large batches."""
         if self.method.tests_start:
             return self.reference.evaluate(round, clients, state, start)
-        counted = []
-        for first in range(0, len(clients), self.lanes):
-            group = list(clients[first : first + self.lanes])
-            lanes = torch.tensor(group, device=self.device)
-            tensors = {name: stacked[lanes] for name, stacked in state.common.items()}
-            counted.append((group, self._test(group, tensors, "test")))
+        counted = [(group, self._test(group, tensors, "test")) for group, tensors in self._groups(clients, state)]
         return {
             k: Evaluated(round_to_int(correct), len(self.scenario.clients[k].test), loss)
             for group, totals in counted
             for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
         }
+
+    def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
+        """Count for the clients in the groups that they are tested in."""
+        if self.method.tests_start:
+            return self.reference.confusion(round, clients, state, start)
+        (classes,) = self.reference.models
+        found: list[torch.Tensor] = []
+        for group, tensors in self._groups(clients, state):
+            counts = empty_confusion(len(group), classes, self.device)
+            for logits, labels in self._outputs(group, tensors, "test"):
+                count_confusion(counts, logits, labels)
+            found.extend(counts.cpu())
+        return found
+
+    def _groups(self, clients: Sequence[int], state: ClientStack) -> Iterator[tuple[list[int], Tensors]]:
+        """The clients as many at a time as there are lanes, with their tensors."""
+        for first in range(0, len(clients), self.lanes):
+            group = list(clients[first : first + self.lanes])
+            lanes = torch.tensor(group, device=self.device)
+            yield group, {name: stacked[lanes] for name, stacked in state.common.items()}
 
     def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Losses on the held-out images, in evaluation mode, all candidates in one pass."""
@@ -162,44 +178,52 @@ class CudaEngine:
         return self._test([client] * count, models, "holdout")[:, 1].tolist()
 
     def _questions(self, group: Sequence[int], part: str, size: int) -> tuple[torch.Tensor, ...]:
-        """Positions and labels of a group's images [G, n], n a multiple of `size`, and each lane's true number of them.
+        """Positions and labels of a group's images [G, n], n a multiple of `size`; label -100 where a lane has no more.
 
         They never change, so they stay on the device.
         """
         key: tuple[str | int, ...] = (part, *group)
         if key not in self.questions:
             clients = [self.scenario.clients[k] for k in group]
-            counts = [len(getattr(client, part)) for client in clients]
-            positions = torch.zeros(len(group), -(-max(counts) // size) * size, dtype=torch.int64)
+            longest = max(len(getattr(client, part)) for client in clients)
+            positions = torch.zeros(len(group), -(-longest // size) * size, dtype=torch.int64)
             labels = torch.full_like(positions, -100)  # cross_entropy's sign for "does not count"
             for lane, client in enumerate(clients):
                 own = getattr(client, part)
                 positions[lane, : len(own)] = own
                 labels[lane, : len(own)] = client.labelling[self.scenario.labels[own]]
-            self.questions[key] = tuple(t.to(self.device) for t in (positions, labels, torch.tensor(counts)))
+            self.questions[key] = tuple(t.to(self.device) for t in (positions, labels))
         return self.questions[key]
 
-    @torch.no_grad()
     def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> torch.Tensor:
         """Right answers and mean loss of each lane on a part of its images, [G, 2]."""
+        totals = torch.zeros(len(group), 2, device=self.device, dtype=torch.float64)
+        counts = torch.zeros(len(group), device=self.device, dtype=torch.int64)
+        for logits, own in self._outputs(group, tensors, part):
+            totals[:, 0] += (logits.argmax(2) == own).sum(1)
+            totals[:, 1] += cross_entropy(logits.flatten(0, 1), own.reshape(-1), reduction="none").view_as(own).sum(1)
+            counts += (own >= 0).sum(1)
+        totals[:, 1] /= counts
+        return totals
+
+    @torch.no_grad()
+    def _outputs(
+        self, group: Sequence[int], tensors: Tensors, part: str
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Logits [G, B, classes] and labels [G, B], batch by batch, in evaluation mode; -100 fills lanes up."""
         self.model.eval()
         height, width = self.images.shape[2:]
         longest = max(len(getattr(self.scenario.clients[k], part)) for k in group)
         size = min(_TEST_PIXELS // (height * width), longest)
-        positions, labels, counts = self._questions(group, part, size)
+        positions, labels = self._questions(group, part, size)
         row = plain_row(height, width).to(self.device).expand(len(group) * size, COLUMNS).contiguous()
         pixels = torch.empty(len(group) * size, 3, height, width, dtype=self.dtype, device=self.device)
         weights = self.stacked.weights(tensors)
-        totals = torch.zeros(len(group), 2, device=self.device, dtype=torch.float64)
         for first in range(0, positions.shape[1], size):
             chosen = positions[:, first : first + size].reshape(-1)
             make_batch(self.images, chosen, row, pixels, self.scenario.mean, self.scenario.std, False)
             logits = self.stacked.logits(tensors, weights, pixels.view(len(group), size, 3, height, width))
-            own = labels[:, first : first + size]
-            totals[:, 0] += (logits.argmax(2) == own).sum(1)
-            totals[:, 1] += cross_entropy(logits.flatten(0, 1), own.reshape(-1), reduction="none").view_as(own).sum(1)
-        totals[:, 1] /= counts
-        return totals
+            yield logits, labels[:, first : first + size]
 
 
 class Step:
