@@ -20,6 +20,13 @@ def test_how_well_it_works() -> None:
         assert f"| {setting} | " + " | ".join(f"{number:.2f}" for number in numbers) + " |" in PAGE
 
 
+def test_accuracy_on_the_demo() -> None:
+    rows = {row["method"]: row for row in json.loads((ROOT / "results" / "demo" / "peers.json").read_text())}
+    assert all(row["seed_spread"] is not None for row in rows.values())  # several seeds
+    for method in ("stand-alone", "factorized-fl-beta", "factorized-peers"):
+        assert f"{100 * rows[method]['accuracy']:.2f}%" in PAGE
+
+
 def test_what_blur_does() -> None:
     rows = [row["blur"] for row in ROWS if "blur" in row]
     for blur in rows[0]:
