@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
 
-COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2")  # told apart by colour-blind eyes, too
+COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#009E73")  # told apart by colour-blind eyes, too
 
 
 def main() -> None:
@@ -33,20 +33,20 @@ def main() -> None:
         groups = [[c["accuracy"] for c in clients if c["domain"] == domain] for domain in domains]
         groups.append([c["accuracy"] for c in clients])
         heights = [100 * sum(group) / len(group) for group in groups]
-        places = [place + 0.2 * (index - 1.5) for place in range(len(groups))]
-        bars.bar(places, heights, 0.19, label=METHODS[method].title, color=COLOURS[index])
+        places = [place + 0.17 * (index - 2) for place in range(len(groups))]
+        bars.bar(places, heights, 0.16, label=METHODS[method].title, color=COLOURS[index])
     bars.set_xticks(range(len(domains) + 1), [*domains, "all clients"])
     bars.set_ylabel("accuracy of own models, %")
     bars.legend(frameon=False, ncols=2, fontsize="small")
     bars.set_ylim(0, bars.get_ylim()[1] * 1.2)
     bars.spines[["top", "right"]].set_visible(False)
-    run = runs["factorized-fl-beta"]
-    similarity = run.mixing(run.config().rounds)["similarity"].fill_diagonal_(float("nan"))
-    shown = heat.imshow(similarity, cmap="viridis")
-    size = len(similarity) // len(domains)
+    run = runs["factorized-peers"]
+    weights = run.mixing(run.config().rounds)["matrix"]
+    shown = heat.imshow(weights, cmap="viridis")
+    size = len(weights) // len(domains)
     heat.set_xticks([size * (i + 0.5) - 0.5 for i in range(len(domains))], domains)
     heat.set_yticks([size * (i + 0.5) - 0.5 for i in range(len(domains))], domains)
-    heat.set_title("similarity of v, 12 clients, last round", fontsize="medium")
+    heat.set_title("Factorized-Peers: who received whose weights", fontsize="medium")
     figure.colorbar(shown, ax=heat, shrink=0.85)
     figure.savefig("docs/demo.png", dpi=110)
     Path("results/demo").mkdir(parents=True, exist_ok=True)

@@ -128,12 +128,12 @@ def demo(
     resume: Resume = False,
     watch: Watch = False,
 ) -> None:
-    """Watch a personalised federation train on embedded data: four methods compared, no download."""
+    """Watch a personalised federation train on embedded data: five methods compared, no download."""
     console.print(
         "Twelve clients hold handwritten digits, drawn shapes or textures; each numbers its classes in its own way.\n"
         "Nobody shares images or labels. Does training together help?\n"
     )
-    methods = ["stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta"]
+    methods = ["stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta", "factorized-peers"]
     with page_while_running(out, watch):
         rows = api.compare("demo", methods, [1], out, resume=resume, watch=_watch, **parse_settings(settings))
     _print_comparison(rows, "Accuracy of every client's own model on its own test images")
