@@ -158,6 +158,7 @@ def readme(party: str, plan: Plan, config: Config) -> str:
     pip install "factorized-fl[network]"
     ffl serve .                    # or, in the background: ffl federation start .
     ffl federation status .
+    ffl report .                   # a page: who was given whose tensors, bytes, what sites chose to report
 
 Port {plan.port} of {plan.address} must be reachable from the sites; nothing else. You will see the sites' names, how
 many training images each has, and the tensors that travel ({METHODS[config.method].row[2]}). You will not see images,
@@ -175,6 +176,7 @@ again and it goes on.
     ffl data inspect IMAGES        # one folder per class, or parquet; look before you join
     ffl join . --data IMAGES       # or, in the background: ffl federation start . --data IMAGES
     ffl federation status .
+    ffl report .                   # a page for you alone: did the federation help, what is taken for what
 
 You connect outwards to {plan.address}:{plan.port}; nobody connects to you, and nobody can run code here but the code
 you installed. What leaves: {METHODS[config.method].row[2]} of your model, and how many training images you have. What
