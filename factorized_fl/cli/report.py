@@ -12,7 +12,7 @@ from factorized_fl.cli.common import console, notes
 from factorized_fl.report.figures import write_figures
 from factorized_fl.report.watch import serve, watching
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of them.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, folders of them, or a kit.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Serve the page on this machine while it runs.")]
 
 

@@ -21,6 +21,7 @@ HALF = 30.0  # images after which a class counts half as much as it ever can
 NAME = "fingerprint"  # of the buffer that holds it among a client's tensors
 _BATCH = 500
 _DOUBT = 0.5  # about the chance in a contrast
+_CLEAREST = 1000.0  # contrast beyond which labels tell no more; CIFAR-100's domains reach 55
 _LEAST = 1e-12
 
 
@@ -84,7 +85,8 @@ def describe(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Te
     by_chance = (weights * chance).sum().clamp_min(_LEAST)
     shares = (weights - 1 / classes).square().sum() + (classes - len(counts)) / classes**2
     noise = (weights.square() * chance).sum() + shares * (spread - by_chance).clamp_min(0)
-    contrast = spread / by_chance if len(counts) > 1 else torch.ones_like(noise)
+    # Copies of one image, or a single one per class, leave no chance to divide by.
+    contrast = (spread / by_chance).clamp(max=_CLEAREST) if len(counts) > 1 else torch.ones_like(noise)
     return torch.cat([mean, variance.log(), torch.stack([noise, contrast])]).float()
 
 
@@ -126,5 +128,5 @@ def trust(fingerprints: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
     Labels drawn at random make classes that differ no more than chance makes them: a contrast of about 1. Where the
     first layer sees little of what the labels say, everybody's contrast is about 1 and nobody is suspected.
     """
-    contrast = fingerprints[:, -1].double().cpu().nan_to_num(0.0).clamp_min(0) + _DOUBT
+    contrast = fingerprints[:, -1].double().cpu().nan_to_num(0.0).clamp(0, _CLEAREST) + _DOUBT
     return (contrast / (alike @ contrast / alike.sum(1))).clamp(max=1.0)

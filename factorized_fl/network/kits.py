@@ -150,6 +150,9 @@ def readme(party: str, plan: Plan, config: Config) -> str:
         f"This is the kit of **{party}** in the federation *{plan.name}*: {len(plan.sites)} sites train with "
         f"{method}, {config.rounds} rounds of {config.epochs} epochs, on images of {config.image_size} pixels."
     )
+    travels = METHODS[config.method].row[2]
+    if config.build_method().looks_at_images:  # then this is what clients are matched by
+        travels = f"{travels.partition(';')[0]}; a fingerprint of the images, averages of what the first layer sees"
     if party == COORDINATOR:
         return f"""# {plan.name}: coordinator
 
@@ -158,9 +161,10 @@ def readme(party: str, plan: Plan, config: Config) -> str:
     pip install "factorized-fl[network]"
     ffl serve .                    # or, in the background: ffl federation start .
     ffl federation status .
+    ffl report .                   # a page: who was given whose tensors, bytes, what sites chose to report
 
 Port {plan.port} of {plan.address} must be reachable from the sites; nothing else. You will see the sites' names, how
-many training images each has, and the tensors that travel ({METHODS[config.method].row[2]}). You will not see images,
+many training images each has, and the tensors that travel ({travels}). You will not see images,
 labels, class names, nor accuracies unless a site chooses to report them. A round ends when all sites have answered, or
 after {plan.deadline:g} s with at least {plan.needed} answers. Everything is in `run/`; after a crash or a reboot start
 again and it goes on.
@@ -175,9 +179,10 @@ again and it goes on.
     ffl data inspect IMAGES        # one folder per class, or parquet; look before you join
     ffl join . --data IMAGES       # or, in the background: ffl federation start . --data IMAGES
     ffl federation status .
+    ffl report .                   # a page for you alone: did the federation help, what is taken for what
 
 You connect outwards to {plan.address}:{plan.port}; nobody connects to you, and nobody can run code here but the code
-you installed. What leaves: {METHODS[config.method].row[2]} of your model, and how many training images you have. What
+you installed. What leaves: of your model {travels}; and how many training images you have. What
 never leaves: images, labels, class names, your classifier; accuracies only with `--report-accuracy`.
 
 At the end your model is in `model/`, with its accuracy beside that of a model trained on your images alone. After a

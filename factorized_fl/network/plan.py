@@ -15,6 +15,7 @@ from factorized_fl.options import check, make, option
 
 COORDINATOR = "coordinator"
 FEDERATION = "federation.toml"
+RUN, ALONE = "run", "alone"  # folders of a kit
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FIXED = ("dataset", "clients", "clients_per_domain", "partition", "permuted", "images_per_client", "dropout", "preset")
@@ -64,12 +65,12 @@ class Kit:
     @property
     def run(self) -> Path:
         """Where the party's results go, in the shape of every run's directory."""
-        return self.path / "run"
+        return self.path / RUN
 
     @property
     def alone(self) -> Path:
         """Where a site's Stand-Alone run goes."""
-        return self.path / "alone"
+        return self.path / ALONE
 
     @property
     def model(self) -> Path:

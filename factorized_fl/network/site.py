@@ -21,6 +21,7 @@ from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
 from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.errors import UserError
+from factorized_fl.federation.analysis import analyse
 from factorized_fl.federation.build import Federation, build_federation
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import Load, Traffic, traffic, upload_loads
@@ -227,6 +228,7 @@ class Site:
 
     def finish(self, alone: bool = True) -> Exported:
         """The model out: with its accuracy, and with a Stand-Alone model's beside it unless that is not wanted."""
+        self.directory.save_analysis(analyse(self.federation))
         self.directory.save_summary(summarise(self.directory))
         baseline = None
         if alone:

@@ -14,6 +14,7 @@ import numpy as np
 from factorized_fl import __version__
 from factorized_fl.errors import UserError
 from factorized_fl.federation.ledger import BYTES_PER_NUMBER, formula_bytes
+from factorized_fl.network.plan import ALONE, COORDINATOR
 from factorized_fl.report.command import command_of
 from factorized_fl.report.comparison import compare_runs, difference_lines, different_data, differing
 from factorized_fl.report.exports import client_rows, downloads, verdict_rows
@@ -35,7 +36,7 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
     if len(found) > 1 and baseline:  # among several runs it is simply one more
         found, others = find_runs([*found, baseline]), []
     runs = [read_run(path) for path in found]
-    if not live and not any(run.final for run in runs):
+    if not live and not any(run.final or (run.party and run.done) for run in runs):
         raise UserError(f"There is no result in '{paths[0]}' yet: wait for the end of the first round.")
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")
@@ -43,7 +44,8 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
     described = [_describe(run, runs, others, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
     comparison = compare_runs(runs) if len(runs) > 1 else None
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
-    preset = str(runs[0].config.get("preset") or runs[0].config.get("dataset") or runs[0].path.resolve().name)
+    preset = runs[0].party or runs[0].config.get("preset") or runs[0].config.get("dataset")
+    preset = str(preset or runs[0].path.resolve().name)
     return {
         "format": 1,
         "version": __version__,
@@ -73,13 +75,14 @@ def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
         "name": run.path.resolve().name,
         "method": run.method,
         "title": run.title,
+        "party": run.party,
         "seed": run.seed,
         "rounds": run.planned,
         "done": run.done,
         "complete": run.complete,
         "headline": headline(run, base, found),
         "baseline": how,
-        "baseline_command": None if base else command_of(table, "stand-alone", again),
+        "baseline_command": None if base or run.party else command_of(table, "stand-alone", again),
         "domains": domains,
         "clients": [
             {**client, "domain": domains.index(client["domain"]), "traffic": traffic}
@@ -97,7 +100,7 @@ def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
         "config": [[str(k), _plain(v)] for k, v in run.config.items()],
         "options": [[str(k), _plain(v)] for k, v in run.options.items()],
         "environment": _flat(run.environment),
-        "command": command_of(table, file=again) if run.config else None,
+        "command": command_of(table, file=again) if run.config and not run.party else None,
         "downloads": downloads(
             f"{run.method}-seed{run.seed}", verdict_rows(run.clients, found) if found else [], client_rows([run])
         ),
@@ -121,7 +124,7 @@ def _find_baseline(
             raise UserError(f"'{given[0].path}' cannot be the baseline of '{run.path}': their seeds differ.")
         return given[0], _how(run, given[0])
     found = [other for other in runs if other.method == "stand-alone" and other.seed == run.seed]
-    beside = run.path.resolve().parent / f"stand-alone-seed{run.seed}"
+    beside = run.path.resolve().parent / (ALONE if run.party else f"stand-alone-seed{run.seed}")
     if not found and is_run(beside):
         found = [read_run(beside)]
     fitting = [other for other in found if other.final and not different_data([run, other])]
@@ -132,6 +135,8 @@ def _find_baseline(
 def _how(run: RunFiles, base: RunFiles) -> str:
     """Which run it was, and how it was trained differently."""
     text = f"Alone: the Stand-Alone run '{base.path.resolve().name}', same clients, same test images, same seed."
+    if not base.complete:
+        text += f" It is in round {base.done} of {base.planned}."
     lines = difference_lines(run, base)
     return f"{text} It was trained differently: {', '.join(lines)}." if lines else text
 
@@ -143,19 +148,28 @@ def _judge(run: RunFiles, base: RunFiles) -> list[Verdict]:
 def headline(run: RunFiles, base: RunFiles | None, found: Sequence[Verdict]) -> str:
     """The verdict in words."""
     if not run.final:
+        if run.party == COORDINATOR and run.done:
+            return f"{run.done} of {run.planned} rounds are done; no site has chosen to report how well it goes."
         return "No client has a result yet."
     mean = sum(record["accuracy"] for record in run.final) / len(run.final)
     so_far = "" if run.complete else f" so far (round {run.done} of {run.planned})"
     if run.method == "stand-alone":
         return f"Everybody alone: {_percent(mean)} right on average{so_far}. This is what a federation has to beat."
+    if run.party == COORDINATOR:
+        who = f"{len(run.final)} of {len(run.clients)} sites report"
+        return f"{_percent(mean)} right on average{so_far}, as {who}. Whether that beats training alone, they know."
     if base is None or not found:
         return (
             f"{_percent(mean)} right on average{so_far}. Whether that is better than alone, no Stand-Alone run tells."
         )
+    alone = sum(verdict.alone for verdict in found) / len(found)
+    if run.party:
+        words = {"helped": "Federation helped", "harmed": "Federation harmed"}
+        word = words.get(found[0].word, "These tests show no difference for")
+        return f"{word} {run.party}{so_far}: {_percent(mean)} right, alone {_percent(alone)}."
     helped, harmed = (sum(verdict.word == word for verdict in found) for word in ("helped", "harmed"))
     rest = len(found) - helped - harmed
     tail = f"; for {'the other ' if helped or harmed else ''}{rest} these tests show no difference" if rest else ""
-    alone = sum(verdict.alone for verdict in found) / len(found)
     return (
         f"Federation helped {helped} of {len(found)} clients and harmed {harmed}{so_far}{tail}. "
         f"On average {_percent(mean)} right, alone {_percent(alone)}."

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import METHODS
+from factorized_fl.network.plan import FEDERATION, RUN
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,6 +40,7 @@ class RunFiles:
     summary: Record | None
     confusion: list[Any]
     mu_layers: list[str]
+    party: str  # whose part of a federation between organisations it is; empty for a run on one machine
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -103,13 +105,18 @@ class RunFiles:
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
-    """The run directories among and directly inside the given folders."""
+    """The run directories among and directly inside the given folders; of a party's kit, its own."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
             what = "is a file, not a folder" if path.exists() else "does not exist"
             raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
-        inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
+        if (path / FEDERATION).is_file():
+            inside = [path / RUN]
+            if not is_run(path / RUN):
+                raise UserError(f"'{path}' is the kit of a party that has not begun: there is nothing to show yet.")
+        else:
+            inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
         if not inside:
             raise UserError(f"'{path}' is not a run directory and holds none: there is no config.toml.")
         found += [run for run in inside if run.resolve() not in {other.resolve() for other in found}]
@@ -136,7 +143,9 @@ def read_run(path: Path) -> RunFiles:
     for k in range(len(clients), 1 + max(domains, default=-1)):
         clients.append({"name": f"client {k + 1}", "domain": domains.get(k, ""), "classes": [], "test": None})
     timing = _read_lines(path, "timing.jsonl", notes, missing="so there are no times")
-    analysis = _read_json(path, "analysis.json", notes, missing="so there are no confusion matrices" if summary else "")
+    expected = summary and any(client["classes"] for client in clients)  # a coordinator knows no classes
+    without = "so there are no confusion matrices" if expected else ""
+    analysis = _read_json(path, "analysis.json", notes, missing=without)
     analysis = analysis if isinstance(analysis, dict) else {}
     environment = _read_json(path, "environment.json", notes, missing="so versions and machine are unknown")
     run = RunFiles(
@@ -154,6 +163,7 @@ def read_run(path: Path) -> RunFiles:
         summary=summary,
         confusion=analysis["confusion"] if isinstance(analysis.get("confusion"), list) else [],
         mu_layers=_words(analysis.get("mu_layers")),
+        party=_read_party(path),
         notes=notes,
     )
     if run.complete and 0 < run.done < run.planned:
@@ -195,6 +205,14 @@ def _text_of(path: Path, name: str, notes: list[str], missing: str) -> str | Non
     except (OSError, UnicodeDecodeError) as error:
         notes.append(f"{name} cannot be read ({_reason(error)}).")
     return None
+
+
+def _read_party(path: Path) -> str:
+    """The party whose kit holds this run, if any does."""
+    try:
+        return str(tomllib.loads((path.resolve().parent / FEDERATION).read_text(encoding="utf-8")).get("party", ""))
+    except (OSError, ValueError):
+        return ""
 
 
 def _read_config(path: Path, notes: list[str]) -> Record:

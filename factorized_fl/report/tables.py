@@ -54,11 +54,10 @@ def model_line(federation: Federation) -> str:
 
 def result_table(summary: Record) -> Table:
     """Final accuracy of every client."""
-    title = (
-        f"{METHODS[summary['method']].title}: {100 * summary['accuracy_mean']:.2f}% "
-        f"± {100 * summary['accuracy_spread']:.2f} over {len(summary['clients'])} clients, "
-        f"up {size(summary['up_bytes'])}, down {size(summary['down_bytes'])}"
-    )
+    mean, spread, count = summary["accuracy_mean"], summary["accuracy_spread"], len(summary["clients"])
+    result = "nobody was tested" if mean is None else f"{100 * mean:.2f}% ± {100 * spread:.2f} over {count} clients"
+    sent = f"up {size(summary['up_bytes'])}, down {size(summary['down_bytes'])}"
+    title = f"{METHODS[summary['method']].title}: {result}, {sent}"
     table = Table(title=title, title_justify="left")
     for heading in ("client", "domain", "accuracy", "right / tested"):
         table.add_column(heading, justify="left" if heading == "domain" else "right")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorized_fl.federation.build import build_federation
+from factorized_fl.federation.build import build_federation, initial_model
 from factorized_fl.federation.fingerprints import apart, blur, describe, first_layer, likeness, trust
 from factorized_fl.federation.ledger import upload_loads
 from factorized_fl.federation.rounds import run_round
@@ -87,6 +87,27 @@ def test_labels_drawn_at_random_are_not_trusted_where_others_tell_something() ->
     assert trusted[3] < 0.2
     nobody_tells = torch.stack([describe(rows, drawn, 4) for rows, _ in found])
     assert (trust(nobody_tells, torch.ones_like(alike)) > 0.5).all()
+
+
+def test_classes_that_could_not_be_clearer_are_no_reason_to_distrust_others() -> None:
+    """The third client holds copies of one image per class: nothing varies inside its classes."""
+    rows, labels = zip(*(moments(0.0, 400, seed, far=0.5) for seed in range(3)), strict=True)
+    prints = torch.stack([describe(*moments(0.0, 400, seed, far=0.5), 4) for seed in range(3)])
+    prints[2] = describe(rows[2][:4].repeat(100, 1), labels[2], 4)
+    assert prints[2, -1] == 1000
+    assert (trust(prints, torch.ones(3, 3, dtype=torch.float64))[:2] > 0.05).all()
+    claimed = prints.clone()
+    claimed[2, -1] = 1e30
+    assert torch.equal(trust(claimed, torch.ones(3, 3).double()), trust(prints, torch.ones(3, 3).double()))
+
+
+def test_clients_with_other_numbers_of_classes_look_through_the_same_first_layer() -> None:
+    config = tiny_config("factorized-peers")
+    images = torch.randn(5, 1, 8, 8)
+    few, many = (initial_model(config, classes, 1, labels_agree=False) for classes in (2, 9))
+    seen = first_layer(few, few.state_dict(), images)
+    assert torch.equal(seen, first_layer(many, many.state_dict(), images))
+    assert few.fingerprint.shape == many.fingerprint.shape
 
 
 def test_a_blurred_fingerprint_says_less_and_says_so() -> None:

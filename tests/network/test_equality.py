@@ -21,11 +21,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 VARIANTS = {
     "adapted": {"options": {"test": "adapted"}},
     "half": {"fraction": 0.67, "rounds": 4},
+    "blurred": {"options": {"blur": 0.1, "general": 1}},
     "open": {"options": {"tried_on": "validation", "fallback": "current"}},
 }
 
 
-@pytest.mark.parametrize("method", [*METHODS, "per-fedavg adapted", "factorized-fl half", "fedfomo open"])
+CASES = [*METHODS, "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred", "fedfomo open"]
+
+
+@pytest.mark.parametrize("method", CASES)
 def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> None:
     name, _, variant = method.partition(" ")
     config = trio_config(name, **VARIANTS.get(variant, {}))

@@ -66,6 +66,11 @@ def test_a_kit_says_what_was_agreed(tmp_path: Path) -> None:
         text = readme(party, kit.plan, config)
         assert party in text
         assert ("ffl serve" in text) == (party == COORDINATOR)
+        assert "fingerprint" not in text
+        for other in (trio_config("factorized-peers"), trio_config(options={"match": "statistics"})):
+            looking = readme(party, kit.plan, other)
+            assert "a fingerprint of the images" in looking
+            assert "matching v" not in looking
 
 
 def ffl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:

@@ -138,6 +138,18 @@ def test_the_model_answers_in_the_sites_own_words(finished: Finished) -> None:
     assert all(share[0].startswith("aster calls it ") for share in shares)
 
 
+def test_every_party_has_a_page_of_what_it_may_see(finished: Finished) -> None:
+    for party in ("aster", "coordinator"):
+        assert finished.printed[f"ffl report kits/{party}"] == f"Report: kits/{party}/report.html\n"
+    own, coordinators = ((finished.kits[p].path / "report.html").read_text() for p in ("aster", "coordinator"))
+    assert "aster calls it 3" in own
+    assert "aster calls it" not in coordinators
+    assert "as 1 of 3 sites report" in coordinators
+    summaries = (finished.run("aster").summary(), RunDirectory(finished.kits["aster"].alone).summary())
+    right, alone = (f"{100 * summary['accuracy_mean']:.1f}%" for summary in summaries)
+    assert f"aster: {right} right, alone {alone}." in own
+
+
 def test_a_first_look_at_the_data(finished: Finished) -> None:
     said = finished.printed["ffl data inspect data/aster"]
     assert "120 images in 4 classes, 16x16; 120 grey, 0 colour; 0 unreadable" in said

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from factorized_fl.errors import UserError
+from factorized_fl.federation.fingerprints import describe
 from factorized_fl.federation.payload import decode, encode
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.network.checks import read_tensors
@@ -206,6 +207,17 @@ def test_a_diverged_start_at_zero_may_still_be_left() -> None:
     assert read_tensors(encode(moved), expected).keys() == {"mu"}
     with pytest.raises(BadMessage, match="above the limit"):
         read_tensors(encode({"mu": torch.full((100,), 2000.0)}), expected)
+
+
+@pytest.mark.parametrize(("images", "spread"), [(1, 1.0), (3000, 0.1), (100, 0.0)])
+def test_an_honest_fingerprint_passes_however_clear_its_classes(images: int, spread: float) -> None:
+    """One image per class, very many of classes far apart, copies of one image: nothing is known of it beforehand."""
+    labels = torch.arange(4 * images) % 4
+    generator = torch.Generator().manual_seed(1)
+    means = torch.randn(4, 8, generator=generator)[labels] + spread * torch.randn(4 * images, 8, generator=generator)
+    found = describe(torch.cat([means, means.square() + 1], 1).double(), labels, 4)
+    read = read_tensors(encode({"fingerprint": found}), {"fingerprint": torch.zeros(18)})
+    assert torch.equal(read["fingerprint"], found)
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/b", "", "Aster", "a" * 41, "-a", "a.b", "coordinator", "a\nb"])

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import shutil
 import signal
@@ -303,6 +304,36 @@ def test_whatever_is_missing_the_rest_is_drawn_without_complaint(chromium, kind:
         assert tab.page.get_by_text("NaN").count() == 0
         assert tab.page.get_by_text("undefined").count() == 0
         assert tab.complaints == []
+
+
+def test_pages_of_the_parties_of_a_federation(chromium, tmp_path: Path) -> None:
+    """A coordinator to whom nobody reports, and a site that also trained alone: one client, no matrices."""
+    for party in ("coordinator", "aster"):
+        (tmp_path / party).mkdir()
+        (tmp_path / party / "federation.toml").write_text(f'party = "{party}"\n')
+    run = write_run(tmp_path / "coordinator" / "run", classes=())
+    shutil.rmtree(run / "traces")
+    for name in ("analysis.json", "summary.json"):
+        (run / name).unlink()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    silent = {"accuracy": None, "correct": None, "total": None, "loss": None, "train_loss": None}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line | silent) + "\n" for line in lines))
+    write_run(tmp_path / "aster" / "run", clients=1, correct=[80], matrices=False, domains=("aster",))
+    write_run(tmp_path / "aster" / "alone", "stand-alone", clients=1, correct=[50], domains=("aster",))
+    told = {
+        "coordinator": ("3 of 3 rounds are done; no site has chosen to report how well it goes.", "Rows receive"),
+        "aster": ("Federation helped aster: 80.0% right, alone 50.0%.", "only the coordinator knows of whom"),
+    }
+    for party, (headline, words) in told.items():
+        with Watched(chromium, width=390) as tab:
+            tab.page.goto(write_report([tmp_path / party]).as_uri())
+            assert tab.page.locator("h1").inner_text() == headline
+            assert tab.page.get_by_text(words).count() == 1
+            assert tab.page.get_by_text(f"What {party} saw of a federation").count() == 1
+            tab.page.locator("#focus").select_option("c:0")
+            for wrong in ("NaN", "undefined", "null"):
+                assert tab.page.get_by_text(wrong).count() == 0
+            assert tab.complaints == []
 
 
 def test_watch_follows_a_run_without_reloading(chromium, tmp_path: Path) -> None:

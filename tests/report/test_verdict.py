@@ -1,6 +1,6 @@
 import pytest
 
-from factorized_fl.report.tables import compare, verdict_lines
+from factorized_fl.report.tables import compare, result_table, verdict_lines
 from factorized_fl.report.verdict import verdicts
 
 
@@ -48,3 +48,10 @@ def test_without_stand_alone_there_is_no_verdict() -> None:
     assert rows[0].verdicts == ()
     assert rows[0].seed_spread == pytest.approx(0.0707, abs=1e-4)
     assert verdict_lines(rows) == []
+
+
+def test_a_run_in_which_nobody_was_tested_has_a_table_that_says_so() -> None:
+    nothing = {"accuracy_mean": None, "accuracy_spread": None, "clients": []}
+    table = result_table({"method": "fedavg", **nothing, "up_bytes": 1500, "down_bytes": 0})
+    assert table.title == "FedAvg: nobody was tested, up 1.5 kB, down 0 B"
+    assert table.row_count == 0

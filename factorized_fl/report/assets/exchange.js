@@ -36,7 +36,9 @@ function mixingCard(run) {
           ? "Nobody: Stand-Alone shares nothing."
           : run.done < 2
             ? "The first round has nothing to mix; from the second on it is shown here."
-            : "This run directory holds no mixing matrices.",
+            : run.party
+              ? "What this site was sent is a mixture that the coordinator made: only the coordinator knows of whom."
+              : "This run directory holds no mixing matrices.",
       ),
     );
   if (!kinds.includes(state.matrix)) state.matrix = kinds[0];

@@ -101,7 +101,11 @@ function settingsCard(run) {
     "Configuration",
     run.command
       ? [soft("This makes the run again:"), command("copy-command", run.command)]
-      : soft("The configuration is missing or not valid, so there is no command that makes this run again."),
+      : soft(
+          run.party
+            ? `What ${run.party} saw of a federation between organisations: no single party can run it again.`
+            : "The configuration is missing or not valid, so there is no command that makes this run again.",
+        ),
     run.config.length
       ? el(
           "details",

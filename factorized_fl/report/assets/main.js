@@ -115,7 +115,7 @@ function mostTelling() {
 
 function runPart(run) {
   const parts = [verdictCard(run)];
-  if (run.curves.up.length) parts.push(accuracyCard(run));
+  if (run.curves.up.length && run.final.length) parts.push(accuracyCard(run));
   if (run.final.length) parts.push(barsCard(run));
   parts.push(mixingCard(run));
   if (Object.keys(run.means).length) parts.push(similarityCard(run));
