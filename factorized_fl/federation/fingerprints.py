@@ -79,7 +79,11 @@ def describe(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Te
 
     offsets = offset(own)
     place = torch.cumsum(present, 0)[labels] - 1
-    inside = (offset(rows) - offsets[place]).square().sum() / max(1, len(rows) - len(counts))
+    freedom = len(rows) - len(counts)
+    if freedom > 0:
+        inside = (offset(rows) - offsets[place]).square().sum() / freedom
+    else:  # one image per class says nothing of how images of a class differ: as much as any two, then
+        inside = offsets.square().sum() / max(1, len(rows) - 1)
     chance = inside / counts  # squared error of a class's mean
     spread = (weights * offsets.square().sum(1)).sum() / (1 - weights.square().sum()).clamp_min(_LEAST)
     by_chance = (weights * chance).sum().clamp_min(_LEAST)

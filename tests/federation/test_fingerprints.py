@@ -34,6 +34,14 @@ def test_mean_and_variance_by_hand() -> None:
     assert found.isfinite().all()
 
 
+def test_one_image_per_class_is_no_certainty() -> None:
+    rows, labels = moments(0.0, 4, 1)
+    assert labels.tolist() == [0, 1, 2, 3]
+    prints = torch.stack([describe(rows, labels, 4), describe(*moments(0.0, 4, 2), 4)])
+    assert (prints[:, -2] > 0).all()
+    assert apart(prints)[0, 1] < 5
+
+
 def test_a_small_class_counts_nearly_as_much_as_a_large_one() -> None:
     """30 images count 1/2 and 270 count 9/10: the mean is (0 / 2 + 0.9 * 1) / 1.4, not 0.9."""
     labels = torch.tensor([0] * 30 + [1] * 270)
