@@ -3,7 +3,8 @@
     python -m benchmarks.network_overhead [OUT.json]
 
 Each round's seconds at the coordinator, less those of its slowest site's own work, were not spent training. The ratio
-compares all rounds with those of the run in one process, where clients train one after the other.
+compares all rounds with those of the run in one process, where clients train one after the other. Every process has
+one thread: three sites with two each on two cores get in each other's way, which sites on machines of their own do not.
 """
 
 import json
@@ -13,6 +14,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads PyTorch
 
 from factorized_fl import api
 from factorized_fl.federation.environment import describe_environment
