@@ -21,6 +21,7 @@ from factorized_fl.data.scenarios import Scenario
 from factorized_fl.federation import fingerprints as f
 from factorized_fl.federation.build import build_scenario_of, initial_model
 from factorized_fl.federation.environment import describe_environment
+from factorized_fl.methods.peers import peer_weights
 
 SETTINGS = {
     "equal shares": {},
@@ -67,10 +68,8 @@ def nearest(closeness: torch.Tensor, domains: list[str]) -> float:
 
 def own_weight(prints: torch.Tensor, sizes: torch.Tensor, domains: list[str]) -> tuple[float, float]:
     """Weight on the own domain by Factorized-Peers' rule: mean and least over clients."""
-    alike = f.likeness(prints)
-    weights = alike * (f.trust(prints, alike) * sizes)
-    weights.diagonal().copy_(sizes)
-    weights /= weights.sum(1, keepdim=True)
+    alike = f.likeness(prints, torch.ones(len(prints), dtype=torch.bool))
+    weights = peer_weights(prints, alike, sizes)
     same = torch.tensor([[one == other for other in domains] for one in domains])
     own = (weights * same).sum(1)
     return float(own.mean()), float(own.min())

@@ -29,6 +29,10 @@ class Client:
     holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # to try models on
     seat: int | None = None  # whose draws it makes, where that is not its place in the scenario
 
+    def draws_as(self, k: int) -> int:
+        """The number whose draws the client in place k makes."""
+        return k if self.seat is None else self.seat
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -150,8 +154,7 @@ def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:
     clients = []
     for k, client in enumerate(scenario.clients):
         count = min(max(1, round(share * len(client.train))), len(client.train) - 1)
-        seat = k if client.seat is None else client.seat
-        order = torch.from_numpy(numpy_rng(seed, "holdout", seat).permutation(len(client.train)))
+        order = torch.from_numpy(numpy_rng(seed, "holdout", client.draws_as(k)).permutation(len(client.train)))
         kept = client.train[order[count:].sort().values]
         clients.append(replace(client, train=kept, holdout=client.train[order[:count].sort().values]))
     return replace(scenario, clients=tuple(clients))

@@ -26,7 +26,7 @@ def batches_of(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
     """Positions in the pool and draws of the augmentation, if any, of each batch of a client's round."""
     size = batch_size(config, client)
-    rng = torch_rng(config.seed, "train", round, k if client.seat is None else client.seat)
+    rng = torch_rng(config.seed, "train", round, client.draws_as(k))
     for _ in range(config.epochs * method.passes):
         order = client.train[torch.randperm(len(client.train), generator=rng)]
         for first in range(0, len(order) - size + 1, size):

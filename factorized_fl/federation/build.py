@@ -136,8 +136,8 @@ def _fingerprint_images(
         labels = client.labelling[scenario.labels[client.train]].to(device)
         rows = fingerprints.first_layer(models[len(client.classes)], tensors, images)
         found = fingerprints.describe(rows, labels, len(client.classes))
-        seat = k if client.seat is None else client.seat
-        tensors[fingerprints.NAME].copy_(method.hide(found, torch_rng(config.seed, "fingerprint", seat)))
+        generator = torch_rng(config.seed, "fingerprint", client.draws_as(k))
+        tensors[fingerprints.NAME].copy_(method.hide(found, generator))
 
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:

@@ -121,9 +121,16 @@ def apart(fingerprints: torch.Tensor) -> torch.Tensor:
     return (square / (noise[:, None] + noise[None]).clamp_min(_LEAST)).nan_to_num(torch.inf, torch.inf)
 
 
-def likeness(fingerprints: torch.Tensor) -> torch.Tensor:
-    """1 for clients that chance can explain, falling to 0 as their distance exceeds it, float64 [K, K]."""
-    return torch.exp(-(apart(fingerprints) - 1).clamp_min(0)).fill_diagonal_(1.0)
+def likeness(fingerprints: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """1 for clients that chance can explain, falling to 0 as their distance exceeds it, float64 [K, K].
+
+    Who has not sent a fingerprint yet is like nobody else, whatever stands in its place.
+    """
+    alike = torch.eye(len(fingerprints), dtype=torch.float64)
+    known = received.nonzero().flatten().cpu()
+    found = torch.exp(-(apart(fingerprints[known.to(fingerprints.device)]) - 1).clamp_min(0))
+    alike[known[:, None], known] = found.fill_diagonal_(1.0)
+    return alike
 
 
 def trust(fingerprints: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,8 @@ class FactorizedFL(Method):
     def mix(self, server: Server) -> Mixing:
         """Similar clients get more weight, dissimilar ones none."""
         assert server.fingerprints is not None
-        similarity = likeness(server.fingerprints) if self.looks_at_images else cosine(server.fingerprints)
+        prints = server.fingerprints
+        similarity = likeness(prints, server.received) if self.looks_at_images else cosine(prints)
         matrix = softmax_over(self.peers(similarity, server), similarity, self.epsilon)
         if self.sequential:
             matrix = in_place(matrix, server.rng.permutation(list(server.clients)).tolist())

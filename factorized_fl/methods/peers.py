@@ -2,11 +2,20 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from factorized_fl.federation.fingerprints import likeness, trust
 from factorized_fl.federation.mixing import weighted_mean
 from factorized_fl.methods.base import Mixing, Server
 from factorized_fl.methods.factorized import FactorizedFLBeta
 from factorized_fl.options import option
+
+
+def peer_weights(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Rows that sum to 1: everybody by likeness, trust in its labels and images; oneself by images alone."""
+    weights = alike * (trust(fingerprints, alike) * sizes)
+    weights.diagonal().copy_(sizes)
+    return weights / weights.sum(1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -29,10 +38,8 @@ class FactorizedPeers(FactorizedFLBeta):
     def mix(self, server: Server) -> Mixing:
         """Peers by likeness; the first blocks by size alone."""
         assert server.fingerprints is not None
-        alike = likeness(server.fingerprints)
-        weights = alike * (trust(server.fingerprints, alike) * server.sizes * server.received)
-        weights.diagonal().copy_(server.sizes)
-        matrix = weights / weights.sum(1, keepdim=True)
+        alike = likeness(server.fingerprints, server.received)
+        matrix = peer_weights(server.fingerprints, alike, server.sizes)
         blocks = list(dict.fromkeys(name.split(".")[0] for name in server.stack))[: self.general]
         everybody = weighted_mean(server.sizes, server.received)
         others = {name: everybody for name in server.stack if name.split(".")[0] in blocks}

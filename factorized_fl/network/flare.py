@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ _RETRY = 0.5
 _ALIVE = 2.0  # seconds between signs of life while a site trains
 
 
-class _Component(FLComponent):  # type: ignore[misc]
+class _Component(FLComponent, ABC):  # type: ignore[misc]
     """Starts one thread when FLARE is up, and ends the process with it or with the supervisor."""
 
     def __init__(self, kit: str) -> None:
@@ -53,13 +54,13 @@ class _Component(FLComponent):  # type: ignore[misc]
             for task in (self._watch_parent, self._run):
                 threading.Thread(target=task, daemon=True).start()
 
+    @abstractmethod
     def connect(self, engine: Any) -> None:
         """Take hold of FLARE's line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def work(self) -> None:
         """What the thread does; when it returns, this party is done."""
-        raise NotImplementedError
 
     def _run(self) -> None:
         try:

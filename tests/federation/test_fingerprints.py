@@ -25,6 +25,22 @@ def moments(centre: float, count: int, seed: int, classes: int = 4, far: float =
     return torch.cat([mean, mean.square() + 1], 1), labels
 
 
+def everybody(prints: torch.Tensor) -> torch.Tensor:
+    return torch.ones(len(prints), dtype=torch.bool)
+
+
+def test_who_has_sent_nothing_is_like_nobody_and_changes_nothing() -> None:
+    prints = torch.stack([describe(*moments(0.0, 200, seed), 4) for seed in range(4)])
+    received = torch.tensor([True, True, True, False])
+    other = prints.clone()
+    other[3] = 0.0
+    found = likeness(prints, received)
+    assert torch.equal(found, likeness(other, received))
+    assert torch.equal(found[:3, :3], likeness(prints[:3], everybody(prints[:3])))
+    assert found[3].tolist() == [0, 0, 0, 1]
+    assert torch.equal(trust(prints, found)[:3], trust(other, found)[:3])
+
+
 def test_mean_and_variance_by_hand() -> None:
     """Two classes with one image each: means 1 and 3, mean squares 2 and 12."""
     found = describe(torch.tensor([[1.0, 2.0], [3.0, 12.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
@@ -61,13 +77,13 @@ def test_clients_of_one_kind_are_as_far_apart_as_chance_makes_them() -> None:
     prints = torch.stack([describe(*moments(0.0, 200, seed), 4) for seed in range(12)])
     pairs = apart(prints)[~torch.eye(12, dtype=torch.bool)]
     assert 0.5 < pairs.median() < 1.5
-    assert likeness(prints).mean() > 0.7
+    assert likeness(prints, everybody(prints)).mean() > 0.7
 
 
 def test_clients_of_two_kinds_are_told_apart_and_a_stranger_is_alone() -> None:
     centres = [0.0, 0.0, 0.0, 1.0, 1.0, -2.0]
     prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate(centres)])
-    alike = likeness(prints)
+    alike = likeness(prints, everybody(prints))
     for i, one in enumerate(centres):
         for j, other in enumerate(centres):
             assert (alike[i, j] > 0.05) == (one == other)
@@ -89,7 +105,7 @@ def test_labels_drawn_at_random_are_not_trusted_where_others_tell_something() ->
     found = [moments(0.0, 400, seed, far=0.5) for seed in range(4)]
     drawn = torch.randint(0, 4, (400,), generator=torch.Generator().manual_seed(5))
     prints = torch.stack([describe(rows, drawn if k == 3 else labels, 4) for k, (rows, labels) in enumerate(found)])
-    alike = likeness(prints)
+    alike = likeness(prints, everybody(prints))
     trusted = trust(prints, torch.ones_like(alike))
     assert (trusted[:3] > 0.6).all()
     assert trusted[3] < 0.2
@@ -159,7 +175,7 @@ def test_every_matched_method_may_look_at_images(method: str) -> None:
     assert mixing is not None
     assert mixing.similarity is not None
     assert torch.equal(federation.state.common["fingerprint"], before)
-    assert torch.allclose(mixing.similarity, likeness(before))
+    assert torch.allclose(mixing.similarity, likeness(before, everybody(before)))
 
 
 def test_first_blocks_can_be_shared_with_everybody() -> None:
