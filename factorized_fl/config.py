@@ -45,7 +45,9 @@ class Config:
     momentum: float = option(0.9, "momentum of SGD, kept by each client across rounds", low=0, high=0.9999)
     weight_decay: float = option(1e-6, "weight decay of SGD", low=0)
     augment: str = option("paper", "the authors' augmentation, or none", choices=("paper", "none"))
-    precision: str = option("bf16", "of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "fp32"))
+    precision: str = option(
+        "bf16", "of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "tf32", "fp32")
+    )
     score: str = option(
         "test", "the split that is scored; validation to choose options by", choices=("test", "validation")
     )

@@ -10,6 +10,7 @@ _VARIANTS = {
     "head-reset": "classifier reset each round",
     "head-mu": "Xavier mu in the classifier",
     "sequential": "mixed in place",
+    "tf32": "TF32 convolutions",
     "three-best": "three most similar",
     "keep-current": "current model kept",
     "try-validation": "tried on validation images",

@@ -50,7 +50,8 @@ Dirichlet(0.5) shares of the classes inside each domain; one client whose traini
 DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
 For Factorized-FL and its beta the departures of the authors' code were switched on, all together and one by one; for
-FedFOMO the two choices that its sources leave open ([methods.md](methods.md)). *Comes within {CLOSE} points with* names
+FedFOMO the two choices that its sources leave open ([methods.md](methods.md)). On the domains one row has TF32 instead
+of bfloat16 convolutions, which are our own departure. *Comes within {CLOSE} points with* names
 those whose run agrees with the published number. The authors published no code for the baselines, so for the others
 there is nothing to switch on."""
 

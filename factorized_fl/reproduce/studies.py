@@ -99,7 +99,7 @@ def _beyond(labels: Study, domains: Study) -> Study:
 
 
 # Where the authors' code departs from the paper, the likeliest to matter first: the change, and in which settings it
-# can matter. Everything at once is the preset's -released sister.
+# can matter. Everything at once is the preset's -released sister. Last, the precision that is ours alone.
 DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("no-l1", {"l1": False}, ("permuted-iid", "domains", "standard-iid", "permuted-non-iid", "standard-non-iid")),
     ("peers", {"tau": 0.95, "minimum": 4}, ("domains",)),
@@ -108,6 +108,7 @@ DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("peers", {"minimum": 10}, ("permuted-iid",)),
     ("head-mu", {"head_mu": "xavier"}, ("permuted-iid", "domains")),
     ("sequential", {"sequential": True}, ("permuted-iid", "domains")),
+    ("tf32", {"precision": "tf32"}, ("domains",)),
 )
 
 # What FedFOMO's own paper and code leave open or differ in, and what that may explain.

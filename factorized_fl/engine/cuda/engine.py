@@ -47,8 +47,8 @@ class CudaEngine:
         self.device, self.images = reference.device, reference.images
         self.lanes = lanes or choose_lanes([self._steps(k) for k in range(len(self.scenario.clients))])
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
-        torch.backends.cudnn.allow_tf32 = False
-        # Timing picks the fastest algorithms; float32 is for comparing, where the same ones each time matter more.
+        torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
+        # Timing picks the fastest algorithms; the others are for comparing, where the same ones each time matter more.
         torch.backends.cudnn.benchmark = self.config.precision == "bf16"
         (self.model,) = reference.models.values()
         self.stacked = StackedResNet9(self.model, self.dtype)

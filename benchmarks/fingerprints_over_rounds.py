@@ -1,0 +1,125 @@
+"""Which small vector of a client in training finds its true peers, round by round, on the five domains of CIFAR-100.
+
+    python benchmarks/fingerprints_over_rounds.py --data DIR [--seeds 1,2] [--rounds 1,2,5,15,30]
+                                                  [--set key=value ...] [--out results/fingerprints/over-rounds.json]
+
+For each candidate the share of a client's three nearest others that are from its own domain, while Factorized-FL
+trains. Chance would give 3/19.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from fingerprints import nearest
+
+from factorized_fl.api import configure, run
+from factorized_fl.config import parse_setting
+from factorized_fl.federation.build import Federation
+from factorized_fl.federation.environment import describe_environment
+from factorized_fl.federation.mixing import cosine
+from factorized_fl.nn import last_body_v
+
+
+def standardised(values: torch.Tensor) -> torch.Tensor:
+    """Cosine over coordinates that are standardised across clients."""
+    values = values.double()
+    return cosine((values - values.mean(0)) / values.std(0).clamp_min(1e-12))
+
+
+class Candidates:
+    """Looks at a federation after some of its rounds."""
+
+    def __init__(self, rounds: Sequence[int]) -> None:
+        self.rounds = rounds
+        self.rows: list[dict] = []
+
+    def started(self, federation: Federation, done: int) -> None:
+        self.federation = federation
+        common = federation.state.common
+        self.initial = {name: tensor.clone() for name, tensor in common.items() if tensor.is_floating_point()}
+        self.domains = [client.domain for client in federation.scenario.clients]
+
+    def client_done(self, round: int, client: int) -> None: ...
+
+    def round_done(self, round: int, records: Sequence[dict]) -> None:
+        if round in self.rounds:
+            row = {name: (size, nearest(alike.cpu(), self.domains)) for name, size, alike in self.look()}
+            self.rows.append({"round": round, "nearest": {name: share for name, (_, share) in row.items()}})
+            self.sizes = {name: size for name, (size, _) in row.items()}
+
+    def look(self):
+        """Name, numbers to send and closeness [K, K] of each candidate."""
+        common, roles = self.federation.state.common, self.federation.roles
+        drift = {name: common[name] - start for name, start in self.initial.items()}
+
+        def joined(tensors: dict[str, torch.Tensor], *kinds: str) -> torch.Tensor:
+            body = [n for n, role in roles.items() if role.kind in kinds and not role.head]
+            return torch.cat([tensors[n].flatten(1) for n in body], 1)
+
+        v = common[last_body_v(roles)].flatten(1)
+        yield "v before the classifier (the paper)", v.shape[1], cosine(v)
+        yield "its drift", v.shape[1], cosine(drift[last_body_v(roles)].flatten(1))
+        for kind in "uv":
+            values = joined(drift, kind)
+            yield f"drift of every {kind}, standardised", values.shape[1], standardised(values)
+        first = next(n for n, role in roles.items() if role.kind == "mu")
+        yield (
+            "drift of the first layer's mu, standardised",
+            drift[first][0].numel(),
+            standardised(drift[first].flatten(1)),
+        )
+        norms = joined(drift, "norm")
+        yield "drift of every normalisation's affine terms, standardised", norms.shape[1], standardised(norms)
+        means = [name for name in common if name.endswith("running_mean")]
+        for count, words in ((1, "the first layer"), (len(means), "every layer")):
+            values = torch.cat(
+                [
+                    tensor
+                    for name in means[:count]
+                    for tensor in (common[name], common[name.replace("_mean", "_var")].clamp_min(1e-12).log())
+                ],
+                1,
+            )
+            yield f"running statistics of {words}, standardised", values.shape[1], standardised(values)
+        both = standardised(joined(drift, "u")) + standardised(
+            torch.cat([common[means[0]], common[means[0].replace("_mean", "_var")].clamp_min(1e-12).log()], 1)
+        )
+        yield "running statistics of the first layer and drift of u", 128 + joined(drift, "u").shape[1], both
+        yield "the whole update", joined(drift, "u", "v", "mu").shape[1], cosine(joined(drift, "u", "v", "mu"))
+
+
+def study(data: Path, seed: int, rounds: Sequence[int], settings: dict) -> dict:
+    changes = {"seed": seed, "rounds": max(rounds), **settings}
+    watch = Candidates(rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        run(configure("cifar100-domains", "factorized-fl", **changes), Path(folder), data=data, observers=[watch])
+    return {"seed": seed, "numbers": watch.sizes, "rows": watch.rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--rounds", default="1,2,5,15,30")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--out", type=Path, default=Path("results/fingerprints/over-rounds.json"))
+    arguments = parser.parse_args()
+    rounds = [int(word) for word in arguments.rounds.split(",")]
+    settings = dict(parse_setting(text) for text in arguments.set)
+    found = [study(arguments.data, int(seed), rounds, settings) for seed in arguments.seeds.split(",")]
+    for name, size in found[0]["numbers"].items():
+        means = [statistics.fmean(one["rows"][index]["nearest"][name] for one in found) for index in range(len(rounds))]
+        print(f"{size:8}  " + "  ".join(f"{mean:.2f}" for mean in means) + f"  {name}", flush=True)
+    environment = describe_environment(1, "cuda" if torch.cuda.is_available() else "cpu")
+    result = {"rounds": rounds, "chance": 3 / 19, "settings": settings, "seeds": found, "environment": environment}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
