@@ -112,13 +112,15 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
     """Overlay a preset's or a file's table with a choice of method and single settings.
 
     A preset may carry options for several methods (``[methods.NAME]``): those of the method chosen apply. A setting
-    is looked up among the run's options first, then among the method's.
+    is one of the run's options or one of the method's; no name may be both.
     """
     values = {key: value for key, value in table.items() if key not in ("methods", "options")}
     settings = dict(settings or {})
     values["method"] = method or settings.pop("method", None) or values.get("method", "factorized-fl")
     fields = {f.name for f in dataclasses.fields(Config)} - {"options"}
     method_fields = {f.name for f in dataclasses.fields(find_method(values["method"]))}
+    if twice := sorted(fields & method_fields):
+        raise UserError(f"{values['method']} has an option '{twice[0]}', but so has every run: rename the method's.")
     options = dict(table.get("methods", {}).get(values["method"], {}))
     if values["method"] == table.get("method", values["method"]):
         options |= table.get("options", {})

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,6 +8,8 @@ from factorized_fl.api import configure
 from factorized_fl.config import Config, parse_setting, read_config, resolve
 from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
+from factorized_fl.methods.stand_alone import StandAlone
+from factorized_fl.options import option
 from factorized_fl.presets import PRESETS
 
 
@@ -51,6 +55,17 @@ def test_paper_setting() -> None:
 def test_settings_go_to_the_run_or_to_the_method() -> None:
     config = configure("demo", "factorized-fl", rounds=3, tau=0.25)
     assert (config.rounds, config.options["tau"]) == (3, 0.25)
+
+
+def test_a_methods_option_may_not_have_the_name_of_a_runs(monkeypatch) -> None:
+    @dataclass(frozen=True)
+    class Clashing(StandAlone):
+        name = "clashing"
+        alpha: float = option(0.1, "something of its own")
+
+    monkeypatch.setitem(METHODS, "clashing", Clashing)
+    with pytest.raises(UserError, match="clashing has an option 'alpha', but so has every run"):
+        configure("demo", "clashing")
 
 
 def test_a_files_options_belong_to_its_own_method() -> None:

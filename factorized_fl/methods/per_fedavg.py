@@ -31,7 +31,7 @@ class PerFedAvg(FedAvg):
     paper = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, 2020"
     row = ("dense", "meta step (FO or HF)", "all but statistics", "plain mean")
 
-    alpha: float = option(1e-3, "size of the inner step", above=0)
+    inner: float = option(1e-3, "alpha: size of the inner step", above=0)
     hessian_free: bool = option(False, "HF instead of FO: a finite difference for the Hessian's part")
     delta: float = option(1e-3, "step of that finite difference", above=0)
     compensate: bool = option(True, "as many steps as other methods, by more passes over the data")
@@ -58,17 +58,17 @@ class PerFedAvg(FedAvg):
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """g(w - alpha g(w; D); D'), for HF less alpha times the Hessian at w along it."""
-        inner = local.loss_gradient(parameters, batches[0])
-        outer = local.loss_gradient(moved(parameters, inner, -self.alpha), batches[1])
+        first = local.loss_gradient(parameters, batches[0])
+        outer = local.loss_gradient(moved(parameters, first, -self.inner), batches[1])
         if not self.hessian_free:
             return outer
         ahead = local.loss_gradient(moved(parameters, outer, self.delta), batches[2])
         behind = local.loss_gradient(moved(parameters, outer, -self.delta), batches[2])
-        return {n: g - self.alpha * (ahead[n] - behind[n]) / (2 * self.delta) for n, g in outer.items()}
+        return {n: g - self.inner * (ahead[n] - behind[n]) / (2 * self.delta) for n, g in outer.items()}
 
     def adapt(self, local: Local, parameters: Tensors, batch: Batch) -> Tensors:
         """One inner step on a training batch."""
-        return moved(parameters, local.loss_gradient(parameters, batch), -self.alpha)
+        return moved(parameters, local.loss_gradient(parameters, batch), -self.inner)
 
     def mix(self, server: Server) -> Mixing:
         """Everybody counts the same."""

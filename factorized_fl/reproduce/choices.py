@@ -63,7 +63,7 @@ FAMILIES = (
     ),
     Family("fedprox", DOMAINS, 20, tuple({"proximal": mu} for mu in (0.01, 0.001, 0.1, 1.0))),
     Family("pfedpara", DOMAINS, 20, ({"gamma": 0.95}, {"gamma": 1.0})),
-    Family("per-fedavg", DOMAINS, 20, tuple({"alpha": alpha} for alpha in (1e-3, 1e-2, 3e-2))),
+    Family("per-fedavg", DOMAINS, 20, tuple({"inner": step} for step in (1e-3, 1e-2, 3e-2))),
     Family("factorized-fl", "cifar10-permuted-iid", 10, _CORNERS[1:], (), LABELS),
     Family("factorized-fl-beta", "cifar10-permuted-iid", 10, _CORNERS[1:], (), LABELS),
 )

@@ -29,21 +29,21 @@ D, E, F = (quadratic(seed) for seed in range(3))
 
 
 def test_first_order_step() -> None:
-    found = PerFedAvg(alpha=0.1).gradient(local(loss_gradient), {"w": W}, [D, E])["w"]
+    found = PerFedAvg(inner=0.1).gradient(local(loss_gradient), {"w": W}, [D, E])["w"]
     assert torch.allclose(found, E.images @ (W - 0.1 * (D.images @ W - D.labels)) - E.labels)
 
 
 def test_first_order_step_by_hand_in_one_dimension() -> None:
     """F(w) = w^2 - w: g(3) = 5, w~ = 3 - 0.1 * 5 = 2.5, g(w~) = 4."""
     batch = Batch(torch.tensor([[2.0]]), torch.tensor([1.0]))
-    found = PerFedAvg(alpha=0.1).gradient(local(loss_gradient), {"w": torch.tensor([3.0])}, [batch, batch])["w"]
+    found = PerFedAvg(inner=0.1).gradient(local(loss_gradient), {"w": torch.tensor([3.0])}, [batch, batch])["w"]
     assert found.item() == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("delta", [1e-3, 0.5])
 def test_hessian_free_step(delta: float) -> None:
     """Central differences are exact for a quadratic, whatever their step; the Hessian is the third batch's."""
-    method = PerFedAvg(alpha=0.1, hessian_free=True, delta=delta)
+    method = PerFedAvg(inner=0.1, hessian_free=True, delta=delta)
     found = method.gradient(local(loss_gradient), {"w": W}, [D, E, F])["w"]
     outer = at(W - 0.1 * at(W, D), E)
     assert torch.allclose(found, (torch.eye(3, dtype=torch.float64) - 0.1 * F.images) @ outer, atol=1e-9)
@@ -89,7 +89,7 @@ def test_passes_give_as_many_steps_as_other_methods_make(options: dict, passes: 
 
 def test_the_step_leaves_parameters_alone() -> None:
     parameters = {"w": W.clone()}
-    PerFedAvg(alpha=0.1, hessian_free=True).gradient(local(loss_gradient), parameters, [D, E, F])
+    PerFedAvg(inner=0.1, hessian_free=True).gradient(local(loss_gradient), parameters, [D, E, F])
     assert torch.equal(parameters["w"], W)
 
 
@@ -114,7 +114,7 @@ def put_to_the_test(federation, monkeypatch, round: int) -> dict[int, dict[str, 
 
 
 def test_adapted_protocol_tests_the_rounds_start_after_one_inner_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = tiny_federation("per-fedavg", options={"test": "adapted", "alpha": 0.3})
+    federation = tiny_federation("per-fedavg", options={"test": "adapted", "inner": 0.3})
     run_round(federation, 1)
     found = put_to_the_test(federation, monkeypatch, 2)
     assert sorted(found) == [0, 1, 2, 3]
@@ -133,7 +133,7 @@ def test_adapted_protocol_tests_the_rounds_start_after_one_inner_step(monkeypatc
 
 
 def test_adapted_evaluation_changes_no_state() -> None:
-    federation = tiny_federation("per-fedavg", options={"test": "adapted", "alpha": 0.3})
+    federation = tiny_federation("per-fedavg", options={"test": "adapted", "inner": 0.3})
     run_round(federation, 1)
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
     first = federation.engine.evaluate(1, range(4), federation.state, federation.start)

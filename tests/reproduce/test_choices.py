@@ -90,7 +90,7 @@ def test_pilots_norms_are_kept(images: Path, tmp_path: Path, tiny_studies) -> No
 def test_every_open_option_of_the_paper_is_among_the_choices() -> None:
     cells = STUDIES["choices"].own
     options = {(cell.method, name) for cell in cells for name in cell.settings}
-    assert {("fedprox", "proximal"), ("pfedpara", "gamma"), ("per-fedavg", "alpha")} <= options
+    assert {("fedprox", "proximal"), ("pfedpara", "gamma"), ("per-fedavg", "inner")} <= options
     assert {(m, o) for m in ("factorized-fl", "factorized-fl-beta") for o in ("tau", "epsilon")} <= options
     assert sum(cell.variant == "pilot" for cell in cells) == 9
 
