@@ -41,13 +41,13 @@ def test_paper_setting() -> None:
     assert (config.clients, config.rounds, config.epochs, config.batch_size) == (20, 50, 5, 256)
     assert (config.lr, config.momentum, config.weight_decay) == (1e-3, 0.9, 1e-6)
     assert (config.partition, config.alpha, config.permuted, config.model) == ("dirichlet", 0.5, True, "resnet9")
-    matching = {"tau": 0.0, "epsilon": 1.0, "minimum": 1, "sparsity": 5e-4, "l1": True}
+    matching = {"tau": 0.0, "epsilon": 1.0, "minimum": 1, "sparsity": 5e-4, "l1": True, "settle": False}
     faithful = {"layout": "taps", "prune": "test", "head": "share", "head_mu": "zero", "sequential": False}
     fingerprint = {"match": "v", "blur": 0.0, "clip": 10.0}
     assert config.options == matching | faithful | fingerprint
     released = configure("cifar100-domains-released", "factorized-fl")
     assert released.rounds == 100
-    matching = {"tau": 0.95, "epsilon": 20.0, "minimum": 4, "sparsity": 5e-4, "l1": False}
+    matching = {"tau": 0.95, "epsilon": 20.0, "minimum": 4, "sparsity": 5e-4, "l1": False, "settle": False}
     departures = {"layout": "released", "prune": "test", "head": "reset", "head_mu": "xavier", "sequential": True}
     assert released.options == matching | departures | fingerprint
 
@@ -71,7 +71,7 @@ def test_a_methods_option_may_not_have_the_name_of_a_runs(monkeypatch) -> None:
 def test_a_files_options_belong_to_its_own_method() -> None:
     table = {"method": "factorized-fl", "options": {"tau": 0.1}}
     assert resolve(table).options["tau"] == 0.1
-    assert resolve(table, "fedavg").options == {}
+    assert resolve(table, "fedavg").options == {"settle": False}
 
 
 @pytest.mark.parametrize(

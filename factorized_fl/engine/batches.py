@@ -21,6 +21,12 @@ def batch_count(config: Config, method: Method, client: Client) -> int:
     return config.epochs * method.passes * (len(client.train) // batch_size(config, client))
 
 
+def plain_batches(config: Config, client: Client) -> torch.Tensor:
+    """Positions of a client's training images in batches, [n, B], in their own order; an incomplete one is dropped."""
+    size = batch_size(config, client)
+    return client.train[: len(client.train) // size * size].view(-1, size)
+
+
 def batches_of(
     config: Config, method: Method, client: Client, round: int, k: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:

@@ -8,20 +8,19 @@ from torch import nn
 
 from factorized_fl.federation.mixing import weighted_mean
 from factorized_fl.methods.base import Mixing, Server
-from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
+from factorized_fl.methods.factorized import Factorized, FactorizedFL
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import LAYOUTS
 from factorized_fl.options import option
 
 
 @dataclass(frozen=True)
-class FactorizedFedAvg(FactorizedFLBeta):
+class FactorizedFedAvg(Factorized):
     """Factorised weights, everything averaged: no matching."""
 
     name = "factorized-fedavg"
     title = "Factorized-FedAvg"
     row = ("u v^T + mu", "SGD + L1 on mu", "u, v, mu, norm, bias", "sample-weighted mean")
-    published_gb = None
 
     def mix(self, server: Server) -> Mixing:
         """As FedAvg."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from factorized_fl.methods.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
 from factorized_fl.nn import Role
-from factorized_fl.options import check
+from factorized_fl.options import check, option
 
 __all__ = ["Batch", "Cost", "Local", "Method", "Mixing", "Roles", "Server", "Tensors"]
 
@@ -25,6 +25,8 @@ class Method:
     row: ClassVar[tuple[str, str, str, str]]
     published_gb: ClassVar[float | None] = None  # the paper's cost column for 20 clients and 50 rounds
     needs_start: ClassVar[bool] = False  # `mix` looks at server.start
+
+    settle: bool = option(False, "after local training measure BatchNorm's statistics anew on the plain images")
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,4 +1,4 @@
-"""Factorized-FL and Factorized-FL beta: rank-one plus sparse weights, aggregated among similar clients."""
+"""Rank-one plus sparse weights; Factorized-FL and its beta aggregate them among similar clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +17,11 @@ from factorized_fl.options import option
 
 
 @dataclass(frozen=True)
-class FactorizedFL(Method):
-    """W = u v^T + mu; u travels, weighted by how similar the clients' v are."""
+class Factorized(Method):
+    """W = u v^T + mu, all of which travels."""
 
-    name = "factorized-fl"
-    title = "Factorized-FL"
     paper = "Jeong and Hwang, Factorized-FL: Agnostic Personalized Federated Learning, 2022"
-    row = ("u v^T + mu", "SGD + L1 on mu", "u, norm; matching v up", "softmax of similarity above tau")
-    published_gb: ClassVar[float | None] = 0.32
 
-    tau: float = option(0.5, "least similarity of a peer; the paper uses 0 to 0.75", low=-1, high=1)
-    epsilon: float = option(10.0, "sharpness of the softmax over peers; the paper uses 1 to 20", low=0)
-    minimum: int = option(1, "fewest peers, oneself included; the paper has no minimum", low=1)
     sparsity: float = option(5e-4, "lambda: weight of the L1 penalty and pruning threshold of mu", low=0)
     l1: bool = option(True, "let the L1 penalty have a gradient (the authors' code has none)")
     layout: str = option("taps", "which matrix of a kernel has rank one", choices=LAYOUTS)
@@ -43,30 +36,11 @@ class FactorizedFL(Method):
     head_mu: str = option(
         "zero", "the classifier's initial mu: zero, or Xavier (authors' code)", choices=("zero", "xavier")
     )
-    sequential: bool = option(False, "mix client after client, in place (authors' code)")
-    match: str = option(
-        "v",
-        "what clients are matched by: v before the classifier (paper), or statistics of their images",
-        choices=("v", "statistics"),
-    )
-    blur: float = option(0.0, "Gaussian noise on the statistics, in the units in which images vary", low=0)
-    clip: float = option(10.0, "where the statistics are cut off, in the same units", above=0)
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """Factorise every layer, the classifier included; |mu| < lambda counts as zero at evaluation."""
         factorize(model, layout=self.layout, threshold=self.sparsity, generator=generator)
-        if self.head_mu == "xavier":
-            head_mu_xavier(model, generator)
-        return make_room(model) if self.looks_at_images else model
-
-    @property
-    def looks_at_images(self) -> bool:
-        """If they are matched by them."""
-        return self.match == "statistics"
-
-    def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Blur it, if asked to."""
-        return blur(fingerprint, self.blur, self.clip, generator) if self.blur else fingerprint
+        return head_mu_xavier(model, generator) if self.head_mu == "xavier" else model
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """Cross-entropy plus lambda * ||mu||_1 (paper, Eq. 6)."""
@@ -85,16 +59,83 @@ class FactorizedFL(Method):
                     tensors[name].masked_fill_(tensors[name].abs() < self.sparsity, 0.0)
 
     def shares(self, role: Role) -> bool:
-        """u; and the normalisation's affine terms, as the authors' code has it (the paper is silent)."""
-        return role.kind in ("u", "norm") and not self.resets(role)
+        """Everything."""
+        return not self.resets(role)
 
     def resets(self, role: Role) -> bool:
         """The whole classifier, if asked to."""
         return self.head == "reset" and role.head
 
+    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
+        """u, v and what survives of mu."""
+        count = sum(tensors[name].numel() for name, role in roles.items() if role.kind in ("u", "v"))
+        mu = [tensors[name] for name, role in roles.items() if role.kind == "mu"]
+        count += int(sum((tensor.abs() >= self.sparsity).sum() for tensor in mu))
+        return Cost(count, count)
+
+
+@dataclass(frozen=True)
+class FactorizedByImages(Factorized):
+    """Clients are matched by what their images look like."""
+
+    blur: float = option(0.0, "Gaussian noise on the statistics, in the units in which images vary", low=0)
+    clip: float = option(10.0, "where the statistics are cut off, in the same units", above=0)
+
+    def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
+        """With room for what the images look like."""
+        model = super().parametrize(model, generator, labels_agree)
+        return make_room(model) if self.looks_at_images else model
+
+    @property
+    def looks_at_images(self) -> bool:
+        """Once, before training."""
+        return True
+
+    def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Blur it, if asked to."""
+        return blur(fingerprint, self.blur, self.clip, generator) if self.blur else fingerprint
+
+    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
+        """What the images look like."""
+        return tensors[FINGERPRINT]
+
+    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
+        """All factors each way; the statistics up."""
+        cost = super().formula(tensors, roles)
+        return Cost(cost.up + (tensors[FINGERPRINT].numel() if self.looks_at_images else 0), cost.down)
+
+
+@dataclass(frozen=True)
+class FactorizedFL(FactorizedByImages):
+    """u travels, weighted by how similar the clients' v are."""
+
+    name = "factorized-fl"
+    title = "Factorized-FL"
+    row = ("u v^T + mu", "SGD + L1 on mu", "u, norm; matching v up", "softmax of similarity above tau")
+    published_gb: ClassVar[float | None] = 0.32
+
+    tau: float = option(0.5, "least similarity of a peer; the paper uses 0 to 0.75", low=-1, high=1)
+    epsilon: float = option(10.0, "sharpness of the softmax over peers; the paper uses 1 to 20", low=0)
+    minimum: int = option(1, "fewest peers, oneself included; the paper has no minimum", low=1)
+    sequential: bool = option(False, "mix client after client, in place (authors' code)")
+    match: str = option(
+        "v",
+        "what clients are matched by: v before the classifier (paper), or statistics of their images",
+        choices=("v", "statistics"),
+    )
+
+    @property
+    def looks_at_images(self) -> bool:
+        """If they are matched by them."""
+        return self.match == "statistics"
+
+    def shares(self, role: Role) -> bool:
+        """u; and the normalisation's affine terms, as the authors' code has it (the paper is silent)."""
+        return role.kind in ("u", "norm") and not self.resets(role)
+
     def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
         """v of the layer before the classifier, or what the images look like."""
-        return tensors[FINGERPRINT] if self.looks_at_images else tensors[last_body_v(roles)].flatten()
+        return super().fingerprint(tensors, roles) if self.looks_at_images else tensors[last_body_v(roles)].flatten()
 
     def formula(self, tensors: Tensors, roles: Roles) -> Cost:
         """All u each way, and v or the statistics up."""
@@ -133,11 +174,8 @@ class FactorizedFLBeta(FactorizedFL):
 
     def shares(self, role: Role) -> bool:
         """Everything."""
-        return not self.resets(role)
+        return Factorized.shares(self, role)
 
     def formula(self, tensors: Tensors, roles: Roles) -> Cost:
-        """u, v and what survives of mu; the statistics up."""
-        count = sum(tensors[name].numel() for name, role in roles.items() if role.kind in ("u", "v"))
-        mu = [tensors[name] for name, role in roles.items() if role.kind == "mu"]
-        count += int(sum((tensor.abs() >= self.sparsity).sum() for tensor in mu))
-        return Cost(count + (tensors[FINGERPRINT].numel() if self.looks_at_images else 0), count)
+        """All factors each way; the statistics up, if any."""
+        return FactorizedByImages.formula(self, tensors, roles)

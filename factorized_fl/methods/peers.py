@@ -7,7 +7,7 @@ import torch
 from factorized_fl.federation.fingerprints import likeness, trust
 from factorized_fl.federation.mixing import weighted_mean
 from factorized_fl.methods.base import Mixing, Server
-from factorized_fl.methods.factorized import FactorizedFLBeta
+from factorized_fl.methods.factorized import FactorizedByImages
 from factorized_fl.options import option
 
 
@@ -19,7 +19,7 @@ def peer_weights(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.T
 
 
 @dataclass(frozen=True)
-class FactorizedPeers(FactorizedFLBeta):
+class FactorizedPeers(FactorizedByImages):
     """Weights by likeness of the clients' images: no threshold, no number of peers, no number of groups.
 
     Clients that chance can explain count by their images, so that equal clients end in the global mean; one that is
@@ -30,9 +30,8 @@ class FactorizedPeers(FactorizedFLBeta):
     title = "Factorized-Peers"
     paper = "ours"
     row = ("u v^T + mu", "SGD + L1 on mu", "u, v, mu, norm, bias; statistics up", "likeness of images, trust, size")
-    published_gb = None
 
-    match: str = option("statistics", "what clients are matched by", choices=("statistics",))
+    settle: bool = option(True, "after local training measure BatchNorm's statistics anew on the plain images")
     general: int = option(0, "first blocks of the network that are shared with everybody", low=0)
 
     def mix(self, server: Server) -> Mixing:

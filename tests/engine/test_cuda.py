@@ -13,7 +13,7 @@ from factorized_fl.federation.build import Federation, build_federation
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.run import run
 from factorized_fl.methods import METHODS
-from factorized_fl.methods.factorized import FactorizedFL
+from factorized_fl.methods.factorized import Factorized
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,7 +40,7 @@ def learning_rate(method: str) -> float:
     as much as a dense one, and the reference engine's own losses move by up to 1.4e-4 when its first parameters change
     by the last bit; at 1e-7, where both learn as much, by 3e-6.
     """
-    return 1e-7 if issubclass(METHODS[method], FactorizedFL) else 1e-6
+    return 1e-7 if issubclass(METHODS[method], Factorized) else 1e-6
 
 
 def federation(method: str, engine: str, **settings) -> Federation:
@@ -108,7 +108,7 @@ def test_one_steps_gradient_matches_the_reference_engine(method: str) -> None:
 
 
 def test_unequal_clients_take_their_own_numbers_of_steps() -> None:
-    settings = {"partition": "dirichlet", "alpha": 0.3, "clients": 7}
+    settings = {"partition": "dirichlet", "alpha": 0.3, "clients": 7, "options": {"settle": True}}
     fast, plain = (
         federation("factorized-fl-beta", "auto", **settings),
         federation("factorized-fl-beta", "reference", **settings),
@@ -118,6 +118,9 @@ def test_unequal_clients_take_their_own_numbers_of_steps() -> None:
     assert len({r["steps"] for r in ours}) > 2
     for a, b in zip(ours, theirs, strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
+    statistics = {name: plain.state.common[name] for name in plain.state.common if ".running_" in name}
+    assert statistics
+    assert relative(fast.state.common, statistics) < 1e-4
 
 
 def test_two_runs_are_identical() -> None:

@@ -136,3 +136,39 @@ def test_images_are_held_once() -> None:
     assert isinstance(federation.scenario, Scenario)
     assert isinstance(federation.scenario.clients[0], Client)
     assert federation.engine.images.data_ptr() == federation.scenario.images.data_ptr()
+
+
+def test_settling_measures_statistics_on_plain_images_and_changes_nothing_else() -> None:
+    """18 training images in batches of 8: the mean of two batches' moments, through weights with mu pruned."""
+    options = {"sparsity": 0.01}
+    plain, settled = (
+        tiny_federation("factorized-fl-beta", options={**options, "settle": settle}, augment="paper", channels=1)
+        for settle in (False, True)
+    )
+    for federation in (plain, settled):
+        train(federation, 1, (0, 1))
+        train(federation, 2, (0, 1))
+    model = copy.deepcopy(settled.engine.models[3]).eval()
+    model.load_state_dict(settled.state.client(0))
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    inputs = []
+    for norm in norms:
+        norm.train()
+        norm.register_forward_hook(lambda module, given, out: inputs.append(given[0]))
+    scenario = settled.scenario
+    first = scenario.clients[0].train[:16]
+    with torch.no_grad():
+        for some in first.split(8):
+            model((scenario.images[some].float() / 255 - 0.5) / 0.25)
+    changed = []
+    for name, tensor in settled.state.client(0).items():
+        if not torch.equal(tensor, plain.state.client(0)[name]):
+            changed.append(name)
+    assert sorted(changed) == sorted(name for name in settled.roles if name.endswith(("_mean", "_var")))
+    for index, name in enumerate(name for name in changed if name.endswith("_mean")):
+        both = [inputs[index], inputs[index + len(norms)]]
+        mean = torch.stack([x.mean((0, 2, 3)) for x in both]).mean(0)
+        variance = torch.stack([x.transpose(0, 1).flatten(1).var(1) for x in both]).mean(0)
+        tensors = settled.state.client(0)
+        assert torch.allclose(tensors[name], mean, atol=1e-6)
+        assert torch.allclose(tensors[name.replace("_mean", "_var")], variance, rtol=1e-4)

@@ -11,17 +11,17 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from factorized_fl.engine import Evaluated, Trained
-from factorized_fl.engine.batches import batch_count, batches_of
+from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
 from factorized_fl.engine.confusion import count_confusion, empty_confusion
 from factorized_fl.engine.cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
 from factorized_fl.engine.cuda.stacked import StackedResNet9
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
+from factorized_fl.nn.models import NORM_MOMENTUM
 
-# Milliseconds of a client step by the number of clients side by side (docs/performance.md; 2 and 4 scaled from an
-# earlier version's).
-LANES = {2: 1.55, 4: 1.42, 5: 1.23, 10: 1.18}
+# Milliseconds of a client step by the number of clients side by side (results/performance/client-step-lanes.json).
+LANES = {2: 1.39, 4: 1.27, 5: 1.23, 10: 1.18}
 _TEST_PIXELS = 1024 * 1000  # of one lane at once
 
 
@@ -48,14 +48,17 @@ class CudaEngine:
         self.lanes = lanes or choose_lanes([self._steps(k) for k in range(len(self.scenario.clients))])
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
         torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
-        # Timing picks the fastest algorithms; the others are for comparing, where the same ones each time matter more.
-        torch.backends.cudnn.benchmark = self.config.precision == "bf16"
+        # Timing picks the fastest algorithms; float32 is for comparing, where the same ones each time matter more.
+        torch.backends.cudnn.benchmark = self.config.precision != "fp32"
         (self.model,) = reference.models.values()
         self.stacked = StackedResNet9(self.model, self.dtype)
         self.step: Step | None = None
         self.uploads = torch.cuda.Stream()
+        self.plain_row = plain_row(*self.images.shape[2:]).to(self.device)
         self.ahead: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and group
-        self.questions: dict[tuple[str | int, ...], tuple[torch.Tensor, ...]] = {}  # test images by part and group
+        self.questions: dict[
+            tuple[str | int, ...], tuple[torch.Tensor, ...]
+        ] = {}  # images to test or settle by, by part and group
 
     # -- training
 
@@ -76,6 +79,8 @@ class CudaEngine:
         logs = []
         for group in groups:
             logs.append((group, self._train_group(round, group, state, momentum)))
+            if self.method.settle:
+                self._settle(group, state)
             for k in group:
                 done(k)
         if len(full) == len(self.scenario.clients) and round < self.config.rounds:
@@ -128,7 +133,7 @@ class CudaEngine:
                 draws.append(torch.stack(drawn))
         with torch.cuda.stream(self.uploads):
             sent = [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in (positions, labels)]
-            rows = plain_row(height, width).to(self.device).expand(steps * need, self.lanes, size, COLUMNS).clone()
+            rows = self.plain_row.expand(steps * need, self.lanes, size, COLUMNS).clone()
             for lane, own in enumerate(draws):
                 there = own.pin_memory().to(self.device, non_blocking=True)
                 rows[: len(own), lane] = plan_rows(there.flatten(0, 1), height, width).view(*own.shape[:2], -1)
@@ -137,6 +142,46 @@ class CudaEngine:
         for tensor in found:
             tensor.record_stream(torch.cuda.current_stream())
         return tuple(tensor.view(steps, need, *tensor.shape[1:]) for tensor in found)
+
+    @torch.no_grad()
+    def _settle(self, group: Sequence[int], state: ClientStack) -> None:
+        """As the reference engine does, all lanes at once: the statistics of plain batches, from zero each."""
+        lanes = torch.tensor(group).pin_memory().to(self.device, non_blocking=True)
+        tensors = {name: stacked[lanes] for name, stacked in state.common.items()}
+        statistics = [name for name in tensors if name.endswith(("running_mean", "running_var"))]
+        totals = {name: torch.zeros_like(tensors[name]) for name in statistics}
+        positions, counts = self._plain_batches(group)
+        self.model.eval()  # weights as they are tested
+        weights = self.stacked.weights(tensors)
+        self.model.train()
+        for index, chosen in enumerate(positions):
+            for name in statistics:
+                tensors[name].zero_()
+            self.stacked.logits(tensors, weights, self._plain(chosen))
+            for name in statistics:
+                totals[name].addcmul_(tensors[name], (index < counts).to(tensors[name]))
+        for name, total in totals.items():
+            state.common[name].index_copy_(0, lanes, total / (NORM_MOMENTUM * counts))
+
+    def _plain_batches(self, group: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """Positions of a group's plain batches [n, G, B] and the number of each lane's [G, 1], on the device."""
+        key: tuple[str | int, ...] = ("plain", *group)
+        if key not in self.questions:
+            own = [plain_batches(self.config, self.scenario.clients[k]) for k in group]
+            positions = torch.zeros(max(map(len, own)), len(group), self.config.batch_size, dtype=torch.int64)
+            for lane, batches in enumerate(own):
+                positions[: len(batches), lane] = batches
+            counts = torch.tensor([[len(batches)] for batches in own])
+            self.questions[key] = (positions.to(self.device), counts.to(self.device))
+        return self.questions[key]
+
+    def _plain(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Normalised images [G, B, 3, H, W] at these positions [G, B], not augmented."""
+        height, width = self.images.shape[2:]
+        row = self.plain_row.expand(chosen.numel(), COLUMNS).contiguous()
+        pixels = torch.empty(chosen.numel(), 3, height, width, dtype=self.dtype, device=self.device)
+        make_batch(self.images, chosen.reshape(-1), row, pixels, self.scenario.mean, self.scenario.std, False)
+        return pixels.view(*chosen.shape, 3, height, width)
 
     # -- testing
 
@@ -216,14 +261,10 @@ class CudaEngine:
         longest = max(len(getattr(self.scenario.clients[k], part)) for k in group)
         size = min(_TEST_PIXELS // (height * width), longest)
         positions, labels = self._questions(group, part, size)
-        row = plain_row(height, width).to(self.device).expand(len(group) * size, COLUMNS).contiguous()
-        pixels = torch.empty(len(group) * size, 3, height, width, dtype=self.dtype, device=self.device)
         weights = self.stacked.weights(tensors)
         for first in range(0, positions.shape[1], size):
-            chosen = positions[:, first : first + size].reshape(-1)
-            make_batch(self.images, chosen, row, pixels, self.scenario.mean, self.scenario.std, False)
-            logits = self.stacked.logits(tensors, weights, pixels.view(len(group), size, 3, height, width))
-            yield logits, labels[:, first : first + size]
+            pixels = self._plain(positions[:, first : first + size])
+            yield self.stacked.logits(tensors, weights, pixels), labels[:, first : first + size]
 
 
 class Step:
@@ -242,7 +283,7 @@ class Step:
         self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.positions = torch.zeros(need, lanes, size, dtype=torch.int64, device=device)
         self.labels = torch.zeros_like(self.positions)
-        self.rows = plain_row(height, width).to(device).expand(need, lanes, size, COLUMNS).clone()
+        self.rows = engine.plain_row.expand(need, lanes, size, COLUMNS).clone()
         self.pixels = torch.empty(need, lanes, size, 3, height, width, dtype=engine.dtype, device=device)
         self.loss = torch.zeros(lanes, device=device)
         self.losses: list[torch.Tensor] = []

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from factorized_fl.engine.cuda import norm_kernels as k
-
-MOMENTUM, EPS = 0.1, 1e-5  # PyTorch's defaults, which our models keep
+from factorized_fl.nn.models import NORM_EPS, NORM_MOMENTUM
 
 # How the activations of the lanes lie in memory.
 PACKED = "packed"  # side by side: [B, H, W, G * C]
@@ -85,7 +84,7 @@ def statistics(
         C=shape.channels, BC=k.CHANNELS, BM=tile, UNROLL=unroll,
     )  # fmt: skip
     k.moments[(width // k.FEW,)](
-        firsts, sums, mean, rstd, running_mean, running_var, shape.rows, width, parts, MOMENTUM, EPS,
+        firsts, sums, mean, rstd, running_mean, running_var, shape.rows, width, parts, NORM_MOMENTUM, NORM_EPS,
         BC=k.FEW, PARTS=k.MOST_PARTS,
     )  # fmt: skip
     return mean, rstd

@@ -14,10 +14,10 @@ from torch.nn.functional import conv2d, pad
 
 from factorized_fl.engine.cuda import input_kernels, norm_kernels
 from factorized_fl.engine.cuda.convolution import LaneConvolution
-from factorized_fl.engine.cuda.norm import EPS, PACKED, STACKED, NormReLU, PatchNormReLU, Shape, normalise
+from factorized_fl.engine.cuda.norm import PACKED, STACKED, NormReLU, PatchNormReLU, Shape, normalise
 from factorized_fl.engine.cuda.weights import layer_weights
 from factorized_fl.methods.base import Tensors
-from factorized_fl.nn.models import ResNet9
+from factorized_fl.nn.models import NORM_EPS, ResNet9
 
 _PIXELS = 64  # of one program
 PATCH = 32  # 3 x 3 x 3 numbers of a patch, filled up with zeros
@@ -109,7 +109,7 @@ class _Pass:
         )
         if self.stacked.model.training:
             return PatchNormReLU.apply(shape, mean, variance, gamma, beta, patches, weight)
-        return normalise(torch.bmm(patches, weight), mean, torch.rsqrt(variance + EPS), gamma, beta, None, shape)
+        return normalise(torch.bmm(patches, weight), mean, torch.rsqrt(variance + NORM_EPS), gamma, beta, None, shape)
 
     def _norm_tensors(self, name: str) -> tuple[torch.Tensor, ...]:
         """Affine parameters and statistics of a layer's normalisation; training counts its batches."""
@@ -134,4 +134,4 @@ class _Pass:
         x = x.contiguous()  # cuDNN may hand back another memory format than it was given
         if self.stacked.model.training:
             return NormReLU.apply(shape, mean, variance, gamma, beta, residual, x)
-        return normalise(x, mean, torch.rsqrt(variance + EPS), gamma, beta, residual, shape)
+        return normalise(x, mean, torch.rsqrt(variance + NORM_EPS), gamma, beta, residual, shape)
