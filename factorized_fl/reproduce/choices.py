@@ -58,8 +58,8 @@ FAMILIES = (
     Family(
         "factorized-peers",
         DOMAINS,
-        20,
-        tuple({"general": general, "l1": l1} for l1 in (True, False) for general in (0, 2, 4)),
+        40,
+        tuple({"general": general, "l1": l1} for general, l1 in ((0, True), (0, False), (2, True), (4, True))),
     ),
     Family("fedprox", DOMAINS, 20, tuple({"proximal": mu} for mu in (0.01, 0.001, 0.1, 1.0))),
     Family("pfedpara", DOMAINS, 20, ({"gamma": 0.95}, {"gamma": 1.0})),

@@ -56,6 +56,11 @@ class Judged:
             return "holds"
         return "holds in part" if passed else "does not hold"
 
+    @property
+    def words(self) -> str:
+        """The verdict, and whether more checks are to come."""
+        return f"{self.verdict} so far" if self.ran and len(self.ran) < len(self.tests) else self.verdict
+
 
 def judge(found: Collection) -> list[Judged]:
     """All claims, judged by what was run."""

@@ -7,6 +7,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
+from factorized_fl.reproduce.beyond import OWN, ROWS, helped
 from factorized_fl.reproduce.claims import judge
 from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.figures import drawings
@@ -53,7 +54,9 @@ def document(found: Collection) -> str:
         *_figures(found, "heterogeneity"),
         "## Beyond the paper",
         prose.BEYOND,
-        _pivot(rows_of("beyond", found), title),
+        _pivot(rows_of("beyond", found), title, transposed=True),
+        *_helped(found),
+        *_figures(found, "peers"),
         *_differences(found),
         *_choices(found),
         *_claims(found),
@@ -206,6 +209,22 @@ def _differences(found: Collection) -> list[str]:
     return parts
 
 
+def _helped(found: Collection) -> list[str]:
+    lines = [
+        [
+            f"{title(one.row)}, {one.setting}",
+            one.over,
+            ", ".join(map(str, one.seeds)),
+            *(f"{points:+.2f}" for points in (one.mean, one.least_domain, one.least_client)),
+            f"{one.harmed} of {one.clients}",
+            f"{one.own_weight:.3f}",
+        ]
+        for one in helped(found)
+    ]
+    headings = ("of", "over", "seeds", "mean", "least domain", "least client", "lost over a point", "own-domain weight")
+    return [prose.HELPED, _table(headings, lines)] if lines else []
+
+
 def _choices(found: Collection) -> list[str]:
     if not found.choices:
         return [prose.CHOICES, "Nothing was chosen yet: all values are the presets'."]
@@ -226,7 +245,7 @@ def _claims(found: Collection) -> list[str]:
     parts = [
         prose.CLAIMS,
         _table(
-            ("claim", "verdict", "checks"), [[_plain(j.claim.statement), f"**{j.verdict}**", j.count] for j in judged]
+            ("claim", "verdict", "checks"), [[_plain(j.claim.statement), f"**{j.words}**", j.count] for j in judged]
         ),
         "### Every check",
     ]
@@ -251,10 +270,15 @@ def short_table(found: Collection) -> str:
     """The README's table: domains and permuted CIFAR-10."""
     domains = {row.method: row for row in rows_of("domains", found) if row.setting == AVERAGE}
     labels = {(row.method, row.setting): row for row in rows_of("label-cifar10", found)}
+    beyond = {(row.method, row.setting): row for row in rows_of("beyond", found)}
     lines = [
         [title(m), entry(row), *(entry(labels[m, f"permuted-{partition}"]) for partition in ("iid", "non-iid"))]
         for m, row in domains.items()
     ]
+    for ours in ROWS:
+        places = [beyond.get((ours, place)) for place in ("domains", "permuted-iid", "permuted-non-iid")]
+        if ours == OWN or any(row and row.seeds for row in places):
+            lines.append([f"**{title(ours)}**", *(entry(row) if row else "-" for row in places)])
     return _table(("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10"), lines)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.reproduce.beyond import OWN, ROWS
 from factorized_fl.reproduce.cells import Result
 from factorized_fl.reproduce.collection import Collection, mean, model_millions
 from factorized_fl.reproduce.names import title
@@ -193,6 +194,19 @@ def _heat_maps(found: Collection, figure: "Figure") -> None:
         _picture(axes[1, 5], _without_diagonal(record["mixing"]["weight"]), "mean weight")
 
 
+def _peer_runs(found: Collection) -> dict[str, Result]:
+    """Who mixes with whom: the paper's two methods and ours, first seed."""
+    runs = {row: found.of("domains", "domains", row) for row in ("factorized-fl", "factorized-fl-beta")}
+    runs[OWN] = next(filter(None, (found.of("beyond", "domains", row) for row in ROWS)), [])
+    return {row: results[0] for row, results in runs.items() if results}
+
+
+def _peers(found: Collection, figure: "Figure") -> None:
+    runs = _peer_runs(found)
+    for axes, (row, result) in zip(figure.subplots(1, len(runs)), runs.items(), strict=True):
+        _picture(axes, np.array(result.record["mixing"]["weight"]), title(row))
+
+
 def _without_diagonal(matrix: Sequence[Sequence[float]]) -> np.ndarray:
     shown = np.array(matrix, dtype=float)
     np.fill_diagonal(shown, np.nan)
@@ -301,6 +315,14 @@ def _all() -> list[Drawing]:
             (9.0, 8.0),
             lambda found: any(found.get(cell) for cell in _similarity_cells(STUDIES["similarity"])),
             _heat_maps,
+        ),
+        Drawing(
+            "peers",
+            "Mean weight that each client (row) gives to each (column) on the domains, first seed; clients of one "
+            "domain stand together. Each picture has its own scale, given above it.",
+            (7.0, 2.8),
+            lambda found: OWN in (runs := _peer_runs(found)) and len(runs) > 1,
+            _peers,
         ),
         Drawing(
             "sparsity",

@@ -13,6 +13,9 @@ _VARIANTS = {
     "tf32": "TF32 convolutions",
     "three-best": "three most similar",
     "keep-current": "current model kept",
+    "faster": "ten times the learning rate",
+    "settled": "statistics settled",
+    "not-settled": "statistics not settled",
     "try-validation": "tried on validation images",
     "keep-current,try-validation": "current model kept, tried on validation images",
 }

@@ -44,16 +44,22 @@ of two updates since the start, each scaled to length 1: 0 for the same directio
 states neither sizes nor lengths; we take 2,400 images each and no augmentation. The paper's figures show no numbers."""
 
 BEYOND = """Factorized-Peers ([fingerprints.md](fingerprints.md)) shares what beta shares, with those whose images look
-like one's own. The harder settings are variants of the five domains: 1, 2, 3, 6 and 8 clients per domain;
-Dirichlet(0.5) shares of the classes inside each domain; one client whose training labels are drawn at random."""
+like one's own, and measures BatchNorm's statistics anew on a client's plain training images after its local training
+("settled"); two rows show what that alone does for others, one what is left without it. The harder settings are
+variants of the five domains: 1, 2, 3, 6 and 8 clients per domain; Dirichlet(0.5) shares of the classes inside each
+domain; one client whose training labels are drawn at random."""
+
+HELPED = """What its clients gained, in points, each against the same client of the same seed; a client with random
+labels does not count. *Own-domain weight* is what a client gives to itself and to others of its domain when models are
+mixed, the mean over clients and rounds."""
 
 DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
 For Factorized-FL and its beta the departures of the authors' code were switched on, all together and one by one; for
-FedFOMO the two choices that its sources leave open ([methods.md](methods.md)). On the domains one row has TF32 instead
-of bfloat16 convolutions, which are our own departure. *Comes within {CLOSE} points with* names
-those whose run agrees with the published number. The authors published no code for the baselines, so for the others
-there is nothing to switch on."""
+FedFOMO the two choices that its sources leave open ([methods.md](methods.md)), for pFedPara a larger learning rate. On
+the domains one row has TF32 instead of bfloat16 convolutions, which are our own departure. *Comes within {CLOSE} points
+with* names those whose run agrees with the published number. The authors published no code for the baselines, so for
+the others there is nothing to switch on."""
 
 CLAIMS = """## Claims
 

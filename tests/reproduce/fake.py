@@ -23,9 +23,7 @@ def write(
     cell = replace(cell_of(what, setting or what, row), seed=seed)
     clients = len(percents)
     domains = (
-        [PLACES[k * 5 // clients] for k in range(clients)]
-        if what in ("domains", "ablation", "similarity")
-        else ["all"] * clients
+        [PLACES[k * 5 // clients] for k in range(clients)] if cell.preset.startswith("cifar100") else ["all"] * clients
     )
     record = {
         "what": cell.what,

@@ -44,16 +44,18 @@ def test_all_first_seeds_come_before_second_seeds() -> None:
     assert seeds == [3] * 9 + [1] * 9
 
 
-def test_departures_begin_with_all_at_once_then_fedfomos_choices_alone_and_together() -> None:
+def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> None:
     own = STUDIES["departures"].own
     released = [cell.variant == "released" for cell in own]
     assert released == sorted(released, reverse=True)
-    first = own[sum(released) :][:6]
-    assert {cell.method for cell in first} == {"fedfomo"}
-    assert [cell.setting for cell in first] == ["permuted-iid"] * 3 + ["domains"] * 3
-    options = [(cell.config().options["fallback"], cell.config().options["tried_on"]) for cell in first]
+    first = own[sum(released) :][:8]
+    assert [cell.method for cell in first] == [*["fedfomo"] * 3, "pfedpara"] * 2
+    assert [cell.setting for cell in first] == ["permuted-iid"] * 4 + ["domains"] * 4
+    fedfomo = [cell.config() for cell in first if cell.method == "fedfomo"]
+    options = [(config.options["fallback"], config.options["tried_on"]) for config in fedfomo]
     assert options == [("current", "holdout"), ("start", "validation"), ("current", "validation")] * 2
-    assert "fedfomo" not in {cell.method for cell in own[sum(released) + 6 :]}
+    assert {cell.config().lr for cell in first if cell.method == "pfedpara"} == {0.01}
+    assert not {"fedfomo", "pfedpara"} & {cell.method for cell in own[sum(released) + 8 :]}
 
 
 def test_selection_narrows_and_runs_nothing_twice() -> None:

@@ -1,0 +1,56 @@
+"""What our own method has to show, from results that nobody ran."""
+
+from pathlib import Path
+
+import pytest
+
+from factorized_fl.reproduce.beyond import helped
+from factorized_fl.reproduce.collection import collect
+from factorized_fl.reproduce.document import document, short_table
+from tests.reproduce.fake import mixing, write
+
+PEERS = "factorized-peers"
+
+
+def test_gains_are_client_by_client_and_the_least_of_them_counts(tmp_path: Path) -> None:
+    """Everybody gains 5 points but one client of the second seed, which loses 3; it stands in the last domain."""
+    for seed, last in ((1, 65.0), (2, 57.0)):
+        write(tmp_path, "domains", "stand-alone", [60.0] * 20, seed=seed)
+        write(tmp_path, "beyond", PEERS, [*[65.0] * 19, last], setting="domains", seed=seed, mixing=mixing(20))
+    (one,) = helped(collect(tmp_path))
+    assert (one.setting, one.over, one.seeds) == ("domains", "Stand-Alone", (1, 2))
+    assert one.mean == pytest.approx(5 - 8 / 40)
+    assert one.least_domain == pytest.approx(5 - 8 / 8)
+    assert one.least_client == pytest.approx(-3)
+    assert (one.harmed, one.clients) == (1, 40)
+    assert one.own_weight == pytest.approx(0.75)
+    page = document(collect(tmp_path))
+    assert "| Factorized-Peers, domains | Stand-Alone | 1, 2 | +4.80 | +4.00 | -3.00 | 1 of 40 | 0.750 |" in page
+
+
+def test_a_client_with_random_labels_does_not_count_and_the_others_are_held_against_the_run_without_it(
+    tmp_path: Path,
+) -> None:
+    setting = "domains-random-labels"
+    write(tmp_path, "beyond", "stand-alone", [60.0] * 20, setting=setting)
+    write(tmp_path, "beyond", PEERS, [*[64.0] * 19, 10.0], setting=setting, mixing=mixing(20))
+    write(tmp_path, "beyond", PEERS, [64.5] * 20, setting="domains", mixing=mixing(20))
+    alone, undisturbed = helped(collect(tmp_path))
+    assert (alone.over, alone.clients, alone.harmed) == ("Stand-Alone", 19, 0)
+    assert alone.least_client == pytest.approx(4)
+    assert undisturbed.over == "the same without random labels"
+    assert undisturbed.mean == pytest.approx(-0.5)
+
+
+def test_a_client_that_loses_a_point_and_no_more_is_not_harmed(tmp_path: Path) -> None:
+    write(tmp_path, "domains", "stand-alone", [60.0] * 20)
+    write(tmp_path, "beyond", PEERS, [59.0] * 20, setting="domains", mixing=mixing(20))
+    (one,) = helped(collect(tmp_path))
+    assert one.harmed == 0
+
+
+def test_the_readmes_table_has_our_row_and_the_one_without_settling_once_it_was_run(tmp_path: Path) -> None:
+    assert "| **Factorized-Peers** | not run | not run | not run |" in short_table(collect(tmp_path))
+    assert "not settled" not in short_table(collect(tmp_path))
+    write(tmp_path, "beyond", f"{PEERS}+not-settled", [67.0] * 20, setting="domains", mixing=mixing(20))
+    assert "| **Factorized-Peers (statistics not settled)** | 67.00 | - | - |" in short_table(collect(tmp_path))
