@@ -20,6 +20,16 @@ def test_how_well_it_works() -> None:
         assert f"| {setting} | " + " | ".join(f"{number:.2f}" for number in numbers) + " |" in PAGE
 
 
+def test_what_is_found_while_clients_train() -> None:
+    found = json.loads((ROOT / "results" / "fingerprints" / "over-rounds.json").read_text())
+    assert found["rounds"] == [1, 2, 5, 15, 30]
+    first, *_ = found["seeds"]
+    for name, size in first["numbers"].items():
+        by_seed = [[row["nearest"][name] for row in one["rows"]] for one in found["seeds"]]
+        shares = [fmean(values) for values in zip(*by_seed, strict=True)]
+        assert f"| {name} | {size:,} | " + " | ".join(f"{share:.2f}" for share in shares) + " |" in PAGE
+
+
 def test_accuracy_on_the_demo() -> None:
     rows = {row["method"]: row for row in json.loads((ROOT / "results" / "demo" / "peers.json").read_text())}
     assert all(row["seed_spread"] is not None for row in rows.values())  # several seeds
