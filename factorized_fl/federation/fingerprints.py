@@ -139,5 +139,5 @@ def trust(fingerprints: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
     Labels drawn at random make classes that differ no more than chance makes them: a contrast of about 1. Where the
     first layer sees little of what the labels say, everybody's contrast is about 1 and nobody is suspected.
     """
-    contrast = fingerprints[:, -1].double().cpu().nan_to_num(0.0).clamp(0, _CLEAREST) + _DOUBT
-    return (contrast / (alike @ contrast / alike.sum(1))).clamp(max=1.0)
+    excess = fingerprints[:, -1].double().cpu().nan_to_num(1.0).clamp(1, _CLEAREST) - 1 + _DOUBT
+    return (excess / (alike @ excess / alike.sum(1))).clamp(max=1.0)
