@@ -9,12 +9,12 @@ from factorized_fl.reproduce.collection import Collection
 
 OWN = "factorized-peers"
 ROWS = (OWN, f"{OWN}+not-settled")
-# What it is held against, setting by setting: the study and the row.
+# Where the Stand-Alone runs are that it is held against, setting by setting: the study and its setting.
 ALONE = {
-    "domains": ("domains", "stand-alone"),
-    "domains-unequal": ("beyond", "stand-alone"),
-    "domains-dirichlet": ("beyond", "stand-alone"),
-    "domains-random-labels": ("beyond", "stand-alone"),
+    "domains": ("domains", "domains"),
+    "domains-unequal": ("beyond", "domains-unequal"),
+    "domains-dirichlet": ("beyond", "domains-dirichlet"),
+    "domains-random-labels": ("domains", "domains"),
 }
 UNDISTURBED = {"domains-random-labels": "domains"}  # the same without the disturbance, client by client
 
@@ -41,10 +41,10 @@ def helped(found: Collection) -> list[Helped]:
 
 
 def _helped(found: Collection) -> Iterator[Helped]:
-    for setting, (what, alone) in ALONE.items():
+    for setting, place in ALONE.items():
         for row in ROWS:
             ours = found.of("beyond", setting, row)
-            if one := _compare(row, setting, "Stand-Alone", ours, found.of(what, setting, alone)):
+            if one := _compare(row, setting, "Stand-Alone", ours, found.of(*place, "stand-alone")):
                 yield one
             undisturbed = found.of("beyond", UNDISTURBED.get(setting, ""), row)
             if one := _compare(row, setting, "the same without random labels", ours, undisturbed):

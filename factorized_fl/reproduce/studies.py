@@ -92,7 +92,9 @@ def _beyond(labels: Study, domains: Study) -> Study:
         borrowed.append(beside)
         cells.append(Cell(what, setting, own, beside.preset))
     for setting, change in HARD.items():
-        cells += [Cell(what, setting, method, DOMAINS, settings=change) for method in ("stand-alone", own)]
+        # Who trains alone does not notice somebody else's random labels.
+        methods = (own,) if "scrambled" in change else ("stand-alone", own)
+        cells += [Cell(what, setting, method, DOMAINS, settings=change) for method in methods]
     for method, name, settle in (
         *(("stand-alone", "settled", True), ("factorized-fl-beta", "settled", True)),
         (own, "not-settled", False),

@@ -32,10 +32,10 @@ def test_a_client_with_random_labels_does_not_count_and_the_others_are_held_agai
     tmp_path: Path,
 ) -> None:
     setting = "domains-random-labels"
-    write(tmp_path, "beyond", "stand-alone", [60.0] * 20, setting=setting)
+    write(tmp_path, "domains", "stand-alone", [60.0] * 20)
     write(tmp_path, "beyond", PEERS, [*[64.0] * 19, 10.0], setting=setting, mixing=mixing(20))
     write(tmp_path, "beyond", PEERS, [64.5] * 20, setting="domains", mixing=mixing(20))
-    alone, undisturbed = helped(collect(tmp_path))
+    _, alone, undisturbed = helped(collect(tmp_path))
     assert (alone.over, alone.clients, alone.harmed) == ("Stand-Alone", 19, 0)
     assert alone.least_client == pytest.approx(4)
     assert undisturbed.over == "the same without random labels"
