@@ -1,14 +1,17 @@
 """Time of one client step on a GPU: batch 256 through augmentation, forward, backward, L1 and SGD.
 
-    python benchmarks/client_step.py [--lanes 1,2,4,5,10,20] [--methods stand-alone,factorized-fl-beta] [--profile]
+    python benchmarks/client_step.py [--lanes 1,2,4,5,10,20] [--streams 1,2] [--methods stand-alone,factorized-fl-beta]
+                                     [--precision bf16] [--profile] [--out results/performance/client-step.json]
 
-Prints a table and writes results/performance/client-step.json. The images are random; the work is that of CIFAR-10.
+Prints a table and writes it. A step's time is that of all groups that run at the same time ("streams"), divided by
+their lanes. The images are random; the work is that of CIFAR-10.
 """
 
 import argparse
 import json
 import statistics
 import time
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -16,14 +19,17 @@ import torch
 from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
-from factorized_fl.engine.cuda.engine import CudaEngine, Step
+from factorized_fl.engine.cuda.engine import STREAMS, CudaEngine, Step
 from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.environment import describe_environment
 
 TFLOP = 0.464  # of one ResNet-9 step: 0.302 GMAC forward per 32 x 32 image, three passes, 256 images
 
 
-def steps(method: str, lanes: int, precision: str, profile: bool) -> dict:
+FEW = 4  # steps of every stream between two looks at the clock
+
+
+def steps(method: str, lanes: int, streams: int, precision: str, profile: bool) -> dict:
     images = torch.randint(0, 256, (48_000, 3, 32, 32), dtype=torch.uint8)
     source = ImageSet("random", images, torch.arange(len(images)) % 10, tuple("abcdefghij"))
     config = from_table({"method": method, "precision": precision, "permuted": True})
@@ -32,23 +38,32 @@ def steps(method: str, lanes: int, precision: str, profile: bool) -> dict:
     engine = CudaEngine(federation.engine, lanes)
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    step = Step(engine, federation.state, federation.momentum)
+    several = [Step(engine, federation.state, federation.momentum) for _ in range(streams)]
     torch.cuda.synchronize()
     startup = time.perf_counter() - began
     group = list(range(lanes))
     batches = engine._upload(1, group)
+    here = torch.cuda.current_stream()
     times = []
     for turn in range(3):
-        step.load(group, federation.state, federation.momentum)
-        for index in range(40):
+        for step in several:
+            step.load(group, federation.state, federation.momentum)
+        for part in range(40 // FEW):
             first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             first.record()
-            step.run(*(tensor[index % len(tensor)] for tensor in batches))
+            for step in several:
+                step.stream.wait_stream(here)
+                with torch.cuda.stream(step.stream):
+                    for index in range(FEW * part, FEW * (part + 1)):
+                        step.run(*(tensor[index % len(tensor)] for tensor in batches))
+            for step in several:
+                here.wait_stream(step.stream)
             last.record()
             if turn:
                 times.append((first, last))
     torch.cuda.synchronize()
-    each = [first.elapsed_time(last) / lanes for first, last in times]
+    each = [first.elapsed_time(last) / (FEW * lanes * streams) for first, last in times]
+    step = several[0]
     loss = step.loss.mean().item()
     if profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -62,6 +77,7 @@ def steps(method: str, lanes: int, precision: str, profile: bool) -> dict:
     return {
         "method": method,
         "lanes": lanes,
+        "streams": streams,
         "precision": precision,
         "median_ms": statistics.median(each),
         "p90_ms": sorted(each)[int(0.9 * len(each))],
@@ -75,6 +91,7 @@ def steps(method: str, lanes: int, precision: str, profile: bool) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lanes", default="1,2,4,5,10,20")
+    parser.add_argument("--streams", default=str(STREAMS))
     parser.add_argument("--methods", default="factorized-fl-beta")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--profile", action="store_true")
@@ -82,12 +99,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for method in arguments.methods.split(","):
-        for lanes in map(int, arguments.lanes.split(",")):
-            row = steps(method, lanes, arguments.precision, arguments.profile)
+        for lanes, streams in product(*(map(int, text.split(",")) for text in (arguments.lanes, arguments.streams))):
+            row = steps(method, lanes, streams, arguments.precision, arguments.profile)
             rows.append(row)
             print(
-                f"{method:20} {lanes:3} lanes: {row['median_ms']:.3f} ms per client step, {row['tflops']:.0f} TFLOP/s, "
-                f"peak {row['peak_gib']:.1f} GiB, capture {row['capture_s']:.1f} s, loss {row['loss']:.3f}",
+                f"{method:20} {streams} x {lanes:2} lanes: {row['median_ms']:.3f} ms per client step, "
+                f"{row['tflops']:.0f} TFLOP/s, peak {row['peak_gib']:.1f} GiB, capture {row['capture_s']:.1f} s, "
+                f"loss {row['loss']:.3f}",
                 flush=True,
             )
             torch.cuda.empty_cache()

@@ -130,6 +130,19 @@ def test_two_runs_are_identical() -> None:
         assert records[0] == records[1]
 
 
+def test_groups_at_the_same_time_give_what_one_after_the_other_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven clients of unequal size in several groups, bit by bit."""
+    settings = {"partition": "dirichlet", "alpha": 0.3, "clients": 7, "precision": "bf16", "augment": "paper"}
+    found = []
+    for streams in (1, 2):
+        monkeypatch.setattr("factorized_fl.engine.cuda.engine.STREAMS", streams)
+        run = federation("factorized-peers", "auto", **settings)
+        found.append([run_round(run, round)[0] for round in (1, 2)])
+        assert len(run.engine.steps) == streams
+        assert run.engine.lanes < 4
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("method", "options"), [("factorized-fl", {}), ("per-fedavg", {"test": "adapted", "inner": 1e-6})]
 )

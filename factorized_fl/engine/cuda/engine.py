@@ -1,4 +1,4 @@
-"""The CUDA engine: groups of clients train side by side in one captured graph per step.
+"""The CUDA engine: groups of clients train side by side in one captured graph per step, two groups at a time.
 
 The data set stays on the GPU as uint8; a round's batches are decided on the CPU (the same as in the reference engine)
 and sent ahead. Parameters, momentum and statistics are float32. The host does not wait for the device inside a round.
@@ -22,6 +22,7 @@ from factorized_fl.nn.models import NORM_MOMENTUM
 
 # Milliseconds of a client step by the number of clients side by side (results/performance/client-step-lanes.json).
 LANES = {2: 1.39, 4: 1.27, 5: 1.23, 10: 1.18}
+STREAMS = 2  # groups at a time: while one waits for memory, another computes
 _TEST_PIXELS = 1024 * 1000  # of one lane at once
 
 
@@ -52,7 +53,7 @@ class CudaEngine:
         torch.backends.cudnn.benchmark = self.config.precision != "fp32"
         (self.model,) = reference.models.values()
         self.stacked = StackedResNet9(self.model, self.dtype)
-        self.step: Step | None = None
+        self.steps: list[Step] = []  # one per stream
         self.uploads = torch.cuda.Stream()
         self.plain_row = plain_row(*self.images.shape[2:]).to(self.device)
         self.ahead: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and group
@@ -76,17 +77,26 @@ class CudaEngine:
         # Clients of similar length share a group: a lane that is done early idles until its group is.
         full.sort(key=lambda k: (-self._steps(k), k))
         groups = [full[first : first + self.lanes] for first in range(0, len(full), self.lanes)]
+        here = torch.cuda.current_stream()
+        while len(self.steps) < min(STREAMS, len(groups)):
+            self.steps.append(Step(self, state, momentum))
+        for step in self.steps:
+            step.stream.wait_stream(here)
         logs = []
-        for group in groups:
-            logs.append((group, self._train_group(round, group, state, momentum)))
-            if self.method.settle:
-                self._settle(group, state)
+        for index, group in enumerate(groups):
+            step = self.steps[index % len(self.steps)]
+            with torch.cuda.stream(step.stream):
+                logs.append((group, self._train_group(step, round, group, state, momentum)))
+                if self.method.settle:
+                    self._settle(group, state)
             for k in group:
                 done(k)
         if len(full) == len(self.scenario.clients) and round < self.config.rounds:
             # Next round's batches, while the device is at work.
             self.ahead = {(round + 1, *group): self._upload(round + 1, group) for group in groups}
         results = self.reference.train(round, short, state, momentum, done) if short else {}
+        for step in self.steps:
+            here.wait_stream(step.stream)
         for group, log in logs:
             losses = log.cpu()
             for lane, k in enumerate(group):
@@ -96,13 +106,15 @@ class CudaEngine:
     def _steps(self, k: int) -> int:
         return max(1, batch_count(self.config, self.method, self.scenario.clients[k]) // self.method.batches_per_step)
 
-    def _train_group(self, round: int, group: Sequence[int], state: ClientStack, momentum: ClientStack) -> torch.Tensor:
-        """Run a group's steps; returns its losses [steps, lanes], still on the device."""
+    def _train_group(
+        self, step: "Step", round: int, group: Sequence[int], state: ClientStack, momentum: ClientStack
+    ) -> torch.Tensor:
+        """Run a group's steps on the current stream; returns its losses [steps, lanes], still on the device."""
         steps = [self._steps(k) for k in group]
-        positions, labels, rows = self.ahead.pop((round, *group), None) or self._upload(round, group)
-        if self.step is None:
-            self.step = Step(self, state, momentum)
-        step = self.step
+        batches = self.ahead.pop((round, *group), None) or self._upload(round, group)
+        for tensor in batches:  # their memory came from another stream
+            tensor.record_stream(torch.cuda.current_stream())
+        positions, labels, rows = batches
         step.load(group, state, momentum)
         log = torch.empty(max(steps), self.lanes, device=self.device)
         for index in range(max(steps)):
@@ -138,10 +150,7 @@ class CudaEngine:
                 there = own.pin_memory().to(self.device, non_blocking=True)
                 rows[: len(own), lane] = plan_rows(there.flatten(0, 1), height, width).view(*own.shape[:2], -1)
         torch.cuda.current_stream().wait_stream(self.uploads)
-        found = [*sent, rows]
-        for tensor in found:
-            tensor.record_stream(torch.cuda.current_stream())
-        return tuple(tensor.view(steps, need, *tensor.shape[1:]) for tensor in found)
+        return tuple(tensor.view(steps, need, *tensor.shape[1:]) for tensor in (*sent, rows))
 
     @torch.no_grad()
     def _settle(self, group: Sequence[int], state: ClientStack) -> None:
@@ -288,19 +297,21 @@ class Step:
         self.loss = torch.zeros(lanes, device=device)
         self.losses: list[torch.Tensor] = []
         self.local = Local(self.loss_gradient, engine.reference.roles, engine.reference.shared, self.start)
+        self.stream = torch.cuda.Stream()
         self._capture()
 
     def _capture(self) -> None:
-        """Warm up beside the main stream, as capturing demands, then record one step."""
+        """Warm up and record one step on a stream of its own: cuBLAS has one workspace per stream, which the graph
+        keeps using, so steps that run at the same time must not be captured on the same one.
+        """
         self.engine.model.train()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             for _ in range(3):
                 self._step()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self.stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=self.stream):
             self._step()
 
     def loss_gradient(self, at: Tensors, batch: Batch) -> Tensors:
