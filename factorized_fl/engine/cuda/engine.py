@@ -1,4 +1,4 @@
-"""The CUDA engine: groups of clients train side by side in one captured graph per step, two groups at a time.
+"""The CUDA engine: groups of clients train side by side in one captured graph per step.
 
 The data set stays on the GPU as uint8; a round's batches are decided on the CPU (the same as in the reference engine)
 and sent ahead. Parameters, momentum and statistics are float32. The host does not wait for the device inside a round.
@@ -22,7 +22,7 @@ from factorized_fl.nn.models import NORM_MOMENTUM
 
 # Milliseconds of a client step by the number of clients side by side (results/performance/client-step-lanes.json).
 LANES = {2: 1.39, 4: 1.27, 5: 1.23, 10: 1.18}
-STREAMS = 2  # groups at a time: while one waits for memory, another computes
+STREAMS = 1  # groups at a time: with 2, one may compute while another waits for memory; not measured yet
 _TEST_PIXELS = 1024 * 1000  # of one lane at once
 
 
