@@ -77,6 +77,8 @@ def build_scenario(
     `partition` is "iid" (every class dealt evenly) or "dirichlet" (each class divided by a Dirichlet(alpha) draw).
     Several domains share the clients evenly, in order, unless `clients_per_domain` says otherwise.
     """
+    if 0 < images_per_client < FEWEST_IMAGES:
+        raise UserError(f"images_per_client is {images_per_client}, but each needs at least {FEWEST_IMAGES}; 0 is all.")
     counts = _clients_of(domains, clients, clients_per_domain)
     members: list[Client] = []
     offset = 0

@@ -21,10 +21,15 @@ def batch_count(config: Config, method: Method, client: Client) -> int:
     return config.epochs * method.passes * (len(client.train) // batch_size(config, client))
 
 
-def plain_batches(config: Config, client: Client) -> torch.Tensor:
-    """Positions of a client's training images in batches, [n, B], in their own order; an incomplete one is dropped."""
+def plain_batches(config: Config, client: Client, k: int) -> torch.Tensor:
+    """Positions of a client's training images in batches, [n, B], the same every time; an incomplete one is dropped.
+
+    They are shuffled, for images may come sorted by class, and a batch of one class says little about all.
+    """
     size = batch_size(config, client)
-    return client.train[: len(client.train) // size * size].view(-1, size)
+    rng = torch_rng(config.seed, "plain", client.draws_as(k))
+    order = client.train[torch.randperm(len(client.train), generator=rng)]
+    return order[: len(order) // size * size].view(-1, size)
 
 
 def batches_of(

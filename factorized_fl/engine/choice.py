@@ -2,12 +2,16 @@
 
 import warnings
 
+import torch
+
 from factorized_fl.engine import Engine, Task
 from factorized_fl.engine.reference import ReferenceEngine
 
 
 def build_engine(name: str, task: Task) -> Engine:
     """The fast engine on a GPU if it can run this, else the reference engine and one line that says why."""
+    if task.device.type == "cuda":  # for both engines; PyTorch's own choice is TF32
+        torch.backends.cudnn.allow_tf32 = task.config.precision != "fp32"
     reference = ReferenceEngine(task)
     if name == "reference" or task.device.type != "cuda":
         return reference

@@ -97,7 +97,7 @@ class ReferenceEngine:
         for module in model.modules():
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 module.train()
-        batches = plain_batches(self.config, self.scenario.clients[k])
+        batches = plain_batches(self.config, self.scenario.clients[k], k)
         totals = {n: torch.zeros_like(t) for n, t in tensors.items() if n.endswith(("running_mean", "running_var"))}
         for chosen in batches:
             # From zero, a batch moves running statistics by its own times the momentum.
@@ -148,7 +148,10 @@ class ReferenceEngine:
         """The tensors that a method makes of a round's start with one training batch; nothing is changed by it."""
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         local, parameters = self._local(k, tensors, [])
-        return tensors | self.method.adapt(local, parameters, next(self.batches(round, k)))
+        adapted = tensors | self.method.adapt(local, parameters, next(self.batches(round, k)))
+        if self.method.settle:
+            self._settle(k, adapted)
+        return adapted
 
     def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Losses on the held-out images, in evaluation mode, one candidate after the other."""

@@ -21,6 +21,7 @@ HALF = 30.0  # images after which a class counts half as much as it ever can
 NAME = "fingerprint"  # of the buffer that holds it among a client's tensors
 _BATCH = 500
 _DOUBT = 0.5  # about the chance in a contrast
+UNKNOWN = 0.0  # contrast of a single class
 _CLEAREST = 1000.0  # contrast beyond which labels tell no more; CIFAR-100's domains reach 55
 _LEAST = 1e-12
 
@@ -90,7 +91,7 @@ def describe(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Te
     shares = (weights - 1 / classes).square().sum() + (classes - len(counts)) / classes**2
     noise = (weights.square() * chance).sum() + shares * (spread - by_chance).clamp_min(0)
     # Copies of one image, or a single one per class, leave no chance to divide by.
-    contrast = (spread / by_chance).clamp(max=_CLEAREST) if len(counts) > 1 else torch.ones_like(noise)
+    contrast = (spread / by_chance).clamp(_LEAST, _CLEAREST) if len(counts) > 1 else torch.full_like(noise, UNKNOWN)
     return torch.cat([mean, variance.log(), torch.stack([noise, contrast])]).float()
 
 
@@ -133,11 +134,16 @@ def likeness(fingerprints: torch.Tensor, received: torch.Tensor) -> torch.Tensor
     return alike
 
 
-def trust(fingerprints: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
-    """How far each client's labels tell as much as those of its like do, float64 [K]: at most 1.
+def trust(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """How far each client's labels tell as much as those of its like would with as many images, float64 [K]: at most 1.
 
-    Labels drawn at random make classes that differ no more than chance makes them: a contrast of about 1. Where the
-    first layer sees little of what the labels say, everybody's contrast is about 1 and nobody is suspected.
+    Labels drawn at random make classes that differ no more than chance makes them: a contrast of about 1. What exceeds
+    that grows with the number of images. Where the first layer sees little of what the labels say, everybody's contrast
+    is about 1 and nobody is suspected; nor is a client with a single class, whose contrast nobody knows.
     """
-    excess = fingerprints[:, -1].double().cpu().nan_to_num(1.0).clamp(1, _CLEAREST) - 1 + _DOUBT
-    return (excess / (alike @ excess / alike.sum(1))).clamp(max=1.0)
+    contrast, images = fingerprints[:, -1].double().cpu().nan_to_num(1.0), sizes.double().cpu()
+    known = contrast != UNKNOWN
+    excess = contrast.clamp(1, _CLEAREST) - 1
+    per_image = (alike @ (known * excess)) / (alike @ (known * images)).clamp_min(_LEAST)
+    trusted = ((excess + _DOUBT) / (images * per_image + _DOUBT)).clamp(max=1.0)
+    return torch.where(known, trusted, 1.0)

@@ -13,7 +13,7 @@ from factorized_fl.options import option
 
 def peer_weights(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """Rows that sum to 1: everybody by likeness, trust in its labels and images; oneself by images alone."""
-    weights = alike * (trust(fingerprints, alike) * sizes)
+    weights = alike * (trust(fingerprints, alike, sizes) * sizes)
     weights.diagonal().copy_(sizes)
     return weights / weights.sum(1, keepdim=True)
 

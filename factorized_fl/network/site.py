@@ -233,7 +233,8 @@ class Site:
         baseline = None
         if alone:
             self.log("training a model alone, to see whether the federation helped")
-            config = replace(self.config, method="stand-alone", options={}, clients=1, fraction=1.0)
+            same = {"settle": self.config.options["settle"]}  # or that would count as the federation's help
+            config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0)
             baseline = run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
         exported = export_client(self.federation, 0, self.kit.model, self.kit.party, baseline)
         self.log(f"model: {100 * exported.accuracy:.2f}% on {exported.images} own test images")

@@ -46,6 +46,9 @@ def _helped(found: Collection) -> Iterator[Helped]:
             ours = found.of("beyond", setting, row)
             if one := _compare(row, setting, "Stand-Alone", ours, found.of(*place, "stand-alone")):
                 yield one
+            settled = found.of("beyond", setting, "stand-alone+settled")
+            if one := _compare(row, setting, "Stand-Alone (statistics settled)", ours, settled):
+                yield one
             undisturbed = found.of("beyond", UNDISTURBED.get(setting, ""), row)
             if one := _compare(row, setting, "the same without random labels", ours, undisturbed):
                 yield one

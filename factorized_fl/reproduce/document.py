@@ -56,6 +56,7 @@ def document(found: Collection) -> str:
         prose.BEYOND,
         _pivot(rows_of("beyond", found), title, transposed=True),
         *_helped(found),
+        *_notes(found, "beyond"),
         *_figures(found, "peers"),
         *_differences(found),
         *_choices(found),
@@ -207,6 +208,17 @@ def _differences(found: Collection) -> list[str]:
         entries = [[row.setting, title(row.method), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         parts.append(_table(("setting", "method", "accuracy, %", "seeds"), entries))
     return parts
+
+
+def _notes(found: Collection, what: str) -> list[str]:
+    """What has to be known about single results of a study."""
+    notes = {
+        f"{title(row)}, {setting}: {result.record['note']}."
+        for (study, setting, row), results in found.cells.items()
+        for result in results
+        if study == what and "note" in result.record
+    }
+    return sorted(notes)
 
 
 def _helped(found: Collection) -> list[str]:

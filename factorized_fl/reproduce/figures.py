@@ -10,7 +10,7 @@ import numpy as np
 
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import write_atomically
-from factorized_fl.reproduce.beyond import OWN, ROWS
+from factorized_fl.reproduce.beyond import ROWS
 from factorized_fl.reproduce.cells import Result
 from factorized_fl.reproduce.collection import Collection, mean, model_millions
 from factorized_fl.reproduce.names import title
@@ -197,7 +197,8 @@ def _heat_maps(found: Collection, figure: "Figure") -> None:
 def _peer_runs(found: Collection) -> dict[str, Result]:
     """Who mixes with whom: the paper's two methods and ours, first seed."""
     runs = {row: found.of("domains", "domains", row) for row in ("factorized-fl", "factorized-fl-beta")}
-    runs[OWN] = next(filter(None, (found.of("beyond", "domains", row) for row in ROWS)), [])
+    ours = [row for row in ROWS if found.of("beyond", "domains", row)][:1]
+    runs |= {row: found.of("beyond", "domains", row) for row in ours}
     return {row: results[0] for row, results in runs.items() if results}
 
 
@@ -321,7 +322,7 @@ def _all() -> list[Drawing]:
             "Mean weight that each client (row) gives to each (column) on the domains, first seed; clients of one "
             "domain stand together. Each picture has its own scale, given above it.",
             (7.0, 2.8),
-            lambda found: OWN in (runs := _peer_runs(found)) and len(runs) > 1,
+            lambda found: len(runs := _peer_runs(found)) > 1 and any(row in runs for row in ROWS),
             _peers,
         ),
         Drawing(

@@ -129,6 +129,11 @@ def test_scrambled_clients_keep_their_images_and_draw_new_labels() -> None:
     assert not torch.equal(scramble(plain, 1, seed=2).labels, drawn.labels)
 
 
+def test_a_client_of_one_image_is_refused() -> None:
+    with pytest.raises(UserError, match="images_per_client is 1, but each needs at least 2"):
+        build_scenario([grey("a", 100, 2)], NORMAL, clients=2, images_per_client=1)
+
+
 def test_clients_per_domain_and_images_per_client() -> None:
     scenario = build_scenario(
         [grey("a", 100, 2), grey("b", 100, 2)], NORMAL, clients=4, clients_per_domain=(1, 3), images_per_client=9

@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,9 @@ from torch.func import functional_call
 
 from factorized_fl.data.scenarios import Client, Scenario
 from factorized_fl.engine import Trained
+from factorized_fl.engine.batches import plain_batches
 from factorized_fl.federation.build import build_federation
+from factorized_fl.federation.rounds import run_round
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 
 
@@ -156,9 +159,11 @@ def test_settling_measures_statistics_on_plain_images_and_changes_nothing_else()
         norm.train()
         norm.register_forward_hook(lambda module, given, out: inputs.append(given[0]))
     scenario = settled.scenario
-    first = scenario.clients[0].train[:16]
+    batches = plain_batches(settled.config, scenario.clients[0], 0)
+    assert batches.shape == (2, 8)
+    assert set(batches.flatten().tolist()) < set(scenario.clients[0].train.tolist())
     with torch.no_grad():
-        for some in first.split(8):
+        for some in batches:
             model((scenario.images[some].float() / 255 - 0.5) / 0.25)
     changed = []
     for name, tensor in settled.state.client(0).items():
@@ -172,3 +177,45 @@ def test_settling_measures_statistics_on_plain_images_and_changes_nothing_else()
         tensors = settled.state.client(0)
         assert torch.allclose(tensors[name], mean, atol=1e-6)
         assert torch.allclose(tensors[name.replace("_mean", "_var")], variance, rtol=1e-4)
+
+
+def test_images_sorted_by_class_are_settled_in_mixed_batches() -> None:
+    """As a folder of class folders gives them."""
+    pictures = tiny_set("bars", 3, 300)
+    order = pictures.labels.argsort(stable=True)
+    ordered = replace(pictures, images=pictures.images[order], labels=pictures.labels[order])
+    config = tiny_config("factorized-peers", batch_size=30)
+    scenario = tiny_scenario(config, (ordered, tiny_set("lines", 3, 300, seed=1)))
+    own = scenario.labels[scenario.clients[0].train]
+    assert torch.equal(own, own.sort().values)
+    for batch in plain_batches(config, scenario.clients[0], 0):
+        assert torch.bincount(scenario.labels[batch], minlength=3).min() >= 3
+    again = plain_batches(config, scenario.clients[0], 0)
+    assert torch.equal(again, plain_batches(config, scenario.clients[0], 0))
+
+
+def test_a_normalisation_inside_the_classifier_is_settled_too() -> None:
+    federation = tiny_federation("stand-alone", head_layers=2, head_norm=True, options={"settle": True})
+    (name,) = (name for name in federation.roles if name.startswith("head.") and name.endswith("running_mean"))
+    train(federation)
+    once = federation.state.client(0)[name].clone()
+    federation.state.client(0)[name].fill_(7.0)
+    federation.engine._settle(0, federation.state.client(0))
+    assert torch.equal(federation.state.client(0)[name], once)
+    assert once.abs().max() < 5
+
+
+def test_factorized_peers_settles_unless_told_otherwise() -> None:
+    assert tiny_config("factorized-peers").options["settle"] is True
+    assert tiny_config("factorized-fl-beta").options["settle"] is False
+
+
+def test_what_is_adapted_before_the_test_is_settled_after_that() -> None:
+    federation = tiny_federation("per-fedavg", options={"test": "adapted", "settle": True, "inner": 0.3})
+    run_round(federation, 1)
+    tested = federation.engine._tested(1, 0, federation.state, federation.start)
+    again = {name: tensor.clone() for name, tensor in tested.items()}
+    federation.engine._settle(0, again)
+    for name in (name for name in again if "running" in name):
+        assert torch.allclose(again[name], tested[name])
+        assert not torch.allclose(again[name], federation.state.client(0)[name])

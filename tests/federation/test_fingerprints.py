@@ -38,7 +38,7 @@ def test_who_has_sent_nothing_is_like_nobody_and_changes_nothing() -> None:
     assert torch.equal(found, likeness(other, received))
     assert torch.equal(found[:3, :3], likeness(prints[:3], everybody(prints[:3])))
     assert found[3].tolist() == [0, 0, 0, 1]
-    assert torch.equal(trust(prints, found)[:3], trust(other, found)[:3])
+    assert torch.equal(trust(prints, found, torch.full((4,), 200))[:3], trust(other, found, torch.full((4,), 200))[:3])
 
 
 def test_mean_and_variance_by_hand() -> None:
@@ -106,11 +106,38 @@ def test_labels_drawn_at_random_are_not_trusted_where_others_tell_something() ->
     drawn = torch.randint(0, 4, (400,), generator=torch.Generator().manual_seed(5))
     prints = torch.stack([describe(rows, drawn if k == 3 else labels, 4) for k, (rows, labels) in enumerate(found)])
     alike = likeness(prints, everybody(prints))
-    trusted = trust(prints, torch.ones_like(alike))
+    sizes = torch.full((4,), 400)
+    trusted = trust(prints, torch.ones_like(alike), sizes)
     assert (trusted[:3] > 0.6).all()
     assert trusted[3] < 0.1
     nobody_tells = torch.stack([describe(rows, drawn, 4) for rows, _ in found])
-    assert (trust(nobody_tells, torch.ones_like(alike)) > 0.5).all()
+    assert (trust(nobody_tells, torch.ones_like(alike), sizes) > 0.5).all()
+
+
+def test_trust_by_hand() -> None:
+    """Contrasts exceed 1 by 18, 6 and 0 with 300, 100 and 200 images: 24 for 600, so 12, 4 and 8 were expected."""
+    prints = torch.zeros(3, 4)
+    prints[:, -1] = torch.tensor([19.0, 7.0, 1.0])
+    alike, sizes = torch.ones(3, 3, dtype=torch.float64), torch.tensor([300, 100, 200])
+    assert trust(prints, alike, sizes).tolist() == pytest.approx([1.0, 1.0, 0.5 / 8.5])
+    prints[1, -1] = 1.0  # 18 for 600 now: 3 were expected
+    assert trust(prints, alike, sizes)[1] == pytest.approx(0.5 / 3.5)
+    prints[2, -1] = torch.nan
+    assert trust(prints, alike, sizes)[2] < 0.1
+
+
+def test_few_images_or_a_single_class_are_no_reason_for_distrust() -> None:
+    sizes = torch.tensor([800, 800, 800, 60, 50])
+    found = [moments(0.0, int(size), seed, far=0.15) for seed, size in enumerate(sizes)]
+    found[4] = (found[4][0], torch.zeros(50, dtype=torch.int64))
+    prints = torch.stack([describe(*one, 4) for one in found])
+    assert prints[4, -1] == 0
+    trusted = trust(prints, torch.ones(5, 5, dtype=torch.float64), sizes)
+    assert prints[3, -1] < prints[:3, -1].min() / 4
+    assert trusted[3] > 0.5
+    assert trusted[4] == 1
+    without = trust(prints[:4], torch.ones(4, 4, dtype=torch.float64), sizes[:4])
+    assert torch.allclose(trusted[:4], without)  # a single class says nothing about others either
 
 
 def test_classes_that_could_not_be_clearer_are_no_reason_to_distrust_others() -> None:
@@ -119,10 +146,11 @@ def test_classes_that_could_not_be_clearer_are_no_reason_to_distrust_others() ->
     prints = torch.stack([describe(*moments(0.0, 400, seed, far=0.5), 4) for seed in range(3)])
     prints[2] = describe(rows[2][:4].repeat(100, 1), labels[2], 4)
     assert prints[2, -1] == 1000
-    assert (trust(prints, torch.ones(3, 3, dtype=torch.float64))[:2] > 0.05).all()
+    alike, sizes = torch.ones(3, 3, dtype=torch.float64), torch.full((3,), 400)
+    assert (trust(prints, alike, sizes)[:2] > 0.5).all()
     claimed = prints.clone()
     claimed[2, -1] = 1e30
-    assert torch.equal(trust(claimed, torch.ones(3, 3).double()), trust(prints, torch.ones(3, 3).double()))
+    assert torch.equal(trust(claimed, alike, sizes), trust(prints, alike, sizes))
 
 
 def test_clients_with_other_numbers_of_classes_look_through_the_same_first_layer() -> None:

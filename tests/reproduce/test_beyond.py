@@ -42,6 +42,14 @@ def test_a_client_with_random_labels_does_not_count_and_the_others_are_held_agai
     assert undisturbed.mean == pytest.approx(-0.5)
 
 
+def test_what_settling_alone_gives_and_notes_on_results_are_told(tmp_path: Path) -> None:
+    write(tmp_path, "beyond", "stand-alone+settled", [63.0] * 20, setting="domains")
+    write(tmp_path, "beyond", PEERS, [65.0] * 20, setting="domains", mixing=mixing(20), note="made by hand")
+    (one,) = helped(collect(tmp_path))
+    assert (one.over, one.mean) == ("Stand-Alone (statistics settled)", pytest.approx(2))
+    assert "\nFactorized-Peers, domains: made by hand.\n" in document(collect(tmp_path))
+
+
 def test_a_client_that_loses_a_point_and_no_more_is_not_harmed(tmp_path: Path) -> None:
     write(tmp_path, "domains", "stand-alone", [60.0] * 20)
     write(tmp_path, "beyond", PEERS, [59.0] * 20, setting="domains", mixing=mixing(20))

@@ -21,7 +21,7 @@ from factorized_fl.methods import Batch, Local, Tensors
 from factorized_fl.nn.models import NORM_MOMENTUM
 
 # Milliseconds of a client step by the number of clients side by side (results/performance/client-step-lanes.json).
-LANES = {2: 1.39, 4: 1.27, 5: 1.23, 10: 1.18}
+LANES = {2: 1.39, 4: 1.26, 5: 1.23, 10: 1.18}
 STREAMS = 1  # groups at a time: with 2, one may compute while another waits for memory; not measured yet
 _TEST_PIXELS = 1024 * 1000  # of one lane at once
 
@@ -48,7 +48,6 @@ class CudaEngine:
         self.device, self.images = reference.device, reference.images
         self.lanes = lanes or choose_lanes([self._steps(k) for k in range(len(self.scenario.clients))])
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
-        torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
         # Timing picks the fastest algorithms; float32 is for comparing, where the same ones each time matter more.
         torch.backends.cudnn.benchmark = self.config.precision != "fp32"
         (self.model,) = reference.models.values()
@@ -176,7 +175,7 @@ class CudaEngine:
         """Positions of a group's plain batches [n, G, B] and the number of each lane's [G, 1], on the device."""
         key: tuple[str | int, ...] = ("plain", *group)
         if key not in self.questions:
-            own = [plain_batches(self.config, self.scenario.clients[k]) for k in group]
+            own = [plain_batches(self.config, self.scenario.clients[k], k) for k in group]
             positions = torch.zeros(max(map(len, own)), len(group), self.config.batch_size, dtype=torch.int64)
             for lane, batches in enumerate(own):
                 positions[: len(batches), lane] = batches
