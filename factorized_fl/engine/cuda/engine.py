@@ -56,9 +56,8 @@ class CudaEngine:
         self.uploads = torch.cuda.Stream()
         self.plain_row = plain_row(*self.images.shape[2:]).to(self.device)
         self.ahead: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and group
-        self.questions: dict[
-            tuple[str | int, ...], tuple[torch.Tensor, ...]
-        ] = {}  # images to test or settle by, by part and group
+        # Images that never change, to test or to settle by, by part and group.
+        self.questions: dict[tuple[str | int, ...], tuple[torch.Tensor, ...]] = {}
 
     # -- training
 
