@@ -21,6 +21,7 @@ from factorized_fl.data.scenarios import Scenario
 from factorized_fl.federation import fingerprints as f
 from factorized_fl.federation.build import build_scenario_of, initial_model
 from factorized_fl.federation.environment import describe_environment
+from factorized_fl.federation.mixing import cosine
 from factorized_fl.methods.peers import peer_weights
 
 SETTINGS = {
@@ -47,12 +48,10 @@ def plain(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tenso
     return torch.cat([mean, (square - mean.square()).clamp_min(1e-12).log(), torch.ones(2)]).float()
 
 
-def standardised(prints: torch.Tensor) -> torch.Tensor:
+def standardised(values: torch.Tensor) -> torch.Tensor:
     """Cosine over coordinates that are standardised across clients."""
-    values = prints[:, :-2].double()
-    values = (values - values.mean(0)) / values.std(0).clamp_min(1e-12)
-    unit = torch.nn.functional.normalize(values, dim=1)
-    return unit @ unit.T
+    values = values.double()
+    return cosine((values - values.mean(0)) / values.std(0).clamp_min(1e-12))
 
 
 def nearest(closeness: torch.Tensor, domains: list[str]) -> float:
@@ -108,12 +107,12 @@ def study(data: Path, seed: int) -> list[dict]:
             "chance": statistics.fmean(others / (len(domains) - 1) for others in same if others),
             "nearest": {
                 "colours, every image alike (6 numbers)": nearest(
-                    standardised(by_clients(dealt, colour_rows, plain)), domains
+                    standardised(by_clients(dealt, colour_rows, plain)[:, :-2]), domains
                 ),
                 "first layer, every image alike (128)": nearest(
-                    standardised(by_clients(dealt, layer_rows, plain)), domains
+                    standardised(by_clients(dealt, layer_rows, plain)[:, :-2]), domains
                 ),
-                "first layer, classes levelled (128)": nearest(standardised(levelled), domains),
+                "first layer, classes levelled (128)": nearest(standardised(levelled[:, :-2]), domains),
                 "the same in units of its noise (130)": nearest(-f.apart(levelled), domains),
             },
         }

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from fingerprints import nearest
+from fingerprints import nearest, standardised
 
 from factorized_fl.api import configure, run
 from factorized_fl.config import parse_setting
@@ -23,12 +23,6 @@ from factorized_fl.federation.build import Federation
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.mixing import cosine
 from factorized_fl.nn import last_body_v
-
-
-def standardised(values: torch.Tensor) -> torch.Tensor:
-    """Cosine over coordinates that are standardised across clients."""
-    values = values.double()
-    return cosine((values - values.mean(0)) / values.std(0).clamp_min(1e-12))
 
 
 class Candidates:
@@ -67,30 +61,26 @@ class Candidates:
         for kind in "uv":
             values = joined(drift, kind)
             yield f"drift of every {kind}, standardised", values.shape[1], standardised(values)
-        first = next(n for n, role in roles.items() if role.kind == "mu")
-        yield (
-            "drift of the first layer's mu, standardised",
-            drift[first][0].numel(),
-            standardised(drift[first].flatten(1)),
-        )
+        mu = drift[next(n for n, role in roles.items() if role.kind == "mu")].flatten(1)
+        yield "drift of the first layer's mu, standardised", mu.shape[1], standardised(mu)
         norms = joined(drift, "norm")
         yield "drift of every normalisation's affine terms, standardised", norms.shape[1], standardised(norms)
+        u, (first, *deeper) = joined(drift, "u"), self.running()
+        both = standardised(first) + standardised(u)
+        yield "running statistics of the first layer, standardised", first.shape[1], standardised(first)
+        every = torch.cat([first, *deeper], 1)
+        yield "running statistics of every layer, standardised", every.shape[1], standardised(every)
+        yield "running statistics of the first layer and drift of u", first.shape[1] + u.shape[1], both
+        whole = joined(drift, "u", "v", "mu")
+        yield "the whole update", whole.shape[1], cosine(whole)
+
+    def running(self) -> list[torch.Tensor]:
+        """Running mean and log-variance of every normalisation, [K, 2 C] each."""
+        common = self.federation.state.common
         means = [name for name in common if name.endswith("running_mean")]
-        for count, words in ((1, "the first layer"), (len(means), "every layer")):
-            values = torch.cat(
-                [
-                    tensor
-                    for name in means[:count]
-                    for tensor in (common[name], common[name.replace("_mean", "_var")].clamp_min(1e-12).log())
-                ],
-                1,
-            )
-            yield f"running statistics of {words}, standardised", values.shape[1], standardised(values)
-        both = standardised(joined(drift, "u")) + standardised(
-            torch.cat([common[means[0]], common[means[0].replace("_mean", "_var")].clamp_min(1e-12).log()], 1)
-        )
-        yield "running statistics of the first layer and drift of u", 128 + joined(drift, "u").shape[1], both
-        yield "the whole update", joined(drift, "u", "v", "mu").shape[1], cosine(joined(drift, "u", "v", "mu"))
+        return [
+            torch.cat([common[name], common[name.replace("_mean", "_var")].clamp_min(1e-12).log()], 1) for name in means
+        ]
 
 
 def study(data: Path, seed: int, rounds: Sequence[int], settings: dict) -> dict:

@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.tiny import write_folder
+
 SHARED = Path(__file__).parents[2] / "shared"
 
 
@@ -19,6 +21,12 @@ def paper() -> str:
     if not (SHARED / "paper.tex").is_file():
         pytest.skip("the paper's source is not beside this checkout (../shared/paper.tex)")
     return (SHARED / "paper.tex").read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny federation's pictures as folders; to be read only."""
+    return write_folder(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(autouse=True)

@@ -10,19 +10,12 @@ from pathlib import Path
 import pytest
 
 from factorized_fl import cli
-from tests.tiny import TABLE, tiny_set, write_folder
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("images"))
+from tests.tiny import tiny_set, write_config, write_folder
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in TABLE.items()))
-    return path
+    return write_config(tmp_path / "tiny.toml")
 
 
 def ffl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

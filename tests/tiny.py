@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from factorized_fl.config import Config, from_table
+from factorized_fl.config import Config, from_table, to_toml_value
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.federation.build import Federation, build_federation
@@ -31,6 +31,12 @@ TABLE: dict[str, Any] = {
 
 def tiny_config(method: str = "factorized-fl", **settings: Any) -> Config:
     return from_table({**TABLE, "method": method, **settings})
+
+
+def write_config(path: Path, **settings: Any) -> Path:
+    """The same as a file."""
+    path.write_text("".join(f"{key} = {to_toml_value(value)}\n" for key, value in {**TABLE, **settings}.items()))
+    return path
 
 
 def tiny_set(name: str = "bars", classes: int = 3, count: int = 60, seed: int = 0) -> ImageSet:

@@ -98,10 +98,11 @@ class ReferenceEngine:
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 module.train()
         batches = plain_batches(self.config, self.scenario.clients[k], k)
-        totals = {n: torch.zeros_like(t) for n, t in tensors.items() if n.endswith(("running_mean", "running_var"))}
+        changed = {n: t for n, t in tensors.items() if n.endswith(("running_mean", "running_var", "_tracked"))}
+        totals = {n: torch.zeros_like(t) for n, t in changed.items() if t.is_floating_point()}
         for chosen in batches:
             # From zero, a batch moves running statistics by its own times the momentum.
-            here = {n: torch.zeros_like(t) if n in totals else t.clone() for n, t in tensors.items()}
+            here = tensors | {n: torch.zeros_like(t) for n, t in changed.items()}
             functional_call(model, here, (self._plain(chosen),))
             for name, total in totals.items():
                 total.add_(here[name])

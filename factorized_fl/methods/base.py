@@ -11,6 +11,8 @@ from factorized_fl.methods.views import Batch, Cost, Local, Mixing, Roles, Serve
 from factorized_fl.nn import Role
 from factorized_fl.options import check, option
 
+SETTLE = "after local training measure BatchNorm's statistics anew on the plain images"
+
 __all__ = ["Batch", "Cost", "Local", "Method", "Mixing", "Roles", "Server", "Tensors"]
 
 
@@ -26,7 +28,7 @@ class Method:
     published_gb: ClassVar[float | None] = None  # the paper's cost column for 20 clients and 50 rounds
     needs_start: ClassVar[bool] = False  # `mix` looks at server.start
 
-    settle: bool = option(False, "after local training measure BatchNorm's statistics anew on the plain images")
+    settle: bool = option(False, SETTLE)
 
     def __post_init__(self) -> None:
         check(self)

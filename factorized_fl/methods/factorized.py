@@ -106,13 +106,8 @@ class FactorizedByImages(Factorized):
 
 
 @dataclass(frozen=True)
-class FactorizedFL(FactorizedByImages):
-    """u travels, weighted by how similar the clients' v are."""
-
-    name = "factorized-fl"
-    title = "Factorized-FL"
-    row = ("u v^T + mu", "SGD + L1 on mu", "u, norm; matching v up", "softmax of similarity above tau")
-    published_gb: ClassVar[float | None] = 0.32
+class FactorizedBySimilarity(FactorizedByImages):
+    """Clients are matched by how similar their v are, or their images."""
 
     tau: float = option(0.5, "least similarity of a peer; the paper uses 0 to 0.75", low=-1, high=1)
     epsilon: float = option(10.0, "sharpness of the softmax over peers; the paper uses 1 to 20", low=0)
@@ -129,19 +124,9 @@ class FactorizedFL(FactorizedByImages):
         """If they are matched by them."""
         return self.match == "statistics"
 
-    def shares(self, role: Role) -> bool:
-        """u; and the normalisation's affine terms, as the authors' code has it (the paper is silent)."""
-        return role.kind in ("u", "norm") and not self.resets(role)
-
     def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
         """v of the layer before the classifier, or what the images look like."""
         return super().fingerprint(tensors, roles) if self.looks_at_images else tensors[last_body_v(roles)].flatten()
-
-    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
-        """All u each way, and v or the statistics up."""
-        u = sum(tensors[name].numel() for name, role in roles.items() if role.kind == "u")
-        matched = tensors[FINGERPRINT] if self.looks_at_images else tensors[last_body_v(roles)]
-        return Cost(u + matched.numel(), u)
 
     def peers(self, similarity: torch.Tensor, server: Server) -> torch.Tensor:
         """Whom each client listens to, bool [K, K]."""
@@ -159,7 +144,27 @@ class FactorizedFL(FactorizedByImages):
 
 
 @dataclass(frozen=True)
-class FactorizedFLBeta(FactorizedFL):
+class FactorizedFL(FactorizedBySimilarity):
+    """Of the factors only u travels."""
+
+    name = "factorized-fl"
+    title = "Factorized-FL"
+    row = ("u v^T + mu", "SGD + L1 on mu", "u, norm; matching v up", "softmax of similarity above tau")
+    published_gb: ClassVar[float | None] = 0.32
+
+    def shares(self, role: Role) -> bool:
+        """u; and the normalisation's affine terms, as the authors' code has it (the paper is silent)."""
+        return role.kind in ("u", "norm") and super().shares(role)
+
+    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
+        """All u each way, and v or the statistics up."""
+        u = sum(tensors[name].numel() for name, role in roles.items() if role.kind == "u")
+        matched = tensors[FINGERPRINT] if self.looks_at_images else tensors[last_body_v(roles)]
+        return Cost(u + matched.numel(), u)
+
+
+@dataclass(frozen=True)
+class FactorizedFLBeta(FactorizedBySimilarity):
     """The same matching, but u, v and mu all travel."""
 
     name = "factorized-fl-beta"
@@ -171,11 +176,3 @@ class FactorizedFLBeta(FactorizedFL):
     def fingerprint_is_shared(self) -> bool:
         """v does travel."""
         return not self.looks_at_images
-
-    def shares(self, role: Role) -> bool:
-        """Everything."""
-        return Factorized.shares(self, role)
-
-    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
-        """All factors each way; the statistics up, if any."""
-        return FactorizedByImages.formula(self, tensors, roles)

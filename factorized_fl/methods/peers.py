@@ -6,7 +6,7 @@ import torch
 
 from factorized_fl.federation.fingerprints import likeness, trust
 from factorized_fl.federation.mixing import weighted_mean
-from factorized_fl.methods.base import Mixing, Server
+from factorized_fl.methods.base import SETTLE, Mixing, Server
 from factorized_fl.methods.factorized import FactorizedByImages
 from factorized_fl.options import option
 
@@ -31,7 +31,7 @@ class FactorizedPeers(FactorizedByImages):
     paper = "ours"
     row = ("u v^T + mu", "SGD + L1 on mu", "u, v, mu, norm, bias; statistics up", "likeness of images, trust, size")
 
-    settle: bool = option(True, "after local training measure BatchNorm's statistics anew on the plain images")
+    settle: bool = option(True, SETTLE)
     general: int = option(0, "first blocks of the network that are shared with everybody", low=0)
 
     def mix(self, server: Server) -> Mixing:

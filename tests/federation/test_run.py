@@ -14,12 +14,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation import rundir
 from factorized_fl.federation.run import peak_memory, run
 from factorized_fl.federation.rundir import RunDirectory
-from tests.tiny import tiny_config, write_folder
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("images"))
+from tests.tiny import tiny_config
 
 
 def contents(directory: Path) -> dict[str, bytes]:

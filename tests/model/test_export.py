@@ -13,12 +13,7 @@ from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.model import export, predict
 from factorized_fl.model.package import read_package
-from tests.tiny import tiny_config, tiny_federation, write_folder
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("images"))
+from tests.tiny import tiny_config, tiny_federation
 
 
 @pytest.fixture(scope="module")

@@ -1,25 +1,17 @@
 """The commands that show, and what the commands that train leave to look at."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.report.synthetic import write_run
 from tests.test_cli import ffl
-from tests.tiny import TABLE, write_folder
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("images"))
+from tests.tiny import write_config
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in {**TABLE, "rounds": 2}.items()))
-    return path
+    return write_config(tmp_path / "tiny.toml", rounds=2)
 
 
 def test_a_run_ends_with_its_page(capsys, config: Path, images: Path, tmp_path: Path) -> None:

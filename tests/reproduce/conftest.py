@@ -1,19 +1,12 @@
 """A small paper to reproduce: two domains of little pictures, a handful of cells that take a second each."""
 
-from pathlib import Path
-
 import pytest
 
 from factorized_fl import presets
 from factorized_fl.reproduce import studies
 from factorized_fl.reproduce.cells import Cell
 from factorized_fl.reproduce.studies import Study
-from tests.tiny import TABLE, write_folder
-
-
-@pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("images"))
+from tests.tiny import TABLE
 
 
 @pytest.fixture
