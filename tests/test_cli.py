@@ -1,5 +1,6 @@
 """The command line as a person uses it: exit codes, one-sentence errors, plain output off a terminal."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -39,6 +40,19 @@ def test_run_prints_progress_and_result(capsys, config: Path, images: Path, tmp_
     assert "FedAvg:" in out
     assert "\x1b" not in out  # no colour codes off a terminal
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_square_brackets_are_printed_as_they_are(
+    capsys, monkeypatch, config: Path, images: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run[old]"
+    code, out, _ = ffl(capsys, "run", config, "--data", images, "--out", run)
+    assert code == 0
+    assert "run[old]" in out
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, err = ffl(capsys, "export", run, "--client", "1", "--data", images)
+    assert code == 0
+    assert err == 'Note: No ONNX file was made: pip install "factorized-fl[onnx]" for that.\n'
 
 
 def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: Path) -> None:

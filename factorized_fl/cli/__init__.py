@@ -42,11 +42,11 @@ def version(
 
 def main() -> None:
     """Entry point: user errors become one sentence and exit code 2."""
-    warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False)
+    warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False, soft_wrap=True)
     try:
         app()
     except UserError as error:
-        notes.print(f"Error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        notes.print(f"Error: {error}", style="red", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted:
         notes.print("Interrupted: nothing is lost, continue with --resume.")

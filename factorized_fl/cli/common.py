@@ -12,8 +12,8 @@ from rich.console import Console
 from factorized_fl.config import parse_setting
 from factorized_fl.errors import UserError
 
-console = Console(width=None if sys.stdout.isatty() else 180)  # tables in a log or a pipe are not squeezed
-notes = Console(stderr=True)
+console = Console(width=None if sys.stdout.isatty() else 180, markup=False)  # tables in a log are not squeezed
+notes = Console(stderr=True, markup=False)  # square brackets stand for themselves
 
 Preset = Annotated[str, typer.Argument(metavar="PRESET|file.toml", help="See `ffl presets`.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder that holds the data sets.")]

@@ -31,4 +31,4 @@ def inspect(
     console.print(inspection_line(found), highlight=False, soft_wrap=True)
     console.print(inspection_table(found))
     for complaint in found.complaints():
-        console.print(f"Look: {complaint}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"Look: {complaint}", highlight=False, soft_wrap=True)

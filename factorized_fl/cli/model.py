@@ -50,4 +50,4 @@ def predict(
     """What an exported model says of pictures: class names and probabilities."""
     for prediction in predict_images(folder, images, runtime):
         shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in prediction.classes[:top])
-        console.print(f"{prediction.image}: {shares}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{prediction.image}: {shares}", highlight=False, soft_wrap=True)

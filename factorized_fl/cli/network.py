@@ -26,7 +26,7 @@ _STOPPED = "Stopped: nothing is lost, start again to go on."
 
 
 def _show(line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 @app.command("new")

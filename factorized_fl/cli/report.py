@@ -58,6 +58,6 @@ def end_with_page(path: Path) -> None:
     try:
         page = api.report(path)
     except Exception as error:
-        notes.print(f"Note: the report could not be written ({error}).", highlight=False, markup=False, soft_wrap=True)
+        notes.print(f"Note: the report could not be written ({error}).", highlight=False, soft_wrap=True)
     else:
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
