@@ -9,6 +9,7 @@ from factorized_fl.reproduce.collection import Collection
 
 OWN = "factorized-peers"
 ROWS = (OWN, f"{OWN}+not-settled")
+SETTLED = ("stand-alone+settled", "factorized-fl-beta+settled")  # what settling alone does for others
 # Where the Stand-Alone runs are that it is held against, setting by setting: the study and its setting.
 ALONE = {
     "domains": ("domains", "domains"),

@@ -7,7 +7,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
-from factorized_fl.reproduce.beyond import OWN, ROWS, helped
+from factorized_fl.reproduce.beyond import OWN, ROWS, SETTLED, helped
 from factorized_fl.reproduce.claims import judge
 from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.figures import drawings
@@ -287,10 +287,11 @@ def short_table(found: Collection) -> str:
         [title(m), entry(row), *(entry(labels[m, f"permuted-{partition}"]) for partition in ("iid", "non-iid"))]
         for m, row in domains.items()
     ]
-    for ours in ROWS:
-        places = [beyond.get((ours, place)) for place in ("domains", "permuted-iid", "permuted-non-iid")]
-        if ours == OWN or any(row and row.seeds for row in places):
-            lines.append([f"**{title(ours)}**", *(entry(row) if row else "-" for row in places)])
+    for name in (*ROWS, *SETTLED):
+        places = [beyond.get((name, place)) for place in ("domains", "permuted-iid", "permuted-non-iid")]
+        if name == OWN or any(row and row.seeds for row in places):
+            words = f"**{title(name)}**" if name in ROWS else title(name)
+            lines.append([words, *(entry(row) if row else "-" for row in places)])
     return _table(("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10"), lines)
 
 

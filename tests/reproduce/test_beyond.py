@@ -57,8 +57,10 @@ def test_a_client_that_loses_a_point_and_no_more_is_not_harmed(tmp_path: Path) -
     assert one.harmed == 0
 
 
-def test_the_readmes_table_has_our_row_and_the_one_without_settling_once_it_was_run(tmp_path: Path) -> None:
+def test_the_readmes_table_has_our_row_and_what_settling_does_once_that_was_run(tmp_path: Path) -> None:
     assert "| **Factorized-Peers** | not run | not run | not run |" in short_table(collect(tmp_path))
     assert "not settled" not in short_table(collect(tmp_path))
     write(tmp_path, "beyond", f"{PEERS}+not-settled", [67.0] * 20, setting="domains", mixing=mixing(20))
     assert "| **Factorized-Peers (statistics not settled)** | 67.00 | - | - |" in short_table(collect(tmp_path))
+    write(tmp_path, "beyond", "stand-alone+settled", [65.0] * 20, setting="domains")
+    assert "| Stand-Alone (statistics settled) | 65.00 | - | - |" in short_table(collect(tmp_path))
