@@ -1,10 +1,10 @@
 """Time of one client step on a GPU: batch 256 through augmentation, forward, backward, L1 and SGD.
 
-    python benchmarks/client_step.py [--lanes 1,2,4,5,10,20] [--streams 1,2] [--methods stand-alone,factorized-fl-beta]
+    python benchmarks/client_step.py [--lanes 1,2,4,5,10,20] [--graphs 1,2] [--methods stand-alone,factorized-fl-beta]
                                      [--precision bf16] [--profile] [--out results/performance/client-step.json]
 
-Prints a table and writes it. A step's time is that of all groups that run at the same time ("streams"), divided by
-their lanes. The images are random; the work is that of CIFAR-10.
+Prints a table and writes it. A step's time is that of all graphs that run at the same time, divided by their lanes.
+The images are random; the work is that of CIFAR-10.
 """
 
 import argparse
@@ -19,35 +19,36 @@ import torch
 from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
-from factorized_fl.engine.cuda.engine import STREAMS, CudaEngine, Step
+from factorized_fl.engine.cuda.engine import CudaEngine, Step
+from factorized_fl.engine.cuda.lanes import Stay
 from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.environment import describe_environment
 
 TFLOP = 0.464  # of one ResNet-9 step: 0.302 GMAC forward per 32 x 32 image, three passes, 256 images
 
 
-FEW = 4  # steps of every stream between two looks at the clock
+FEW = 4  # steps of every graph between two looks at the clock
 
 
-def steps(method: str, lanes: int, streams: int, precision: str, profile: bool) -> dict:
+def steps(method: str, lanes: int, graphs: int, precision: str, profile: bool) -> dict:
     images = torch.randint(0, 256, (48_000, 3, 32, 32), dtype=torch.uint8)
     source = ImageSet("random", images, torch.arange(len(images)) % 10, tuple("abcdefghij"))
     config = from_table({"method": method, "precision": precision, "permuted": True})
     scenario = build_scenario([source], ((0.5,) * 3, (0.25,) * 3), clients=20, permuted=True)
     federation = build_federation(config, scenario, torch.device("cuda"), "reference")
-    engine = CudaEngine(federation.engine, lanes)
+    engine = CudaEngine(federation.engine, (graphs, lanes))
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    several = [Step(engine, federation.state, federation.momentum) for _ in range(streams)]
+    several = [Step(engine, federation.state, federation.momentum) for _ in range(graphs)]
     torch.cuda.synchronize()
     startup = time.perf_counter() - began
-    group = list(range(lanes))
-    batches = engine._upload(1, group)
+    stays = [Stay(lane, lane, 0, engine._steps(lane)) for lane in range(lanes)]
+    batches = engine._upload(1, stays)
     here = torch.cuda.current_stream()
     times = []
     for turn in range(3):
         for step in several:
-            step.load(group, federation.state, federation.momentum)
+            step.load(stays, federation.state, federation.momentum)
         for part in range(40 // FEW):
             first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             first.record()
@@ -62,7 +63,7 @@ def steps(method: str, lanes: int, streams: int, precision: str, profile: bool) 
             if turn:
                 times.append((first, last))
     torch.cuda.synchronize()
-    each = [first.elapsed_time(last) / (FEW * lanes * streams) for first, last in times]
+    each = [first.elapsed_time(last) / (FEW * lanes * graphs) for first, last in times]
     step = several[0]
     loss = step.loss.mean().item()
     if profile:
@@ -77,7 +78,7 @@ def steps(method: str, lanes: int, streams: int, precision: str, profile: bool) 
     return {
         "method": method,
         "lanes": lanes,
-        "streams": streams,
+        "graphs": graphs,
         "precision": precision,
         "median_ms": statistics.median(each),
         "p90_ms": sorted(each)[int(0.9 * len(each))],
@@ -91,7 +92,7 @@ def steps(method: str, lanes: int, streams: int, precision: str, profile: bool) 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lanes", default="1,2,4,5,10,20")
-    parser.add_argument("--streams", default=str(STREAMS))
+    parser.add_argument("--graphs", default="1,2")
     parser.add_argument("--methods", default="factorized-fl-beta")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--profile", action="store_true")
@@ -99,11 +100,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for method in arguments.methods.split(","):
-        for lanes, streams in product(*(map(int, text.split(",")) for text in (arguments.lanes, arguments.streams))):
-            row = steps(method, lanes, streams, arguments.precision, arguments.profile)
+        for lanes, graphs in product(*(map(int, text.split(",")) for text in (arguments.lanes, arguments.graphs))):
+            row = steps(method, lanes, graphs, arguments.precision, arguments.profile)
             rows.append(row)
             print(
-                f"{method:20} {streams} x {lanes:2} lanes: {row['median_ms']:.3f} ms per client step, "
+                f"{method:20} {graphs} x {lanes:2} lanes: {row['median_ms']:.3f} ms per client step, "
                 f"{row['tflops']:.0f} TFLOP/s, peak {row['peak_gib']:.1f} GiB, capture {row['capture_s']:.1f} s, "
                 f"loss {row['loss']:.3f}",
                 flush=True,

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle, islice
 
 import torch
@@ -42,9 +43,10 @@ class ReferenceEngine:
     ) -> dict[int, Trained]:
         """Train the clients in turn."""
         results = {}
-        for k in clients:
-            results[k] = self._train_one(round, k, state.client(k), momentum.client(k))
-            done(k)
+        with repeatable():
+            for k in clients:
+                results[k] = self._train_one(round, k, state.client(k), momentum.client(k))
+                done(k)
         return results
 
     def _train_one(self, round: int, k: int, tensors: Tensors, momentum: Tensors) -> Trained:
@@ -190,6 +192,18 @@ class ReferenceEngine:
 
     def _model(self, k: int) -> nn.Module:
         return self.models[len(self.scenario.clients[k].classes)]
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """On a GPU, only algorithms that add up in the same order every time."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 def keep_freed_memory() -> None:

@@ -14,15 +14,15 @@ def in_blocks(x: torch.Tensor) -> torch.Tensor:
     return x.view(LANES, BATCH, SIZE // 2, 2, SIZE // 2, 2, IN).transpose(3, 4).reshape(x.shape)
 
 
-@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
-def test_lanes_match_separate_convolutions(taps: int, stride: int) -> None:
+@pytest.mark.parametrize(("taps", "stride", "padding"), [(3, 1, 1), (3, 1, 0), (5, 2, 2)])
+def test_lanes_match_separate_convolutions(taps: int, stride: int, padding: int) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(LANES, BATCH, SIZE, SIZE, IN, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(LANES, OUT, taps, taps, IN, generator=generator, dtype=torch.float64, requires_grad=True)
-    ours = LaneConvolution.apply(x, weight, stride)
+    ours = LaneConvolution.apply(x, weight, stride, padding)
     theirs = torch.stack(
         [
-            conv2d(a.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), stride=stride, padding=taps // 2).permute(0, 2, 3, 1)
+            conv2d(a.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), stride=stride, padding=padding).permute(0, 2, 3, 1)
             for a, w in zip(x, weight, strict=True)
         ]
     )

@@ -118,13 +118,3 @@ def test_augmentation(jitter: bool) -> None:
     got = make_batch(pool, positions, rows, torch.empty(24, 3, 16, 16, device=DEVICE), mean, std, jitter)
     pixels = augment(pool[positions], draws) if jitter else pool[positions].float() / 255
     assert torch.allclose(got, normalise(pixels, *(torch.tensor(t, device=DEVICE) for t in (mean, std))), atol=1e-5)
-
-
-def test_unequal_clients_get_smaller_groups() -> None:
-    from factorized_fl.engine.cuda.engine import choose_lanes
-
-    assert choose_lanes([45] * 20) == 10
-    assert choose_lanes([45] * 3) == 2
-    assert choose_lanes([45]) == 1
-    unequal = [400, 200, 100, 50, 25, 12, 6, 3, 2, 1] * 2
-    assert choose_lanes(unequal) < 10

@@ -37,22 +37,25 @@ def _convolve_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, str
 
 
 class LaneConvolution(torch.autograd.Function):
-    """3 x 3 with stride 1, or 5 x 5 with stride 2, whose input gradient then lies in 2 x 2 blocks of pixels."""
+    """Stride 1, or 5 x 5 with stride 2 and padding 2, whose input gradient then lies in 2 x 2 blocks of pixels."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
-        """Padded so that the size is kept, or halved by stride 2."""
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
+        """Every lane by itself."""
         ctx.save_for_backward(x, weight)
-        ctx.stride = stride
-        return convolve(x, weight, stride, weight.shape[2] // 2)
+        ctx.stride, ctx.padding = stride, padding
+        return convolve(x, weight, stride, padding)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """One convolution for the input; cuDNN's own way for the weights."""
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        stride, padding = [ctx.stride] * 2, [weight.shape[2] // 2] * 2
-        dx = convolve(dy, turned(weight) if ctx.stride == 1 else turned_blocks(weight), 1, 1).view_as(x)
+        stride, padding = [ctx.stride] * 2, [ctx.padding] * 2
+        if ctx.stride == 1:
+            dx = convolve(dy, turned(weight), 1, weight.shape[2] - 1 - ctx.padding)
+        else:
+            dx = convolve(dy, turned_blocks(weight), 1, 1).view_as(x)
         dweight = torch.empty_like(weight)
         for lane in range(len(x)):
             _, gradient, _ = torch.ops.aten.convolution_backward(
@@ -60,7 +63,7 @@ class LaneConvolution(torch.autograd.Function):
                 None, stride, padding, [1, 1], False, [0, 0], 1, [False, True, False],
             )  # fmt: skip
             _first(dweight[lane]).copy_(gradient)
-        return dx, dweight, None
+        return dx, dweight, None, None
 
 
 def turned(weight: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The CUDA engine: groups of clients train side by side in one captured graph per step.
+"""The CUDA engine: clients train side by side in the lanes of one captured graph per step.
 
 The data set stays on the GPU as uint8; a round's batches are decided on the CPU (the same as in the reference engine)
 and sent ahead. Parameters, momentum and statistics are float32. The host does not wait for the device inside a round.
@@ -14,48 +14,35 @@ from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
 from factorized_fl.engine.confusion import count_confusion, empty_confusion
 from factorized_fl.engine.cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
+from factorized_fl.engine.cuda.lanes import Stay, choose_lanes, plan
 from factorized_fl.engine.cuda.stacked import StackedResNet9
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
 from factorized_fl.nn.models import NORM_MOMENTUM
 
-# Milliseconds of a client step by the number of clients side by side (results/performance/client-step-lanes.json).
-LANES = {2: 1.39, 4: 1.26, 5: 1.23, 10: 1.18}
-STREAMS = 1  # groups at a time: with 2, one may compute while another waits for memory; not measured yet
-_TEST_PIXELS = 1024 * 1000  # of one lane at once
-
-
-def choose_lanes(steps: Sequence[int]) -> int:
-    """The number of lanes that costs least for clients with so many steps each.
-
-    More lanes are faster, but a group takes as long as its longest member: unequal clients want smaller groups.
-    """
-
-    def cost(lanes: int) -> float:
-        ordered = sorted(steps, reverse=True)
-        return sum(ordered[::lanes]) * lanes * LANES[lanes]
-
-    return min((lanes for lanes in LANES if lanes <= len(steps)), key=cost, default=1)
+_TEST_PIXELS = 1024 * 1000  # of one client at once
+_TOGETHER = 5  # clients that are tested at once
 
 
 class CudaEngine:
     """Same results as the reference engine up to rounding; what it cannot do it hands to that."""
 
-    def __init__(self, reference: ReferenceEngine, lanes: int | None = None) -> None:
+    def __init__(self, reference: ReferenceEngine, lanes: tuple[int, int] | None = None) -> None:
         self.reference = reference
         self.config, self.method, self.scenario = reference.config, reference.method, reference.scenario
         self.device, self.images = reference.device, reference.images
-        self.lanes = lanes or choose_lanes([self._steps(k) for k in range(len(self.scenario.clients))])
+        steps = [self._steps(k) for k in range(len(self.scenario.clients))]
+        self.graphs, self.lanes = lanes or choose_lanes(steps)
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
         # Timing picks the fastest algorithms; float32 is for comparing, where the same ones each time matter more.
         torch.backends.cudnn.benchmark = self.config.precision != "fp32"
         (self.model,) = reference.models.values()
         self.stacked = StackedResNet9(self.model, self.dtype)
-        self.steps: list[Step] = []  # one per stream
+        self.steps: list[Step] = []  # one per graph
         self.uploads = torch.cuda.Stream()
         self.plain_row = plain_row(*self.images.shape[2:]).to(self.device)
-        self.ahead: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and group
+        self.ahead: dict[tuple[int | Stay, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and stays
         # Images that never change, to test or to settle by, by part and group.
         self.questions: dict[tuple[str | int, ...], tuple[torch.Tensor, ...]] = {}
 
@@ -69,84 +56,90 @@ class CudaEngine:
         momentum: ClientStack,
         done: Callable[[int], None],
     ) -> dict[int, Trained]:
-        """Train the clients in groups; those with less than one batch go to the reference engine."""
-        full = [k for k in clients if len(self.scenario.clients[k].train) >= self.config.batch_size]
+        """Train the clients lane after lane; those with less than one batch go to the reference engine."""
+        size = self.config.batch_size
+        full = {k: self._steps(k) for k in clients if len(self.scenario.clients[k].train) >= size}
         short = [k for k in clients if k not in full]
-        # Clients of similar length share a group: a lane that is done early idles until its group is.
-        full.sort(key=lambda k: (-self._steps(k), k))
-        groups = [full[first : first + self.lanes] for first in range(0, len(full), self.lanes)]
+        plans = plan(full, self.graphs, self.lanes)
         here = torch.cuda.current_stream()
-        while len(self.steps) < min(STREAMS, len(groups)):
+        while len(self.steps) < len(plans):
             self.steps.append(Step(self, state, momentum))
-        for step in self.steps:
-            step.stream.wait_stream(here)
         logs = []
-        for index, group in enumerate(groups):
-            step = self.steps[index % len(self.steps)]
+        for step, stays in zip(self.steps, plans, strict=False):
+            step.stream.wait_stream(here)
             with torch.cuda.stream(step.stream):
-                logs.append((group, self._train_group(step, round, group, state, momentum)))
-                if self.method.settle:
-                    self._settle(group, state)
-            for k in group:
-                done(k)
+                logs.append(self._train_lanes(step, round, stays, state, momentum, done))
         if len(full) == len(self.scenario.clients) and round < self.config.rounds:
             # Next round's batches, while the device is at work.
-            self.ahead = {(round + 1, *group): self._upload(round + 1, group) for group in groups}
+            self.ahead = {(round + 1, *stays): self._upload(round + 1, stays) for stays in plans}
         results = self.reference.train(round, short, state, momentum, done) if short else {}
         for step in self.steps:
             here.wait_stream(step.stream)
-        for group, log in logs:
+        if self.method.settle:
+            for group in _together(sorted(full, key=lambda k: -full[k])):
+                self._settle(group, state)
+        for stays, log in zip(plans, logs, strict=True):
             losses = log.cpu()
-            for lane, k in enumerate(group):
-                results[k] = Trained(float(losses[: self._steps(k), lane].mean()), self._steps(k))
+            for stay in stays:
+                mean = losses[stay.first : stay.end, stay.lane].mean()
+                results[stay.client] = Trained(float(mean), stay.end - stay.first)
         return {k: results[k] for k in clients}
 
     def _steps(self, k: int) -> int:
         return max(1, batch_count(self.config, self.method, self.scenario.clients[k]) // self.method.batches_per_step)
 
-    def _train_group(
-        self, step: "Step", round: int, group: Sequence[int], state: ClientStack, momentum: ClientStack
+    def _train_lanes(
+        self,
+        step: "Step",
+        round: int,
+        stays: Sequence[Stay],
+        state: ClientStack,
+        momentum: ClientStack,
+        done: Callable[[int], None],
     ) -> torch.Tensor:
-        """Run a group's steps on the current stream; returns its losses [steps, lanes], still on the device."""
-        steps = [self._steps(k) for k in group]
-        batches = self.ahead.pop((round, *group), None) or self._upload(round, group)
+        """Run one graph's steps on the current stream; returns their losses [steps, lanes], still on the device."""
+        batches = self.ahead.pop((round, *stays), None) or self._upload(round, stays)
         for tensor in batches:  # their memory came from another stream
             tensor.record_stream(torch.cuda.current_stream())
-        positions, labels, rows = batches
-        step.load(group, state, momentum)
-        log = torch.empty(max(steps), self.lanes, device=self.device)
-        for index in range(max(steps)):
-            step.run(positions[index], labels[index], rows[index])
+        log = torch.empty(len(batches[0]), self.lanes, device=self.device)
+        for index, batch in enumerate(zip(*batches, strict=True)):
+            if coming := [stay for stay in stays if stay.first == index]:
+                step.load(coming, state, momentum)
+            step.run(*batch)
             log[index].copy_(step.loss)
-            if finished := [lane for lane in range(len(group)) if steps[lane] == index + 1]:
-                step.store(finished, [group[lane] for lane in finished], state, momentum)
+            if going := [stay for stay in stays if stay.end == index + 1]:
+                step.store(going, state, momentum)
+            for stay in going:
+                done(stay.client)
         return log
 
-    def _upload(self, round: int, group: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """A group's batches of a round: positions, labels and plans, each [steps, per step, lanes, B, ...]."""
-        steps = max(map(self._steps, group))
+    def _upload(self, round: int, stays: Sequence[Stay]) -> tuple[torch.Tensor, ...]:
+        """One graph's batches of a round: positions, labels and plans, each [steps, per step, lanes, B, ...]."""
+        steps = max(stay.end for stay in stays)
         need, size = self.method.batches_per_step, self.config.batch_size
         positions = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
         labels = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
-        draws: list[torch.Tensor] = []  # per lane, if images are augmented
+        draws: list[tuple[slice, int, torch.Tensor]] = []  # steps, lane and draws, if images are augmented
         height, width = self.images.shape[2:]
-        for lane, k in enumerate(group):
-            client = self.scenario.clients[k]
-            batches = list(islice(batches_of(self.config, self.method, client, round, k), self._steps(k) * need))
+        for stay in stays:
+            client = self.scenario.clients[stay.client]
+            count = (stay.end - stay.first) * need
+            batches = list(islice(batches_of(self.config, self.method, client, round, stay.client), count))
             while len(batches) < need:  # too few images for even one step of distinct batches
                 batches += batches[: need - len(batches)]
             own = torch.stack([chosen for chosen, _ in batches])
-            positions[: len(own), lane] = own
-            labels[: len(own), lane] = client.labelling[self.scenario.labels[own]]
+            when = slice(stay.first * need, stay.first * need + len(own))
+            positions[when, stay.lane] = own
+            labels[when, stay.lane] = client.labelling[self.scenario.labels[own]]
             drawn = [draw for _, draw in batches if draw is not None]
             if drawn:
-                draws.append(torch.stack(drawn))
+                draws.append((when, stay.lane, torch.stack(drawn)))
         with torch.cuda.stream(self.uploads):
             sent = [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in (positions, labels)]
             rows = self.plain_row.expand(steps * need, self.lanes, size, COLUMNS).clone()
-            for lane, own in enumerate(draws):
+            for when, lane, own in draws:
                 there = own.pin_memory().to(self.device, non_blocking=True)
-                rows[: len(own), lane] = plan_rows(there.flatten(0, 1), height, width).view(*own.shape[:2], -1)
+                rows[when, lane] = plan_rows(there.flatten(0, 1), height, width).view(*own.shape[:2], -1)
         torch.cuda.current_stream().wait_stream(self.uploads)
         return tuple(tensor.view(steps, need, *tensor.shape[1:]) for tensor in (*sent, rows))
 
@@ -217,9 +210,8 @@ class CudaEngine:
         return found
 
     def _groups(self, clients: Sequence[int], state: ClientStack) -> Iterator[tuple[list[int], Tensors]]:
-        """The clients as many at a time as there are lanes, with their tensors."""
-        for first in range(0, len(clients), self.lanes):
-            group = list(clients[first : first + self.lanes])
+        """The clients a few at a time, with their tensors."""
+        for group in _together(clients):
             lanes = torch.tensor(group, device=self.device)
             yield group, {name: stacked[lanes] for name, stacked in state.common.items()}
 
@@ -348,28 +340,29 @@ class Step:
             self.loss.copy_(torch.stack(self.losses).mean(0))
 
     @torch.no_grad()
-    def load(self, group: Sequence[int], state: ClientStack, momentum: ClientStack) -> None:
-        """Put clients into the lanes; lanes left over repeat the last one and are never stored."""
-        self.engine.model.train()
-        clients = torch.tensor([*group, *[group[-1]] * (self.engine.lanes - len(group))])
-        clients = clients.pin_memory().to(self.engine.device, non_blocking=True)
-        for name, lane in self.tensors.items():
-            lane.copy_(state.common[name][clients])
-        for name, lane in self.momentum.items():
-            lane.copy_(momentum.common[name][clients])
+    def load(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
+        """Put clients into their lanes."""
+        lanes, clients = self._places(stays)
+        for mine, stack in ((self.tensors, state.common), (self.momentum, momentum.common)):
+            for name, tensor in mine.items():
+                tensor.index_copy_(0, lanes, stack[name][clients])
         for name, start in self.start.items():
-            start.copy_(self.parameters[name])
+            start.index_copy_(0, lanes, self.parameters[name][lanes])
 
     @torch.no_grad()
-    def store(self, lanes: Sequence[int], clients: Sequence[int], state: ClientStack, momentum: ClientStack) -> None:
-        """Take clients out of their lanes."""
-        places = torch.tensor([lanes, clients]).pin_memory().to(self.engine.device, non_blocking=True)
-        for name, tensor in self.tensors.items():
-            state.common[name].index_copy_(0, places[1], tensor[places[0]])
-        for name, tensor in self.momentum.items():
-            momentum.common[name].index_copy_(0, places[1], tensor[places[0]])
-        for k in clients:
-            self.engine.method.finish(state.client(k), self.engine.reference.roles)
+    def store(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
+        """Take clients out of their lanes; a lane that is left alone goes on, and nobody looks at it."""
+        lanes, clients = self._places(stays)
+        for mine, stack in ((self.tensors, state.common), (self.momentum, momentum.common)):
+            for name, tensor in mine.items():
+                stack[name].index_copy_(0, clients, tensor[lanes])
+        for stay in stays:
+            self.engine.method.finish(state.client(stay.client), self.engine.reference.roles)
+
+    def _places(self, stays: Sequence[Stay]) -> torch.Tensor:
+        """Lanes and clients, [2, n]."""
+        places = torch.tensor([[stay.lane for stay in stays], [stay.client for stay in stays]])
+        return places.pin_memory().to(self.engine.device, non_blocking=True)
 
     def run(self, positions: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
         """One step on these batches."""
@@ -377,6 +370,11 @@ class Step:
         self.labels.copy_(labels)
         self.rows.copy_(rows)
         self.graph.replay()
+
+
+def _together(clients: Sequence[int]) -> list[list[int]]:
+    """A few clients at a time."""
+    return [list(clients[first : first + _TOGETHER]) for first in range(0, len(clients), _TOGETHER)]
 
 
 def round_to_int(value: float) -> int:

@@ -56,11 +56,11 @@ class StackedResNet9:
         run = _Pass(self, tensors, lanes, batch, height)
         x = run.first("conv1", self.patches(pixels), self._patch_weight(weights["conv1.conv"]))
         run.size //= 2
-        x = run.norm("conv2", LaneConvolution.apply(x, weights["conv2.conv"], 2), source=STACKED)
+        x = run.norm("conv2", LaneConvolution.apply(x, weights["conv2.conv"], 2, 2), source=STACKED)
         skip = x
         x = run.norm("conv3", run.grouped(x, weights["conv3.conv"]))
         x = run.norm("conv4", run.grouped(x, weights["conv4.conv"]), residual=skip, result=STACKED)
-        x = LaneConvolution.apply(x, weights["conv5.conv"], 1)
+        x = LaneConvolution.apply(x, weights["conv5.conv"], 1, 1)
         x = run.norm("conv5", x, mode=norm_kernels.POOL, source=STACKED)
         run.size //= 2
         skip = x
@@ -97,7 +97,13 @@ class _Pass:
     size: int
 
     def grouped(self, x: torch.Tensor, weight: torch.Tensor, padding: int = 1) -> torch.Tensor:
-        """Convolve packed activations [B, H, W, G * I] with [G, O, 3, 3, I]; packed again."""
+        """Convolve packed activations [B, H, W, G * I] with [G, O, 3, 3, I]; packed again.
+
+        cuDNN's grouped convolutions of float32 are slow; one lane at a time is worth unpacking them.
+        """
+        if x.dtype == torch.float32:
+            lanes = x.unflatten(3, (self.lanes, -1)).permute(3, 0, 1, 2, 4).contiguous()
+            return LaneConvolution.apply(lanes, weight, 1, padding).permute(1, 2, 3, 0, 4).flatten(3)
         kernel = weight.flatten(0, 1).permute(0, 3, 1, 2)
         return conv2d(x.permute(0, 3, 1, 2), kernel, padding=padding, groups=self.lanes).permute(0, 2, 3, 1)
 
