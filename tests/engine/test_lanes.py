@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorized_fl.engine.cuda.lanes import COST, Stay, choose_lanes, plan
+from factorized_fl.engine.cuda.lanes import Stay, choose_lanes, plan
 
 
 def test_a_lane_takes_the_next_client_when_one_is_finished() -> None:
@@ -22,7 +22,7 @@ def test_a_graph_without_clients_is_left_out() -> None:
     assert plan({}, graphs=2, lanes=2) == []
 
 
-@given(st.lists(st.integers(1, 30), max_size=25), st.sampled_from(sorted(COST)))
+@given(st.lists(st.integers(1, 30), max_size=25), st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 5), (3, 2)]))
 def test_every_client_stays_once_and_alone(steps: list[int], shape: tuple[int, int]) -> None:
     graphs, lanes = shape
     plans = plan(dict(enumerate(steps)), graphs, lanes)
@@ -41,8 +41,8 @@ def test_every_client_stays_once_and_alone(steps: list[int], shape: tuple[int, i
         assert latest <= sum(steps) / (graphs * lanes)
 
 
-def test_equal_clients_fill_two_graphs_and_unequal_ones_fewer_lanes() -> None:
-    assert choose_lanes([45] * 20) == (2, 10)
+def test_equal_clients_fill_many_lanes_and_unequal_ones_few() -> None:
+    assert choose_lanes([45] * 20) == (1, 10)
     assert choose_lanes([45] * 3) == (1, 2)
     assert choose_lanes([45]) == (1, 1)
     graphs, lanes = choose_lanes([400, 200, 100, 50, 25, 12, 6, 3, 2, 1] * 2)

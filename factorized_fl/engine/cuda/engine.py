@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
+from torch.nn.utils.rnn import pad_sequence
 
 from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
@@ -43,8 +44,8 @@ class CudaEngine:
         self.uploads = torch.cuda.Stream()
         self.plain_row = plain_row(*self.images.shape[2:]).to(self.device)
         self.ahead: dict[tuple[int | Stay, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and stays
-        # Images that never change, to test or to settle by, by part and group.
-        self.questions: dict[tuple[str | int, ...], tuple[torch.Tensor, ...]] = {}
+        self.plain_batches: dict[int, torch.Tensor] = {}  # by client, on the device
+        self.questions: dict[tuple[str, int], tuple[torch.Tensor, ...]] = {}  # positions and labels by part and client
 
     # -- training
 
@@ -163,17 +164,14 @@ class CudaEngine:
         for name, total in totals.items():
             state.common[name].index_copy_(0, lanes, total / (NORM_MOMENTUM * counts))
 
-    def _plain_batches(self, group: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    def _plain_batches(self, group: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions of a group's plain batches [n, G, B] and the number of each lane's [G, 1], on the device."""
-        key: tuple[str | int, ...] = ("plain", *group)
-        if key not in self.questions:
-            own = [plain_batches(self.config, self.scenario.clients[k], k) for k in group]
-            positions = torch.zeros(max(map(len, own)), len(group), self.config.batch_size, dtype=torch.int64)
-            for lane, batches in enumerate(own):
-                positions[: len(batches), lane] = batches
-            counts = torch.tensor([[len(batches)] for batches in own])
-            self.questions[key] = (positions.to(self.device), counts.to(self.device))
-        return self.questions[key]
+        for k in group:
+            if k not in self.plain_batches:
+                self.plain_batches[k] = plain_batches(self.config, self.scenario.clients[k], k).to(self.device)
+        own = [self.plain_batches[k] for k in group]
+        counts = torch.tensor([[len(batches)] for batches in own]).pin_memory()
+        return pad_sequence(own), counts.to(self.device, non_blocking=True)
 
     def _plain(self, chosen: torch.Tensor) -> torch.Tensor:
         """Normalised images [G, B, 3, H, W] at these positions [G, B], not augmented."""
@@ -221,23 +219,21 @@ class CudaEngine:
         models = {name: candidates.get(name, t.expand(count, *t.shape)).contiguous() for name, t in own.items()}
         return self._test([client] * count, models, "holdout")[:, 1].tolist()
 
-    def _questions(self, group: Sequence[int], part: str, size: int) -> tuple[torch.Tensor, ...]:
-        """Positions and labels of a group's images [G, n], n a multiple of `size`; label -100 where a lane has no more.
-
-        They never change, so they stay on the device.
+    def _questions(self, group: Sequence[int], part: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions and labels of a group's images [G, n], n a multiple of `size`; label -100 where a lane has no more:
+        cross_entropy's sign for "does not count".
         """
-        key: tuple[str | int, ...] = (part, *group)
-        if key not in self.questions:
-            clients = [self.scenario.clients[k] for k in group]
-            longest = max(len(getattr(client, part)) for client in clients)
-            positions = torch.zeros(len(group), -(-longest // size) * size, dtype=torch.int64)
-            labels = torch.full_like(positions, -100)  # cross_entropy's sign for "does not count"
-            for lane, client in enumerate(clients):
+        for k in group:
+            if (part, k) not in self.questions:
+                client = self.scenario.clients[k]
                 own = getattr(client, part)
-                positions[lane, : len(own)] = own
-                labels[lane, : len(own)] = client.labelling[self.scenario.labels[own]]
-            self.questions[key] = tuple(t.to(self.device) for t in (positions, labels))
-        return self.questions[key]
+                right = client.labelling[self.scenario.labels[own]]
+                self.questions[part, k] = (own.to(self.device), right.to(self.device))
+        both = [self.questions[part, k] for k in group]
+        positions = pad_sequence([own for own, _ in both], batch_first=True)
+        labels = pad_sequence([right for _, right in both], batch_first=True, padding_value=-100)
+        missing = -positions.shape[1] % size
+        return pad(positions, (0, missing)), pad(labels, (0, missing), value=-100)
 
     def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> torch.Tensor:
         """Right answers and mean loss of each lane on a part of its images, [G, 2]."""
