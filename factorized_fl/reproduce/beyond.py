@@ -90,3 +90,9 @@ def own_domain_weight(result: Result) -> float:
     """Weight that clients give to themselves and to others of their domain, the mean over rounds."""
     mixing = result.record["mixing"]
     return statistics.fmean(map(sum, zip(mixing["own"], mixing["own_domain"], strict=True)))
+
+
+def matching_bytes(result: Result) -> float:
+    """What a client sends in a round to be matched by, with framing: what goes up and never comes down."""
+    sent = result.record["bytes"]
+    return (sent["up_per_round"][-1] - sent["down_per_round"][-1]) / len(result.domains)

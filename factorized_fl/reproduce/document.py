@@ -7,7 +7,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
-from factorized_fl.reproduce.beyond import OWN, ROWS, SETTLED, helped
+from factorized_fl.reproduce.beyond import OWN, ROWS, SETTLED, helped, matching_bytes
 from factorized_fl.reproduce.claims import judge
 from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.figures import drawings
@@ -56,6 +56,7 @@ def document(found: Collection) -> str:
         prose.BEYOND,
         _pivot(rows_of("beyond", found), title, transposed=True),
         *_helped(found),
+        *_matching(found),
         *_notes(found, "beyond"),
         *_figures(found, "peers"),
         *_differences(found),
@@ -235,6 +236,15 @@ def _helped(found: Collection) -> list[str]:
     ]
     headings = ("of", "over", "seeds", "mean", "least domain", "least client", "lost over a point", "own-domain weight")
     return [prose.HELPED, _table(headings, lines)] if lines else []
+
+
+def _matching(found: Collection) -> list[str]:
+    """Of our method and the published one, once both were run."""
+    runs = (found.of("beyond", "domains", OWN), found.of("domains", "domains", "factorized-fl"))
+    if not all(runs):
+        return []
+    ours, theirs = (size(matching_bytes(results[0])) for results in runs)
+    return [f"To be matched, a client sends {ours} in a round; with {title('factorized-fl')} it sends {theirs}."]
 
 
 def _choices(found: Collection) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from factorized_fl.reproduce.beyond import helped
 from factorized_fl.reproduce.collection import collect
 from factorized_fl.reproduce.document import document, short_table
-from tests.reproduce.fake import mixing, write
+from tests.reproduce.fake import factors, mixing, write
 
 PEERS = "factorized-peers"
 
@@ -55,6 +55,18 @@ def test_a_client_that_loses_a_point_and_no_more_is_not_harmed(tmp_path: Path) -
     write(tmp_path, "beyond", PEERS, [59.0] * 20, setting="domains", mixing=mixing(20))
     (one,) = helped(collect(tmp_path))
     assert one.harmed == 0
+
+
+def test_what_is_sent_to_be_matched_is_what_goes_up_only(tmp_path: Path) -> None:
+    def sent(up: int) -> dict:
+        return {"up": 0, "down": 0, "formula_a": 1, "formula_b": 1, "up_per_round": [up], "down_per_round": [1000]}
+
+    write(tmp_path, "beyond", PEERS, [65.0] * 20, setting="domains", mixing=mixing(20), bytes=sent(11_000))
+    assert "To be matched" not in document(collect(tmp_path))
+    alike = factors(20, grouped=False)
+    write(tmp_path, "domains", "factorized-fl", [63.0] * 20, bytes=sent(5_001_000), factors=alike)
+    page = document(collect(tmp_path))
+    assert "a client sends 500 B in a round; with Factorized-FL it sends 250.0 kB." in page
 
 
 def test_the_readmes_table_has_our_row_and_what_settling_does_once_that_was_run(tmp_path: Path) -> None:
