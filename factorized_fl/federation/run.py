@@ -19,6 +19,7 @@ from factorized_fl.federation.ledger import summarise_traffic
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients
 
+_METRICS_SIZE = "metrics_size"  # in a checkpoint: bytes of metrics.jsonl at its moment
 _CHECKPOINT_SHARE = 0.03  # checkpoints may take so much of a run's time; small ones are written every round
 
 
@@ -64,10 +65,9 @@ def run(
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
         federation = build_federation(config, scenario or build_scenario_of(config, data), place)
-        if done:
-            federation.load(directory.load_checkpoint())
+        size = _restore(federation, directory) if done else None
         who = describe_clients(federation.scenario.clients)
-        directory.begin(config, describe_environment(config.seed, device), who, done)
+        directory.begin(config, describe_environment(config.seed, device), who, done, size)
         for observer in observers:
             observer.started(federation, done)
         _go_on(federation, directory, done, observers, place)
@@ -111,7 +111,7 @@ def _go_on(
         directory.append("timing.jsonl", [{"round": round, "seconds": now - began, **peak_memory(device)}])
         due = round == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
         if due:
-            directory.save_checkpoint(round, federation.tensors)
+            _save(federation, directory, round)
             written = time.monotonic()
             writing = written - now
         try:
@@ -119,10 +119,23 @@ def _go_on(
                 observer.round_done(round, records)
         except Stopped:
             if not due:
-                directory.save_checkpoint(round, federation.tensors)
+                _save(federation, directory, round)
             raise
     directory.save_analysis(analyse(federation))
     directory.save_summary(summarise(directory))
+
+
+def _restore(federation: Federation, directory: RunDirectory) -> int | None:
+    """Go back to the checkpoint; returns the size that metrics.jsonl had then, if it says so."""
+    with directory.reading_checkpoint():
+        tensors = directory.load_checkpoint()
+        federation.load(tensors)
+        return int(tensors[_METRICS_SIZE]) if _METRICS_SIZE in tensors else None
+
+
+def _save(federation: Federation, directory: RunDirectory, round: int) -> None:
+    size = torch.tensor(directory.metrics_size())
+    directory.save_checkpoint(round, {**federation.tensors, _METRICS_SIZE: size})
 
 
 def summarise(directory: RunDirectory) -> Record:

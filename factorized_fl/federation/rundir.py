@@ -32,6 +32,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.methods import Mixing
 
 Record = dict[str, Any]
+_RESTORE = "restore the file, or remove the checkpoint, and summary.json if there is one, to start this run again."
 
 
 @contextmanager
@@ -73,7 +74,8 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time; the lock goes with the process, however it ends. A failed start leaves no folder."""
-        if self.path.exists() and not self.path.is_dir():
+        ours = not self.path.exists()
+        if not ours and not self.path.is_dir():
             raise UserError(f"'{self.path}' is a file: choose another --out.")
         with plain_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -88,7 +90,7 @@ class RunDirectory:
         try:
             yield
         finally:
-            if not any(self.path.iterdir()):
+            if ours and not any(self.path.iterdir()):
                 self.path.rmdir()
             os.close(handle)
 
@@ -103,15 +105,25 @@ class RunDirectory:
         self._refuse_other(config)
         return self.checkpoint_round()
 
-    def begin(self, config: Config, environment: Mapping[str, Any], clients: Sequence[Record], done: int) -> None:
-        """Write what a run begins with, or drop what a killed process wrote after its last checkpoint."""
+    def begin(
+        self,
+        config: Config,
+        environment: Mapping[str, Any],
+        clients: Sequence[Record],
+        done: int,
+        metrics_size: int | None = None,
+    ) -> None:
+        """Write what a run begins with, or drop what a killed process wrote after its last checkpoint.
+
+        `metrics_size` is what `metrics_size` was then, if anybody knows.
+        """
         with plain_errors(self.path):
             (self.path / "mixing").mkdir(exist_ok=True)
         if done == 0:
             write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
             write_atomically(self.path / "clients.json", json.dumps(clients, indent=2).encode())
             write_atomically(self.path / "config.toml", config.to_toml().encode())
-        self._forget_after(done)
+        self._forget_after(done, metrics_size)
 
     def _refuse_other(self, config: Config) -> None:
         # Options that came after the run was begun have their defaults in it.
@@ -128,14 +140,19 @@ class RunDirectory:
                 "use the same one, or another --out."
             )
 
-    def _forget_after(self, round: int) -> None:
+    def _forget_after(self, round: int, metrics_size: int | None) -> None:
         """Drop later rounds; they will be written again, the same."""
-        for name in ("metrics.jsonl", "timing.jsonl"):
-            kept = [record for record in self._records(name) if record["round"] <= round]
-            write_atomically(self.path / name, "".join(_line(record) for record in kept).encode())
-        for path in [path for kind in ("mixing", "traces") for path in (self.path / kind).glob("round-*.safetensors")]:
-            if int(path.stem.removeprefix("round-")) > round:
-                path.unlink()
+        kept = {
+            name: "".join(_line(record) for record in self._records(name) if record["round"] <= round).encode()
+            for name in ("metrics.jsonl", "timing.jsonl")
+        }
+        if metrics_size not in (None, len(kept["metrics.jsonl"])):
+            raise UserError(f"'{self.path / 'metrics.jsonl'}' does not hold all rounds up to {round}: {_RESTORE}")
+        for name, content in kept.items():
+            write_atomically(self.path / name, content)
+        for kind in ("mixing", "traces"):
+            for later in [found for found in self._rounds(kind) if found > round]:
+                self._round_file(kind, later).unlink()
 
     # -- writing
 
@@ -175,6 +192,10 @@ class RunDirectory:
                 temporary.unlink(missing_ok=True)
                 raise
 
+    def metrics_size(self) -> int:
+        """Bytes of metrics.jsonl: who remembers them can tell whether lines were lost."""
+        return (self.path / "metrics.jsonl").stat().st_size
+
     def save_analysis(self, analysis: Mapping[str, Any]) -> None:
         """Keep what was looked at once, at the end."""
         write_atomically(self.path / "analysis.json", json.dumps(analysis).encode())
@@ -189,19 +210,20 @@ class RunDirectory:
         """The round of the checkpoint, 0 if there is none."""
         if not self.checkpoint_path.exists():
             return 0
-        with self._reading_checkpoint(), safe_open(self.checkpoint_path, "pt") as file:
+        with self.reading_checkpoint(), safe_open(self.checkpoint_path, "pt") as file:
             return int(file.metadata()["round"])
 
     def load_checkpoint(self) -> dict[str, torch.Tensor]:
         """All tensors of the checkpoint."""
-        with self._reading_checkpoint():
+        with self.reading_checkpoint():
             return safetensors.torch.load_file(self.checkpoint_path)
 
     @contextmanager
-    def _reading_checkpoint(self) -> Iterator[None]:
+    def reading_checkpoint(self) -> Iterator[None]:
+        """Turn what a damaged checkpoint, or another run's, leads to into one sentence."""
         try:
             yield
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"The checkpoint '{self.checkpoint_path}' is damaged ({error}): "
                 "remove it, and summary.json if there is one, to start this run again."
@@ -238,7 +260,8 @@ class RunDirectory:
         }
 
     def _rounds(self, kind: str) -> list[int]:
-        return sorted(int(path.stem.removeprefix("round-")) for path in (self.path / kind).glob("round-*.safetensors"))
+        found = (path.stem.removeprefix("round-") for path in (self.path / kind).glob("round-*.safetensors"))
+        return sorted(int(number) for number in found if number.isdecimal())
 
     def _round_file(self, kind: str, round: int) -> Path:
         return self.path / kind / f"round-{round:04d}.safetensors"
@@ -250,21 +273,34 @@ class RunDirectory:
     def summary(self) -> Record | None:
         """The summary, if the run is complete."""
         path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        except ValueError as error:
+            raise UserError(f"'{path}' is damaged ({error}): remove it, then --resume writes it again.") from None
 
     def _records(self, name: str) -> Iterator[Record]:
         """Whole lines only: a torn last line is what a killed process leaves."""
         path = self.path / name
         if not path.exists():
             return
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield _record(line, f"'{path}', line {number},")
 
 
 def _line(record: Record) -> str:
     return json.dumps(record) + "\n"
+
+
+def _record(line: bytes, where: str) -> Record:
+    try:
+        record = json.loads(line)
+        if isinstance(record["round"], int):
+            return record
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{where} is damaged: {_RESTORE}")
 
 
 def describe_clients(clients: Sequence[Client]) -> list[Record]:

@@ -49,7 +49,8 @@ class Coordinator:
         with self.directory.lock():
             done = self.directory.rounds_done(self.config, resume=True)
             if done:
-                self.memory.load(self.directory.load_checkpoint())
+                with self.directory.reading_checkpoint():
+                    self.memory.load(self.directory.load_checkpoint())
                 self.log(f"going on after round {done}")
             self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
             self.seconds = [line["seconds"] for line in self.directory.timing()]

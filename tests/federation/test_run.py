@@ -189,6 +189,55 @@ def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "new").exists()
 
 
+def test_a_folder_that_was_there_before_a_failed_start_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError):
+        run(tiny_config(), tmp_path / "mine", data=tmp_path / "nowhere")
+    assert (tmp_path / "mine").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("metrics.jsonl", lambda content: content[:-20], "does not hold all rounds up to 2"),
+        ("metrics.jsonl", lambda content: b"", "does not hold all rounds up to 2"),
+        ("metrics.jsonl", lambda content: content.split(b"\n", 1)[1], "does not hold all rounds up to 2"),
+        ("metrics.jsonl", lambda content: b"[]\n" + content, "line 1, is damaged"),
+        ("metrics.jsonl", lambda content: b"\xff\n" + content, "line 1, is damaged"),
+        ("timing.jsonl", lambda content: content + b"{}\n", "line 3, is damaged"),
+    ],
+)
+def test_a_run_whose_lines_were_lost_is_not_gone_on_with(
+    name: str, damage, words: str, images: Path, tmp_path: Path
+) -> None:
+    directory = run(tiny_config(rounds=2), tmp_path / "run", data=images)
+    (directory.path / "summary.json").unlink()
+    file = directory.path / name
+    file.write_bytes(damage(file.read_bytes()))
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=words):
+        run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+    assert file.read_bytes() == before
+
+
+def test_damaged_summary_strange_files_and_another_methods_checkpoint(images: Path, tmp_path: Path) -> None:
+    directory = run(tiny_config("fedavg", rounds=2), tmp_path / "run", data=images)
+    whole = contents(directory.path)
+    (directory.path / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"summary.json' is damaged .* remove it"):
+        directory.summary()
+    (directory.path / "summary.json").unlink()
+    (directory.path / "mixing" / "round-x.safetensors").write_bytes(b"")
+    run(tiny_config("fedavg", rounds=2), directory.path, data=images, resume=True)
+    (directory.path / "mixing" / "round-x.safetensors").unlink()
+    assert contents(directory.path) == whole
+    other = run(tiny_config("factorized-fl", rounds=2), tmp_path / "other", data=images)
+    (other.path / "summary.json").unlink()
+    other.checkpoint_path.write_bytes(directory.checkpoint_path.read_bytes())
+    with pytest.raises(UserError, match="is damaged"):
+        run(tiny_config("factorized-fl", rounds=2), other.path, data=images, resume=True)
+
+
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     with (
         RunDirectory(tmp_path / "run").lock(),
@@ -225,7 +274,7 @@ def test_full_disk_is_one_sentence_and_keeps_the_old_checkpoint(
 def test_checkpoint_holds_no_pickle(images: Path, tmp_path: Path) -> None:
     directory = run(tiny_config(rounds=1), tmp_path / "run", data=images)
     tensors = safetensors.torch.load_file(directory.checkpoint_path)
-    assert {name.split("/")[0] for name in tensors} == {"state", "momentum", "received"}
+    assert {name.split("/")[0] for name in tensors} == {"state", "momentum", "received", "metrics_size"}
     suffixes = {path.suffix for path in directory.path.rglob("*") if path.is_file()}
     assert suffixes <= {".toml", ".json", ".jsonl", ".safetensors"}
 
