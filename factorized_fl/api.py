@@ -18,7 +18,7 @@ from factorized_fl.report.tables import Comparison
 from factorized_fl.report.tables import compare as compare_summaries
 
 
-def configure(preset: str, method: str | None = None, **settings: Any) -> Config:
+def configure(preset: str, method: str | None = None, /, **settings: Any) -> Config:
     """A configuration from a preset's name or a TOML file's path, a method, and single settings."""
     table = read_table(Path(preset)) if preset.endswith(".toml") else find_preset(preset)
     return resolve(table, method, settings)
@@ -71,6 +71,10 @@ def compare(
     **settings: Any,
 ) -> list[Comparison]:
     """Run several methods over several seeds and compare them; rows also go to comparison.json."""
+    if not methods or not seeds:
+        raise UserError("A comparison needs at least one method and one seed.")
+    if "seed" in settings:
+        raise UserError("A comparison takes several seeds: give them with --seeds.")
     configs = {
         (method, seed): configure(preset, method, **{**settings, "seed": seed}) for method in methods for seed in seeds
     }
@@ -131,6 +135,8 @@ def pilot(
     **settings: Any,
 ) -> Pilot:
     """Run Clustered-FL without splits and look at its norms."""
+    if "eps1" in settings:
+        raise UserError("A pilot is there to find eps1: leave it out.")
     config = configure(preset, "clustered-fl", **settings, eps1=0.0)
     directory = run(
         config, out or f"runs/{Path(preset).stem}-pilot", data=data, resume=resume, observers=observers, device=device

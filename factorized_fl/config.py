@@ -79,7 +79,15 @@ def to_toml_value(value: Any) -> str:
 
 def from_table(table: Mapping[str, Any]) -> Config:
     """A configuration from a parsed TOML table."""
+    as_table(table.get("options", {}), "options")
     return make(Config, table, "option")
+
+
+def as_table(value: Any, name: str) -> Mapping[str, Any]:
+    """What has to be a table."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name} = {value!r} must be a table: write [{name}], then one option a line.")
+    return value
 
 
 def read_config(path: Path) -> Config:
@@ -116,14 +124,22 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
     """
     values = {key: value for key, value in table.items() if key not in ("methods", "options")}
     settings = dict(settings or {})
-    values["method"] = method or settings.pop("method", None) or values.get("method", "factorized-fl")
+    wanted = settings.pop("method", None)
+    if method and wanted not in (None, method):
+        raise UserError(f"The method is given twice: '{method}' and '{wanted}'.")
+    if "preset" in settings:
+        raise UserError("A preset is named, not set: `ffl run PRESET`.")
+    values["method"] = method or wanted or values.get("method", "factorized-fl")
     fields = {f.name for f in dataclasses.fields(Config)} - {"options"}
     method_fields = {f.name for f in dataclasses.fields(find_method(values["method"]))}
     if twice := sorted(fields & method_fields):
         raise UserError(f"{values['method']} has an option '{twice[0]}', but so has every run: rename the method's.")
-    options = dict(table.get("methods", {}).get(values["method"], {}))
+    for_methods = as_table(table.get("methods", {}), "methods")
+    for name, given in for_methods.items():
+        make_method(name, as_table(given, f"methods.{name}"))
+    options = dict(for_methods.get(values["method"], {}))
     if values["method"] == table.get("method", values["method"]):
-        options |= table.get("options", {})
+        options |= as_table(table.get("options", {}), "options")
     for key, value in settings.items():
         if key in fields:
             values[key] = value

@@ -55,6 +55,61 @@ def test_square_brackets_are_printed_as_they_are(
     assert err == 'Note: No ONNX file was made: pip install "factorized-fl[onnx]" for that.\n'
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--set", "data=x"], "give it as --data"),
+        (["run", "--set", "scrambled=100"], "scrambled = 100, but there are only 4 clients"),
+        (["compare", "--methods", "fedavg", "--seeds", ""], "at least one method and one seed"),
+        (["compare", "--methods", "", "--seeds", "1"], "at least one method and one seed"),
+        (["compare", "--methods", "fedavg", "--set", "seed=5"], "give them with --seeds"),
+        (["compare", "--methods", "fedavg", "--set", "method=fedprox"], "given twice"),
+        (
+            ["compare", "--methods", "fedavg", "--set", "dropout=0.95", "--set", "rounds=1"],
+            "Nobody was tested with fedavg",
+        ),
+        (["pilot", "--set", "eps1=1"], "leave it out"),
+    ],
+)
+def test_settings_that_cannot_be(
+    arguments: list[str], words: str, capsys, config: Path, images: Path, tmp_path: Path
+) -> None:
+    command, *rest = arguments
+    code, _, err = ffl(capsys, command, config, *rest, "--data", images, "--out", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert words in err
+
+
+def test_a_run_that_diverges_says_so(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    arguments = ["run", config, "--method", "fedavg", "--set", "lr=1e30", "--data", images, "--out", tmp_path / "run"]
+    code, out, _ = ffl(capsys, *arguments)
+    assert code == 0
+    assert "Training diverged for client 1, 2" in out
+
+
+def test_a_model_is_some_clients_and_an_image_has_to_exist(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ffl(capsys, "run", config, "--data", images, "--out", run)
+    code, _, err = ffl(capsys, "export", run, "--data", images)
+    assert code == 2
+    assert "has a model for every client: name one of" in err
+    ffl(capsys, "export", run, "--client", "1", "--data", images)
+    code, _, err = ffl(capsys, "predict", run / "model" / "client-1", tmp_path / "nowhere.png")
+    assert code == 2
+    assert "There is no image" in err
+
+
+def test_what_is_shown_is_not_chosen_and_has_to_be_there(capsys, tmp_path: Path) -> None:
+    code, _, err = ffl(capsys, "reproduce", "domains", "--show", "--methods", "fedavg")
+    assert (code, "choose what to run" in err) == (2, True)
+    code, _, err = ffl(capsys, "reproduce", "--list", "--results", tmp_path / "nowhere")
+    assert (code, "There is no folder" in err) == (2, True)
+    code, out, _ = ffl(capsys, "reproduce", "domains", "--list", "--results", tmp_path)
+    assert code == 0
+    assert "Table 1, bottom" in out
+    assert "Table 1, top" not in out
+
+
 def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     arguments = ["compare", config, "--methods", "stand-alone,fedavg", "--seeds", "1,2", "--set", "rounds=2"]
     code, out, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c")
@@ -62,7 +117,7 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [row["method"] for row in rows] == ["stand-alone", "fedavg"]
     assert (len(rows[1]["verdicts"]), rows[0]["up_bytes"]) == (4, 0)
-    assert f"{100 * rows[1]['accuracy']:.2f}%" in out
+    assert all(f" {100 * row['accuracy']:.2f}% " in out for row in rows)  # the best is bold on a terminal only
     assert f"{rows[1]['better']} of 4" in out
     assert "FedAvg: helped " in out
     code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")

@@ -103,6 +103,8 @@ def test_parse_setting(text: str, expected: tuple) -> None:
         ({"tau": 2.0}, "tau = 2.0 must be at most 1"),
         ({"clients_per_domain": [0, 3]}, "must be at least 1"),
         ({"permuted": "yes"}, "must be true or false"),
+        ({"method": "fedavg"}, "given twice: 'factorized-fl' and 'fedavg'"),
+        ({"preset": "demo"}, "A preset is named, not set"),
     ],
 )
 def test_bad_settings(settings: dict, words: str) -> None:
@@ -115,6 +117,31 @@ def test_unknown_names_suggest_the_nearest() -> None:
         configure("demo", "factorised-fl")
     with pytest.raises(UserError, match="Did you mean 'cifar10-permuted-iid'"):
         configure("cifar10-permutd-iid")
+
+
+def test_a_method_may_be_a_setting() -> None:
+    assert configure("demo", **{"method": "fedavg"}).method == "fedavg"
+    with pytest.raises(UserError, match="Unknown method 'fedavgg'"):
+        configure("demo", method="fedavgg")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("options = 3", r"options = 3 must be a table: write \[options\]"),
+        ("[[options]]", "must be a table"),
+        ("methods = 3", "methods = 3 must be a table"),
+        ("[methods]\nfedavg = 3", "methods.fedavg = 3 must be a table"),
+        ("[methods.nope]", "Unknown method 'nope'"),
+        ("[methods.fedprox]\nproximl = 1.0", "Did you mean 'proximal'"),
+        ("method = 3", "Unknown method '3'"),
+        ('method = ["fedavg"]', "Unknown method"),
+    ],
+)
+def test_tables_and_methods_of_the_wrong_kind(text: str, words: str, tmp_path) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(UserError, match=words):
+        configure(str(tmp_path / "a.toml"))
 
 
 def test_bad_files(tmp_path) -> None:

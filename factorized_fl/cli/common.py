@@ -37,9 +37,16 @@ def resumable() -> Iterator[None]:
         raise Interrupted from None
 
 
+_NO_SETTINGS = ("out", "data", "device", "resume", "watch", "methods", "seeds")  # options of commands instead
+
+
 def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     """The values of --set."""
-    return dict(parse_setting(text) for text in texts or [])
+    settings = dict(parse_setting(text) for text in texts or [])
+    for name in _NO_SETTINGS:
+        if name in settings:
+            raise UserError(f"'{name}' is no setting of a run: where a command has it, give it as --{name}.")
+    return settings
 
 
 def parse_words(text: str) -> list[str]:

@@ -50,11 +50,11 @@ def _tell_choices(results: Path) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _list(results: Path) -> None:
+def _list(what: list[str], results: Path) -> None:
     table = Table()
     for heading in ("study", "what it is", "seeds", "cells", "done"):
         table.add_column(heading, justify="right" if heading in ("cells", "done") else "left")
-    for study in STUDIES.values():
+    for study in [find_study(name) for name in what or STUDIES]:
         paths = [cell.path(results) for cell in study.cells()]
         if study.name == "heterogeneity":
             paths = [path_of(results, seed) for seed in study.seeds]
@@ -100,8 +100,13 @@ def reproduce(
 
     --show prints our numbers beside the paper's; without WHAT it also writes docs/reproduction.md and its figures.
     """
+    if list_studies or show:
+        if seeds or methods or settings:
+            raise UserError("--seeds, --methods and --settings choose what to run: leave them out to list or show.")
+        if results != RESULTS and not results.is_dir():
+            raise UserError(f"There is no folder '{results}' of results: give another with --results.")
     if list_studies:
-        _list(results)
+        _list(what or [], results)
         return
     if show:
         _show(what or [], results, format, docs)

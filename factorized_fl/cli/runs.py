@@ -30,6 +30,7 @@ from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.report.tables import (
     Comparison,
     comparison_table,
+    divergence_line,
     model_line,
     result_table,
     scenario_table,
@@ -85,6 +86,8 @@ def run(
     summary = directory.summary()
     assert summary is not None
     console.print(result_table(summary))
+    if line := divergence_line(directory.metrics()):
+        console.print(line, highlight=False)
     console.print(f"Run directory: {directory.path}", highlight=False)
     end_with_page(directory.path)
 

@@ -90,6 +90,7 @@ class Inspection:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
     grey: int = 0
     unreadable: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)  # class folders without a readable image
     repeated: list[tuple[str, str]] = field(default_factory=list)  # the same picture twice in one split and class
     across: list[tuple[str, str]] = field(default_factory=list)  # the same picture in two splits
     contradicted: list[tuple[str, str]] = field(default_factory=list)  # the same picture under two classes
@@ -114,6 +115,7 @@ class Inspection:
             for name in self.classes
             if (count := sum(counts[name] for counts in self.counts.values())) < _FEW
         ]
+        lines += [f"The class folder '{name}' holds no readable image: no run takes it." for name in self.empty]
         if self.unreadable:
             lines.append(f"{len(self.unreadable)} files cannot be read: {_some(self.unreadable)}.")
         for found, what in (
@@ -128,9 +130,9 @@ class Inspection:
 
 def inspect(path: Path) -> Inspection:
     """Look at every image of a party's data: nothing is written and nothing leaves the machine."""
-    found = Inspection()
+    found, parts = Inspection(), parts_of(path)
     seen: dict[bytes, tuple[str, str, str]] = {}  # picture -> split, class, where
-    for split, label, where, source in _entries(parts_of(path)):
+    for split, label, where, source in _entries(parts):
         found.counts.setdefault(split, Counter())
         pixels = next(decode_each([source], None, 3))
         if pixels is None:
@@ -149,8 +151,14 @@ def inspect(path: Path) -> Inspection:
             found.across.append((first, where))
         elif first_label == label:
             found.repeated.append((first, where))
-    if not found.counts:
-        raise UserError(f"{path} holds no images: put them into one sub-folder for each class, or give parquet files.")
+    if not found.total:
+        raise UserError(
+            f"{path} holds no readable images: put them into one sub-folder for each class, or give parquet files."
+        )
+    for part in parts:
+        counts = found.counts.get(part.split, Counter())
+        inner = subfolders(part.folder) if part.folder else []
+        found.empty += [folder.name for folder in inner if not counts[folder.name]]
     return found
 
 

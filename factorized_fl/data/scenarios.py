@@ -130,8 +130,10 @@ def score_validation(scenario: Scenario) -> Scenario:
 def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
     """Draw the training labels of the last `count` clients at random: copies of their images join the pool for it."""
     images, labels, clients = [scenario.images], [scenario.labels], list(scenario.clients)
+    if count > len(clients):
+        raise UserError(f"scrambled = {count}, but there are only {len(clients)} clients.")
     size = len(scenario.images)
-    for k in range(len(clients) - min(count, len(clients)), len(clients)):
+    for k in range(len(clients) - count, len(clients)):
         client = clients[k]
         drawn = numpy_rng(seed, "scramble", k).integers(len(client.classes), size=len(client.train))
         images.append(scenario.images[client.train])
@@ -185,7 +187,10 @@ def split(domain: ImageSet, train_share: float, rng: np.random.Generator) -> tup
     train = int(train_share * len(order))
     test = train + (len(order) - train) // 2
     if train == 0 or test in (train, len(order)):
-        raise UserError(f"'{domain.name}' has {len(order)} images, too few to split: add images.")
+        raise UserError(
+            f"'{domain.name}' has {len(order)} images, too few to split with train_share = {train_share:g}: "
+            "add images, or choose another share."
+        )
     return np.sort(order[:train]), np.sort(order[test:]), np.sort(order[train:test])
 
 

@@ -35,8 +35,8 @@ for _method in (
 
 def find_method(name: str) -> type[Method]:
     """The method of that name."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
+    if not isinstance(name, str) or name not in METHODS:
+        raise unknown("method", str(name), METHODS)
     return METHODS[name]
 
 

@@ -52,9 +52,11 @@ def export_run(
         raise UserError(f"'{run}' holds no checkpoint of a run: give the directory of a run.")
     config = directory.config()
     if not 1 <= client <= config.clients:
-        raise UserError(f"There is no client {client}: name one of '{run}' with --client, 1 to {config.clients}.")
+        wrong = f"There is no client {client}" if client else "This run has a model for every client"
+        raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {config.clients}.")
     federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"), "reference")
-    federation.load(directory.load_checkpoint())
+    with directory.reading_checkpoint():
+        federation.load(directory.load_checkpoint())
     baseline = RunDirectory(alone).summary() if alone else None
     if alone and baseline is None:
         raise UserError(f"'{alone}' holds no complete run to compare with.")
@@ -124,7 +126,10 @@ def onnx_scores(path: Path) -> Scores:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common parent of their own
+        raise UserError(f"The model '{path}' cannot be read ({error}): export it again.") from None
 
     def scores(pixels: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])

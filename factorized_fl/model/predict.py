@@ -37,6 +37,8 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
         batch = files[first : first + _BATCH]
         decoded = []
         for file, pixels in zip(batch, decode_each(batch, package.image_size, package.channels), strict=True):
+            if pixels is None and not file.exists():
+                raise UserError(f"There is no image '{file}'.")
             if pixels is None:
                 raise UserError(f"{file} is not a readable image: leave it out, or repair it.")
             decoded.append(torch.from_numpy(pixels.copy()))

@@ -19,7 +19,7 @@ from factorized_fl.federation.build import initial_model
 from factorized_fl.federation.rundir import plain_errors, write_atomically
 from factorized_fl.methods import METHODS
 from factorized_fl.network.checks import largest_message
-from factorized_fl.network.plan import COORDINATOR, FEDERATION, Kit, Plan, read_plan, write_kit
+from factorized_fl.network.plan import AUTHORITY, COORDINATOR, FEDERATION, Kit, Plan, read_plan, write_kit
 
 _OWN = "factorized_fl.network.flare"
 _RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc")
@@ -46,7 +46,7 @@ def make_kits(sites: Path, out: Path) -> Plan:
             _configure(kit / "flare", provisioned / party, party == COORDINATOR, plan)
             write_atomically(kit / FEDERATION, write_kit(kit, party, plan, config).encode())
             write_atomically(kit / "README.md", readme(party, plan, config).encode())
-        authority = out / "authority"
+        authority = out / AUTHORITY
         shutil.copytree(provisioned.parent / "state", authority)
         write_atomically(authority / "README.md", _AUTHORITY.encode())
         for folder, _, files in os.walk(out):

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from factorized_fl.config import Config, from_table, read_table
-from factorized_fl.errors import UserError
+from factorized_fl.errors import UserError, unknown
 from factorized_fl.options import check, make, option
 
 COORDINATOR = "coordinator"
+AUTHORITY = "authority"  # who signs certificates: a folder beside the kits
 FEDERATION = "federation.toml"
 RUN, ALONE = "run", "alone"  # folders of a kit
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -97,8 +98,12 @@ def read_plan(path: Path) -> tuple[Plan, Config]:
     if not isinstance(given, list) or not all(isinstance(site, dict) and "name" in site for site in given):
         raise UserError(f'{path} must list its sites, each as [[sites]] with name = "...".')
     names = [check_name(site["name"], "site") for site in given]
-    if len(names) < 2 or len(set(names)) < len(names) or COORDINATOR in names:
-        raise UserError(f"{path} must name two or more sites, each once, and none of them '{COORDINATOR}'.")
+    if len(names) < 2 or len(set(names)) < len(names) or {COORDINATOR, AUTHORITY} & set(names):
+        raise UserError(
+            f"{path} must name two or more sites, each once, and none of them '{COORDINATOR}' or '{AUTHORITY}'."
+        )
+    if strange := sorted({key for site in given for key in site} - {"name"}):
+        raise unknown("key of a site", strange[0], ["name"])
     own = {f.name for f in dataclasses.fields(Plan)} - {"sites", "id", "largest"}
     values = {key: value for key, value in table.items() if key in own}
     plan = make(Plan, {**values, "sites": names, "id": secrets.token_hex(8)}, "option of a federation")

@@ -37,6 +37,8 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
         found, others = find_runs([*found, baseline]), []
     runs = [read_run(path) for path in found]
     if not live and not any(run.final or (run.party and run.done) for run in runs):
+        if all((run.path / "summary.json").exists() for run in runs):
+            raise UserError(f"Nobody was tested in '{paths[0]}', so there is nothing to show: see its dropout.")
         raise UserError(f"There is no result in '{paths[0]}' yet: wait for the end of the first round.")
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
+from rich.text import Text
 
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import METHODS
@@ -71,6 +73,13 @@ def result_table(summary: Record) -> Table:
     return table
 
 
+def divergence_line(records: Sequence[Record]) -> str | None:
+    """Whose test had no finite loss in the end, if anybody's."""
+    last = {record["client"]: record for record in records if record["accuracy"] is not None}
+    lost = [str(k + 1) for k in sorted(last) if last[k]["loss"] is None]
+    return f"Training diverged for client {', '.join(lost)}: a smaller lr may help." if lost else None
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One method's row in a comparison."""
@@ -98,6 +107,8 @@ def compare(summaries: Mapping[str, Sequence[Record]], baseline: str = "stand-al
     rows = []
     for method, runs in summaries.items():
         means = [run["accuracy_mean"] for run in runs]
+        if None in means:
+            raise UserError(f"Nobody was tested with {method}: choose a smaller dropout, or more rounds.")
         compared = baseline in summaries and method != baseline
         rows.append(
             Comparison(
@@ -124,7 +135,7 @@ def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
         accuracy = f"{100 * row.accuracy:.2f}%"
         table.add_row(
             METHODS[row.method].title,
-            f"[bold]{accuracy}[/bold]" if row.accuracy == best else accuracy,
+            Text(accuracy, style="bold" if row.accuracy == best else ""),
             f"{100 * row.client_spread:.2f}",
             "-" if row.seed_spread is None else f"{100 * row.seed_spread:.2f}",
             f"{row.better} of {len(row.verdicts)}" if row.verdicts else "-",

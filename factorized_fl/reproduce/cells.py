@@ -103,10 +103,13 @@ class Result:
 def read_result(path: Path) -> Result | None:
     """A finished cell, or nothing if it was not run."""
     try:
-        return Result(json.loads(path.read_text(encoding="utf-8")))
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if missing := sorted({"clients", "correct"} - set(record)):
+            raise ValueError(f"it has no '{missing[0]}'")
+        return Result(record)
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"The result '{path}' cannot be read ({error}): remove it to run this cell again.") from None
 
 

@@ -90,8 +90,21 @@ def test_first_look_counts_sizes_and_finds_what_is_wrong(tmp_path: Path) -> None
     assert len(found.complaints()) == 4
 
 
+def test_first_look_at_class_folders_that_hold_nothing(folder: Path, tmp_path: Path) -> None:
+    (folder / "bird").mkdir()
+    (folder / "fish").mkdir()
+    (folder / "fish" / "0.png").write_bytes(b"no picture")
+    found = inspect(folder)
+    assert found.empty == ["bird", "fish"]
+    assert any("'bird' holds no readable image" in complaint for complaint in found.complaints())
+    (tmp_path / "bad" / "a").mkdir(parents=True)
+    (tmp_path / "bad" / "a" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match="holds no readable images"):
+        inspect(tmp_path / "bad")
+
+
 def test_first_look_at_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no images"):
+    with pytest.raises(UserError, match="holds no readable images"):
         inspect(tmp_path)
     with pytest.raises(UserError, match="no folder or parquet"):
         inspect(tmp_path / "nowhere")

@@ -40,6 +40,10 @@ def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Pat
         onnx, plain = (predict.find_runtime(tmp_path / "model", runtime)(pixels) for runtime in ("onnx", "torch"))
     assert torch.equal(onnx.argmax(1), plain.argmax(1))
     torch.testing.assert_close(onnx, plain, atol=1e-4, rtol=0)
+    file = tmp_path / "model" / "model.onnx"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"model.onnx' cannot be read .* export it again"):
+        predict.find_runtime(tmp_path / "model", "onnx")
     card = (tmp_path / "model" / "README.md").read_text()
     assert f"{100 * exported.accuracy:.2f}%" in card
     assert exported.verdict is not None

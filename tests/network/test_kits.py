@@ -47,6 +47,8 @@ def test_the_agreement(tmp_path: Path) -> None:
         ({"port": 0}, "port = 0 must be at least 1"),
         ({"names": ("aster",)}, "two or more"),
         ({"names": ("aster", "aster")}, "each once"),
+        ({"names": ("aster", "authority")}, "none of them 'coordinator' or 'authority'"),
+        ({"options": 3}, "options = 3 must be a table"),
         ({"deadline": "soon"}, "must be a number"),
     ],
 )
@@ -54,6 +56,13 @@ def test_mistakes_in_the_agreement(settings: dict, words: str, tmp_path: Path) -
     with pytest.raises(UserError) as caught:
         read_plan(write(tmp_path / "sites.toml", **settings))
     assert words in str(caught.value)
+
+
+def test_a_site_has_a_name_and_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path / "sites.toml")
+    path.write_text(path.read_text() + '\ncolour = "red"\n')
+    with pytest.raises(UserError, match="Unknown key of a site 'colour'"):
+        read_plan(path)
 
 
 def test_a_kit_says_what_was_agreed(tmp_path: Path) -> None:

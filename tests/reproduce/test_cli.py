@@ -106,9 +106,10 @@ def test_mistakes_end_in_one_sentence(
     assert "Traceback" not in err
 
 
-def test_a_damaged_result_is_named(capsys, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["{", "[]", "{}", "3"])
+def test_a_damaged_result_is_named(content: str, capsys, tmp_path: Path) -> None:
     (tmp_path / "domains").mkdir()
-    (tmp_path / "domains" / "fedavg-seed1.json").write_text("{")
+    (tmp_path / "domains" / "fedavg-seed1.json").write_text(content)
     code, _, err = ffl(capsys, "reproduce", "--show", "domains", "--results", tmp_path)
     assert code == 2
     assert "fedavg-seed1.json' cannot be read" in err
