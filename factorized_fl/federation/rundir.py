@@ -115,7 +115,7 @@ class RunDirectory:
     ) -> None:
         """Write what a run begins with, or drop what a killed process wrote after its last checkpoint.
 
-        `metrics_size` is what `metrics_size` was then, if anybody knows.
+        `metrics_size` is the size of metrics.jsonl at that checkpoint, where it is known: lost lines are refused.
         """
         with plain_errors(self.path):
             (self.path / "mixing").mkdir(exist_ok=True)
