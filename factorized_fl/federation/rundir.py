@@ -142,17 +142,18 @@ class RunDirectory:
 
     def _forget_after(self, round: int, metrics_size: int | None) -> None:
         """Drop later rounds; they will be written again, the same."""
-        kept = {
-            name: "".join(_line(record) for record in self._records(name) if record["round"] <= round).encode()
-            for name in ("metrics.jsonl", "timing.jsonl")
-        }
+        kept = dict.fromkeys(("metrics.jsonl", "timing.jsonl"), b"")
+        if round:
+            for name in kept:
+                lines = (_line(record) for record in self._records(name) if record["round"] <= round)
+                kept[name] = "".join(lines).encode()
         if metrics_size not in (None, len(kept["metrics.jsonl"])):
             raise UserError(f"'{self.path / 'metrics.jsonl'}' does not hold all rounds up to {round}: {_RESTORE}")
         for name, content in kept.items():
             write_atomically(self.path / name, content)
         for kind in ("mixing", "traces"):
             for later in [found for found in self._rounds(kind) if found > round]:
-                self._round_file(kind, later).unlink()
+                self._round_file(kind, later).unlink(missing_ok=True)
 
     # -- writing
 

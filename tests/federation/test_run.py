@@ -218,6 +218,9 @@ def test_a_run_whose_lines_were_lost_is_not_gone_on_with(
     with pytest.raises(UserError, match=words):
         run(tiny_config(rounds=2), directory.path, data=images, resume=True)
     assert file.read_bytes() == before
+    directory.checkpoint_path.unlink()  # as the sentence says
+    run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+    assert len(directory.metrics()) == 2 * 4
 
 
 def test_damaged_summary_strange_files_and_another_methods_checkpoint(images: Path, tmp_path: Path) -> None:
