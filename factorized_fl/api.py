@@ -60,6 +60,7 @@ def comparison_directory(preset: str) -> Path:
 
 def compare(
     preset: str,
+    /,
     methods: Sequence[str],
     seeds: Sequence[int] = (1,),
     out: Path | str | None = None,
@@ -126,6 +127,7 @@ class Pilot:
 
 def pilot(
     preset: str,
+    /,
     out: Path | str | None = None,
     *,
     data: Path | str | None = None,

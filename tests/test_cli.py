@@ -68,7 +68,10 @@ def test_square_brackets_are_printed_as_they_are(
             ["compare", "--methods", "fedavg", "--set", "dropout=0.95", "--set", "rounds=1"],
             "Nobody was tested with fedavg",
         ),
+        (["compare", "--methods", "fedavg", "--set", "preset=demo"], "A preset is named, not set"),
         (["pilot", "--set", "eps1=1"], "leave it out"),
+        (["pilot", "--set", "observers=1"], "'observers' is no setting of a run"),
+        (["pilot", "--set", "preset=demo"], "A preset is named, not set"),
     ],
 )
 def test_settings_that_cannot_be(

@@ -3,12 +3,14 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from factorized_fl import api
 from factorized_fl.config import parse_setting
 from factorized_fl.errors import UserError
 
@@ -37,16 +39,17 @@ def resumable() -> Iterator[None]:
         raise Interrupted from None
 
 
-_NO_SETTINGS = ("out", "data", "device", "resume", "watch", "methods", "seeds")  # options of commands instead
-
-
 def parse_settings(texts: list[str] | None) -> dict[str, Any]:
-    """The values of --set."""
+    """The values of --set; none may have the name of something else that a command hands on beside them."""
     settings = dict(parse_setting(text) for text in texts or [])
-    for name in _NO_SETTINGS:
-        if name in settings:
-            raise UserError(f"'{name}' is no setting of a run: where a command has it, give it as --{name}.")
+    beside = {p.name for call in (api.compare, api.pilot) for p in signature(call).parameters.values() if _named(p)}
+    if taken := sorted(beside & set(settings)):
+        raise UserError(f"'{taken[0]}' is no setting of a run: where a command has it, give it as --{taken[0]}.")
     return settings
+
+
+def _named(parameter: Parameter) -> bool:
+    return parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def parse_words(text: str) -> list[str]:
