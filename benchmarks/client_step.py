@@ -1,7 +1,8 @@
 """Time of one client step on a GPU: batch 256 through augmentation, forward, backward, L1 and SGD.
 
     python benchmarks/client_step.py [--lanes 1,2,4,5,10,20] [--graphs 1,2] [--methods stand-alone,factorized-fl-beta]
-                                     [--precision bf16] [--profile] [--out results/performance/client-step.json]
+                                     [--precision bf16] [--rounds 5] [--profile]
+                                     [--out results/performance/client-step.json]
 
 Prints a table and writes it. A step's time is that of all graphs that run at the same time, divided by their lanes;
 beside it stands the same for whole rounds of 20 clients, with batches, loading and storing. The images are random; the
@@ -31,7 +32,7 @@ TFLOP = 0.464  # of one ResNet-9 step: 0.302 GMAC forward per 32 x 32 image, thr
 FEW = 4  # steps of every graph between two looks at the clock
 
 
-def steps(method: str, lanes: int, graphs: int, precision: str, profile: bool) -> dict:
+def steps(method: str, lanes: int, graphs: int, precision: str, whole: int, profile: bool) -> dict:
     images = torch.randint(0, 256, (48_000, 3, 32, 32), dtype=torch.uint8)
     source = ImageSet("random", images, torch.arange(len(images)) % 10, tuple("abcdefghij"))
     config = from_table({"method": method, "precision": precision, "permuted": True})
@@ -69,7 +70,7 @@ def steps(method: str, lanes: int, graphs: int, precision: str, profile: bool) -
     loss = step.loss.mean().item()
     engine.steps = several
     rounds = []
-    for round in range(1, 6):
+    for round in range(1, whole + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
         found = engine.train(round, range(20), federation.state, federation.momentum, lambda client: None)
@@ -105,13 +106,14 @@ def main() -> None:
     parser.add_argument("--graphs", default="1,2")
     parser.add_argument("--methods", default="factorized-fl-beta")
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results/performance/client-step.json"))
     arguments = parser.parse_args()
     rows = []
     for method in arguments.methods.split(","):
         for lanes, graphs in product(*(map(int, text.split(",")) for text in (arguments.lanes, arguments.graphs))):
-            row = steps(method, lanes, graphs, arguments.precision, arguments.profile)
+            row = steps(method, lanes, graphs, arguments.precision, arguments.rounds, arguments.profile)
             rows.append(row)
             print(
                 f"{method:20} {graphs} x {lanes:2} lanes: {row['median_ms']:.3f} ms per client step, "
