@@ -1,6 +1,7 @@
 """A cell: one entry of one of the paper's tables or figures, run with one seed and kept as one file."""
 
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -13,6 +14,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import Record, plain_errors, write_atomically
 
 RESULTS = Path("results/paper")
+LAST = 5  # rounds of which a single client's last accuracy is the mean
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,23 @@ class Result:
             for row in self.record["correct"]
         ]
 
+    def scores(self, round: int | None = None) -> list[float | None]:
+        """Accuracy of every client after a round, by default the last; nothing where a client was not tested.
+
+        Who trains alone has no others over whom its ups and downs cancel: its last accuracy is that of LAST rounds.
+        """
+        if round is None and len(self.curve[-1]) == 1:
+            return [statistics.fmean(self.last_scores)]
+        return self.curve[-1 if round is None else round - 1]
+
+    @property
+    def last_scores(self) -> list[float]:
+        """A single client's accuracies after its last rounds."""
+        return [score for row in self.curve[-LAST:] for score in row if score is not None]
+
     def accuracies(self, round: int | None = None) -> list[float]:
-        """Of all clients after a round, by default the last."""
-        return [accuracy for accuracy in self.curve[-1 if round is None else round - 1] if accuracy is not None]
+        """The scores of those that were tested."""
+        return [score for score in self.scores(round) if score is not None]
 
     @property
     def seconds(self) -> float:

@@ -63,8 +63,8 @@ def mean(results: Sequence[Result], domain: str | None = None, round: int | None
 
 
 def _of_domain(result: Result, domain: str | None, round: int | None) -> list[float]:
-    row = result.curve[-1 if round is None else round - 1]
-    return [a for a, of in zip(row, result.domains, strict=True) if a is not None and domain in (None, of)]
+    scores = zip(result.scores(round), result.domains, strict=True)
+    return [score for score, of in scores if score is not None and domain in (None, of)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def difference(ours: Sequence[Result], others: Sequence[Result], round: int | No
     """Mean of (ours - others) over all clients of the seeds that both were run with; nothing if there are none.
 
     The standard error is the largest of three: from all pairs of one client and seed as if independent; between the
-    seeds' means, if there are several; and, with a single client, from the size of the test.
+    seeds' means, if there are several; and, with a single client, from the size of the test and its last rounds.
     """
     theirs = {result.seed: result for result in others}
     paired = [(result, theirs[result.seed]) for result in ours if result.seed in theirs]
@@ -107,16 +107,18 @@ def difference(ours: Sequence[Result], others: Sequence[Result], round: int | No
     if len(by_seed) > 1:
         errors.append(statistics.stdev(statistics.fmean(values) for values in by_seed) / math.sqrt(len(by_seed)))
     if len(by_seed[0]) == 1:
-        variances = [_test_variance(result, round) for pair in paired for result in pair]
+        variances = [_variance(result, round) for pair in paired for result in pair]
         errors.append(100 * math.sqrt(sum(variances)) / len(paired))
     return Difference(statistics.fmean(pairs), max(errors), len(pairs))
 
 
-def _test_variance(result: Result, round: int | None) -> float:
-    """Of an accuracy as measured on so many images."""
+def _variance(result: Result, round: int | None) -> float:
+    """Of a single client's accuracy: it is measured on so many images, and as a mean over some rounds."""
     (accuracy,) = result.accuracies(round)
     (total,) = result.record["clients"]["scored"]
-    return accuracy * (1 - accuracy) / total
+    last = result.last_scores if round is None else []
+    between = statistics.variance(last) / len(last) if len(last) > 1 else 0.0
+    return accuracy * (1 - accuracy) / total + between
 
 
 def total_bytes(results: Sequence[Result]) -> float | None:

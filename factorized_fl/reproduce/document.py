@@ -1,6 +1,7 @@
 """docs/reproduction.md and the README's short table, from the results alone: the same results give the same bytes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from factorized_fl.errors import UserError
@@ -13,7 +14,7 @@ from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.figures import drawings
 from factorized_fl.reproduce.names import title, variant_title
 from factorized_fl.reproduce.prose import CLOSE
-from factorized_fl.reproduce.rows import AVERAGE, Row, rows_of
+from factorized_fl.reproduce.rows import ALL_EPOCHS, AVERAGE, Row, rows_of
 from factorized_fl.reproduce.show import value
 
 DOCUMENT = "reproduction.md"
@@ -171,21 +172,23 @@ def _domains(found: Collection) -> list[str]:
 
 
 def _differences(found: Collection) -> list[str]:
-    far = [
-        row
-        for what in ("label-cifar10", "label-svhn", "domains")
-        for row in rows_of(what, found)
-        if (what != "domains" or row.setting == AVERAGE) and row.difference is not None and abs(row.difference) > CLOSE
+    """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
+    compared = [*rows_of("label-cifar10", found), *rows_of("label-svhn", found)]
+    compared += [replace(row, setting="domains") for row in rows_of("domains", found) if row.setting == AVERAGE]
+    compared += [
+        replace(row, setting=row.setting.removesuffix(f", {ALL_EPOCHS}"))
+        for row in rows_of("architectures", found)
+        if row.setting.endswith(ALL_EPOCHS)
     ]
+    far = [row for row in compared if row.difference is not None and abs(row.difference) > CLOSE]
     departures = rows_of("departures", found)
     switchable = {row.method.partition("+")[0] for row in departures}
     lines = []
     for row in far:
-        setting = "domains" if row.what == "domains" else row.setting
         tried = [
             other
             for other in departures
-            if other.setting == setting
+            if other.setting == row.setting
             and other.method.partition("+")[0] == row.method
             and other.ours is not None
             and row.what != "label-svhn"
@@ -199,14 +202,14 @@ def _differences(found: Collection) -> list[str]:
             outcome = "nothing to switch on"
         else:
             outcome = ", ".join(near) or (f"none of the {len(tried)} tried" if tried else "not run")
-        lines.append([row.what, row.setting, title(row.method), entry(row), outcome])
+        lines.append([row.what, row.setting, _plain(title(row.method)), entry(row), outcome])
     parts = [prose.DIFFERENCES]
     headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")
     parts.append(_table(headings, lines) if lines else "No cell that was run differs by so much.")
     run = [row for row in departures if row.ours is not None]
     if run:
         parts.append("All departures that were run:")
-        entries = [[row.setting, title(row.method), entry(row), ", ".join(map(str, row.seeds))] for row in run]
+        entries = [[row.setting, _plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         parts.append(_table(("setting", "method", "accuracy, %", "seeds"), entries))
     return parts
 

@@ -32,8 +32,9 @@ SIMILARITY = """Of each client's three most similar clients, what share is of it
 knowledge would find 3/19 = 0.158. `factors` in the result files has every round."""
 
 ARCHITECTURES = """The paper trains one client on CIFAR-10's first IID partition for 20 epochs. We show 20 and 250
-epochs, as many as Stand-Alone has in Table 1; they are two rounds of the same run, and the paper's number stands beside
-both."""
+epochs, as many as Stand-Alone has in Table 1; both are of the same run, and the paper's number stands beside both. The
+accuracy of a client alone goes up and down by some points from round to round, so that after 250 epochs is the mean of
+its last five rounds (230 to 250 epochs)."""
 
 SPARSITY = """Sizes count u, v and the entries of mu that survive the threshold lambda. With the penalty of Eq. 6 in
 the gradient mu keeps shrinking; in the authors' code the penalty is computed on detached tensors, has no gradient, and
@@ -55,19 +56,20 @@ mixed, the mean over clients and rounds."""
 
 DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
-For Factorized-FL and its beta the departures of the authors' code were switched on, all together and one by one; for
-FedFOMO the two choices that its sources leave open ([methods.md](methods.md)), for pFedPara a larger learning rate. On
-the domains one row has TF32 instead of bfloat16 convolutions, which are our own departure. *Comes within {CLOSE} points
-with* names those whose run agrees with the published number. The authors published no code for the baselines, so for
-the others there is nothing to switch on."""
+For Factorized-FL and its beta the departures of the authors' code were switched on, all together and one by one, and
+for the factorised networks of a single client that of its classifier; for FedFOMO the two choices that its sources
+leave open ([methods.md](methods.md)), for pFedPara a larger learning rate. On the domains one row has TF32 instead of
+bfloat16 convolutions, which are our own departure. *Comes within {CLOSE} points with* names those whose run agrees with
+the published number. The authors published no code for the baselines, so for the others there is nothing to switch
+on."""
 
 CLAIMS = """## Claims
 
 A check compares two cells by the mean difference of their accuracies, paired by seed and client. Its standard error is
 the larger of two: from all pairs as if they were independent, and between the seeds' means where there are several
-(with a single client, from the size of its test). A check comes out as claimed if the difference has the claimed sign
-and exceeds two standard errors. "Consistent" means no loss beyond two standard errors or one point, a sharp drop five
-points or more; sizes must agree within 5%, costs within 2%. Single clients are compared after 250 epochs, their sizes
-after 20 as well. A claim *holds* if all checks that were run do, *holds in part* if some do, *does not
-hold* if none does. Clients of one seed share initial weights and, in the label settings, test images, so with a single
-seed the error says nothing about other seeds."""
+(with a single client, from the size of its test and the ups and downs of its last five rounds). A check comes out as
+claimed if the difference has the claimed sign and exceeds two standard errors. "Consistent" means no loss beyond two
+standard errors or one point, a sharp drop five points or more; sizes must agree within 5%, costs within 2%. Single
+clients are compared after 250 epochs, their sizes after 20 as well. A claim *holds* if all checks that were run do,
+*holds in part* if some do, *does not hold* if none does. Clients of one seed share initial weights and, in the label
+settings, test images, so with a single seed the error says nothing about other seeds."""

@@ -9,7 +9,8 @@ from factorized_fl.reproduce.collection import Collection, formula_gigabytes, me
 from factorized_fl.reproduce.published import published
 from factorized_fl.reproduce.studies import LAMBDAS, STUDIES
 
-FEW_EPOCHS_ROUND = 4  # 20 epochs, which the paper states for a single client; the last round is 250
+FEW_EPOCHS_ROUND = 4  # 20 epochs, which the paper states for a single client
+ALL_EPOCHS = "250 epochs"
 AVERAGE = "average"
 
 
@@ -108,7 +109,7 @@ def _domains(found: Collection) -> Iterator[Row]:
 def _architectures(found: Collection) -> Iterator[Row]:
     for cell in STUDIES["architectures"].own:
         paper = published()["architectures"][cell.setting][cell.method]
-        for label, round in (("250 epochs", None), ("20 epochs", FEW_EPOCHS_ROUND)):
+        for label, round in ((ALL_EPOCHS, None), ("20 epochs", FEW_EPOCHS_ROUND)):
             ours = mean(found.get(cell), round=round)
             yield Row(
                 what="architectures",
@@ -137,7 +138,7 @@ def _sparsity(found: Collection) -> Iterator[Row]:
         paper = published()["sparsity"]["regular" if value is None else f"lambda={value:g}"]
         results = sparsity_results(found, value, l1)
         name = "regular" if value is None else f"lambda={value:g}" + ("" if l1 else ", no gradient of L1")
-        for label, round in (("250 epochs", None), ("20 epochs", FEW_EPOCHS_ROUND)):
+        for label, round in ((ALL_EPOCHS, None), ("20 epochs", FEW_EPOCHS_ROUND)):
             ours = mean(results, round=round)
             seeds = ours.seeds if ours else ()
             yield Row(
@@ -204,8 +205,9 @@ def _departures(found: Collection) -> Iterator[Row]:
     for cell in _cells("departures"):
         setting = "domains" if cell.preset.startswith("cifar100") else cell.setting
         if setting == "domains":
-            table = published()["domains"].get(cell.method, {})
-            paper = table.get(AVERAGE)
+            paper = published()["domains"].get(cell.method, {}).get(AVERAGE)
+        elif setting in published()["architectures"]:
+            paper = [published()["architectures"][setting][cell.method]]
         else:
             paper = published()["label-cifar10"][cell.method][setting]
         yield replace(_plain(cell, found, paper), what="departures", setting=setting)

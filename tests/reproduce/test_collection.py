@@ -53,14 +53,26 @@ def test_seeds_that_disagree_make_the_error_larger(tmp_path: Path) -> None:
     assert gap.word == "same"
 
 
-def test_a_single_client_has_the_error_of_its_test(tmp_path: Path) -> None:
-    write(tmp_path, "architectures", "stand-alone", [50], setting="resnet9-1fc")
-    write(tmp_path, "architectures", "factorized-fl", [54], setting="resnet9-1fc", factors=factors(5, True))
+def test_a_single_clients_last_rounds_count_together_and_their_ups_and_downs_as_error(tmp_path: Path) -> None:
+    steady = [[100], [540], [540], [540], [540], [540]]
+    lively = [[900], [400], [450], [500], [550], [600]]  # the last five: mean 50%, variance 0.0025 / 0.4
+    write(tmp_path, "architectures", "stand-alone", [60], setting="resnet9-1fc", correct=lively)
+    write(
+        tmp_path, "architectures", "factorized-fl", [54], setting="resnet9-1fc", correct=steady, factors=factors(5, True)
+    )
     found = collect(tmp_path)
     one, other = (found.of("architectures", "resnet9-1fc", row) for row in ("factorized-fl", "stand-alone"))
+    alone, early = mean(other), mean(other, round=1)
+    assert alone is not None
+    assert early is not None
+    assert (alone.value, early.value) == (pytest.approx(50), pytest.approx(90))
     gap = difference(one, other)
     assert gap is not None
-    assert gap.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.5 * 0.5 / 1000) ** 0.5)
+    assert gap.points == pytest.approx(4)
+    assert gap.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.5 * 0.5 / 1000 + 0.00625 / 5) ** 0.5)
     assert gap.word == "same"
+    at_once = difference(one, other, round=6)
+    assert at_once is not None
+    assert at_once.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.6 * 0.4 / 1000) ** 0.5)
     assert model_millions(one[0]) == pytest.approx(2.283)  # 344 + 270,538 + 2,012,118
     assert model_millions(other[0]) is None

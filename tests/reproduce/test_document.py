@@ -67,8 +67,8 @@ def test_the_page_shows_numbers_differences_and_what_was_not_run(results: Path) 
     assert "v groups clients by domain. | **holds so far** | 1 of 1 as claimed, 2 not run" in page
     assert "| Factorized-FL beta | not run | not run |" in page
     assert "1.784 / 2.283 (+0.499)" in page
-    assert "| domains | average | Factorized-FL | 64.49 / 61.50 ± 0.00 (-2.99) | not run |" in page
-    assert "| domains | average | FedAvg | 56.42 / 61.50 (+5.08) | nothing to switch on |" in page
+    assert "| domains | domains | Factorized-FL | 64.49 / 61.50 ± 0.00 (-2.99) | not run |" in page
+    assert "| domains | domains | FedAvg | 56.42 / 61.50 (+5.08) | nothing to switch on |" in page
     assert "F\\*F x I\\*O beats I\\*F x O\\*F." in page
 
 
@@ -82,6 +82,15 @@ def test_fedfomos_open_choices_are_looked_at_where_it_differs(results: Path) -> 
     page = document(collect(results))
     assert f"{before} tried on validation images (64.00) |" in page
     assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in page
+
+
+def test_how_the_classifier_begins_is_looked_at_where_a_single_client_differs(results: Path) -> None:
+    for row, percent in (("mixed-layout", 30), ("mixed-layout+head-mu", 62)):
+        what = "departures" if "+" in row else "architectures"
+        write(results, what, row, [percent], "resnet18-2fc", correct=[[10 * percent]] * 5, factors=factors(5, True))
+    page = document(collect(results))
+    before = "| architectures | resnet18-2fc | Factorized-FL, I\\*F x O\\*F | 63.32 / 30.00 (-33.32) |"
+    assert f"{before} Xavier mu in the classifier (62.00) |" in page
 
 
 def test_the_same_results_give_the_same_page_and_figures(results: Path, tmp_path: Path) -> None:
