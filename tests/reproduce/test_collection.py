@@ -57,9 +57,8 @@ def test_a_single_clients_last_rounds_count_together_and_their_ups_and_downs_as_
     steady = [[100], [540], [540], [540], [540], [540]]
     lively = [[900], [400], [450], [500], [550], [600]]  # the last five: mean 50%, variance 0.0025 / 0.4
     write(tmp_path, "architectures", "stand-alone", [60], setting="resnet9-1fc", correct=lively)
-    write(
-        tmp_path, "architectures", "factorized-fl", [54], setting="resnet9-1fc", correct=steady, factors=factors(5, True)
-    )
+    extra = {"correct": steady, "factors": factors(5, True)}
+    write(tmp_path, "architectures", "factorized-fl", [54], setting="resnet9-1fc", **extra)
     found = collect(tmp_path)
     one, other = (found.of("architectures", "resnet9-1fc", row) for row in ("factorized-fl", "stand-alone"))
     alone, early = mean(other), mean(other, round=1)
