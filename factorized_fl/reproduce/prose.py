@@ -46,8 +46,8 @@ states neither sizes nor lengths; we take 2,400 images each and no augmentation.
 
 BEYOND = """Factorized-Peers ([fingerprints.md](fingerprints.md)) shares what beta shares, with those whose images look
 like one's own, and measures BatchNorm's statistics anew on a client's plain training images after its local training
-("settled"); two columns show what that alone does for others, one what is left without it. The harder settings are
-variants of the five domains: 1, 2, 3, 6 and 8 clients per domain; Dirichlet(0.5) shares of the classes inside each
+("settled"); columns marked so show what that alone does for others, one what is left without it. The harder settings
+are variants of the five domains: 1, 2, 3, 6 and 8 clients per domain; Dirichlet(0.5) shares of the classes inside each
 domain; one client whose training labels are drawn at random."""
 
 HELPED = """What its clients gained, in points, each against the same client of the same seed; a client with random

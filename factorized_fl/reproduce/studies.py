@@ -82,7 +82,7 @@ HARD: dict[str, dict[str, Any]] = {
 def _beyond(labels: Study, domains: Study) -> Study:
     """Our own method beside what it has to beat; last, what settling statistics does without it and it without that."""
     own, what = "factorized-peers", "beyond"
-    cells = [Cell(what, "domains", own, DOMAINS)]
+    cells, controls = [Cell(what, "domains", own, DOMAINS)], []
     borrowed = list(_pick(domains, "stand-alone", "factorized-fl", "factorized-fl-beta"))
     for setting, rival in (
         *(("permuted-iid", "factorized-fl-beta"), ("permuted-non-iid", "factorized-fl-beta")),
@@ -91,6 +91,7 @@ def _beyond(labels: Study, domains: Study) -> Study:
         (beside,) = [cell for cell in labels.own if (cell.setting, cell.method) == (setting, rival)]
         borrowed.append(beside)
         cells.append(Cell(what, setting, own, beside.preset))
+        controls.append(_with(what, setting, rival, beside.preset, "settled", settle=True))
     for setting, change in HARD.items():
         # Who trains alone does not notice somebody else's random labels.
         methods = (own,) if "scrambled" in change else ("stand-alone", own)
@@ -100,9 +101,8 @@ def _beyond(labels: Study, domains: Study) -> Study:
         (own, "not-settled", False),
     ):
         cells.append(_with(what, "domains", method, DOMAINS, name, settle=settle))
-    return Study(
-        what, "Beyond the paper: peers found by what their images look like", tuple(cells), tuple(borrowed), (1, 2)
-    )
+    title = "Beyond the paper: peers found by what their images look like"
+    return Study(what, title, (*cells, *controls), tuple(borrowed), (1, 2))
 
 
 # Where the authors' code departs from the paper, the likeliest to matter first: the change, and in which settings it
