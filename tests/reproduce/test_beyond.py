@@ -69,6 +69,13 @@ def test_what_is_sent_to_be_matched_is_what_goes_up_only(tmp_path: Path) -> None
     assert "a client sends 500 B in a round; with Factorized-FL it sends 250.0 kB." in page
 
 
+def test_where_all_are_alike_the_weight_on_oneself_is_told(tmp_path: Path) -> None:
+    for seed, own in ((1, 0.25), (2, 0.5)):
+        shares = mixing(4) | {"own": [own]}
+        write(tmp_path, "beyond", PEERS, [70.0] * 4, setting="permuted-iid", seed=seed, mixing=shares)
+    assert "a client keeps 0.375 for itself; the mean of all would be 0.250." in document(collect(tmp_path))
+
+
 def test_the_readmes_table_has_our_row_and_what_settling_does_once_that_was_run(tmp_path: Path) -> None:
     assert "| **Factorized-Peers** | not run | not run | not run |" in short_table(collect(tmp_path))
     assert "not settled" not in short_table(collect(tmp_path))
