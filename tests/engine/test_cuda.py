@@ -137,20 +137,6 @@ def test_two_runs_are_identical(partition: str) -> None:
         assert torch.equal(tensor, runs[1].state.common[name]), name
 
 
-def test_two_graphs_at_the_same_time_give_what_one_gives() -> None:
-    """Seven clients of unequal size, bit by bit."""
-    from factorized_fl.engine.cuda.engine import CudaEngine
-
-    settings = {"partition": "dirichlet", "alpha": 1.0, "clients": 7, "precision": "bf16", "augment": "paper"}
-    found = []
-    for graphs in (1, 2):
-        run = federation("factorized-peers", "reference", **settings)
-        run.engine = CudaEngine(run.engine, (graphs, 2))
-        found.append([run_round(run, round)[0] for round in (1, 2)])
-        assert len(run.engine.steps) == graphs
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     ("method", "options"), [("factorized-fl", {}), ("per-fedavg", {"test": "adapted", "inner": 1e-6})]
 )

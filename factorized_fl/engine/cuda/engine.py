@@ -4,7 +4,7 @@ The data set stays on the GPU as uint8; a round's batches are decided on the CPU
 and sent ahead. Parameters, momentum and statistics are float32. The host does not wait for the device inside a round.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -29,18 +29,18 @@ _TOGETHER = 10  # clients that are tested at once
 class CudaEngine:
     """Same results as the reference engine up to rounding; what it cannot do it hands to that."""
 
-    def __init__(self, reference: ReferenceEngine, lanes: tuple[int, int] | None = None) -> None:
+    def __init__(self, reference: ReferenceEngine, lanes: int | None = None) -> None:
         self.reference = reference
         self.config, self.method, self.scenario = reference.config, reference.method, reference.scenario
         self.device, self.images = reference.device, reference.images
         steps = [self._steps(k) for k in range(len(self.scenario.clients))]
-        self.graphs, self.lanes = lanes or choose_lanes(steps)
+        self.lanes = lanes or choose_lanes(steps)
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
         # Timing picks the fastest algorithms; float32 is for comparing, where the same ones each time matter more.
         torch.backends.cudnn.benchmark = self.config.precision != "fp32"
         (self.model,) = reference.models.values()
         self.stacked = StackedResNet9(self.model, self.dtype)
-        self.steps: list[Step] = []  # one per graph
+        self.step: Step | None = None
         self.uploads = torch.cuda.Stream()
         self.plain_row = plain_row(*self.images.shape[2:]).to(self.device)
         self.ahead: dict[tuple[int | Stay, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and stays
@@ -61,29 +61,19 @@ class CudaEngine:
         size = self.config.batch_size
         full = {k: self._steps(k) for k in clients if len(self.scenario.clients[k].train) >= size}
         short = [k for k in clients if k not in full]
-        plans = plan(full, self.graphs, self.lanes)
-        here = torch.cuda.current_stream()
-        while len(self.steps) < len(plans):
-            self.steps.append(Step(self, state, momentum))
-        logs = []
-        for step, stays in zip(self.steps, plans, strict=False):
-            step.stream.wait_stream(here)
-            with torch.cuda.stream(step.stream):
-                logs.append(self._train_lanes(step, round, stays, state, momentum, done))
+        stays = plan(full, self.lanes)
+        log = self._train_lanes(round, stays, state, momentum, done) if stays else torch.empty(0)
         if len(full) == len(self.scenario.clients) and round < self.config.rounds:
             # Next round's batches, while the device is at work.
-            self.ahead = {(round + 1, *stays): self._upload(round + 1, stays) for stays in plans}
+            self.ahead = {(round + 1, *stays): self._upload(round + 1, stays)}
         results = self.reference.train(round, short, state, momentum, done) if short else {}
-        for step in self.steps:
-            here.wait_stream(step.stream)
         if self.method.settle:
             for group in _together(sorted(full, key=lambda k: -full[k])):
                 self._settle(group, state)
-        for stays, log in zip(plans, logs, strict=True):
-            losses = log.cpu()
-            for stay in stays:
-                mean = losses[stay.first : stay.end, stay.lane].mean()
-                results[stay.client] = Trained(float(mean), stay.end - stay.first)
+        losses = log.cpu()
+        for stay in stays:
+            mean = losses[stay.first : stay.end, stay.lane].mean()
+            results[stay.client] = Trained(float(mean), stay.end - stay.first)
         return {k: results[k] for k in clients}
 
     def _steps(self, k: int) -> int:
@@ -91,14 +81,14 @@ class CudaEngine:
 
     def _train_lanes(
         self,
-        step: "Step",
         round: int,
         stays: Sequence[Stay],
         state: ClientStack,
         momentum: ClientStack,
         done: Callable[[int], None],
     ) -> torch.Tensor:
-        """Run one graph's steps on the current stream; returns their losses [steps, lanes], still on the device."""
+        """Run a round's steps; returns their losses [steps, lanes], still on the device."""
+        step = self.step = self.step or Step(self, state, momentum)
         batches = self.ahead.pop((round, *stays), None) or self._upload(round, stays)
         for tensor in batches:  # their memory came from another stream
             tensor.record_stream(torch.cuda.current_stream())
@@ -115,7 +105,7 @@ class CudaEngine:
         return log
 
     def _upload(self, round: int, stays: Sequence[Stay]) -> tuple[torch.Tensor, ...]:
-        """One graph's batches of a round: positions, labels and plans, each [steps, per step, lanes, B, ...]."""
+        """A round's batches: positions, labels and plans, each [steps, per step, lanes, B, ...]."""
         steps = max(stay.end for stay in stays)
         need, size = self.method.batches_per_step, self.config.batch_size
         positions = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
@@ -289,21 +279,19 @@ class Step:
         self.loss = torch.zeros(lanes, device=device)
         self.losses: list[torch.Tensor] = []
         self.local = Local(self.loss_gradient, engine.reference.roles, engine.reference.shared, self.start)
-        self.stream = torch.cuda.Stream()
         self._capture()
 
     def _capture(self) -> None:
-        """Warm up and record one step on a stream of its own: cuBLAS has one workspace per stream, which the graph
-        keeps using, so steps that run at the same time must not be captured on the same one.
-        """
+        """Warm up and record one step, on a stream of its own as capturing asks for."""
         self.engine.model.train()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(3):
                 self._step()
-        torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=self.stream):
+        with torch.cuda.graph(self.graph, stream=stream):
             self._step()
 
     def loss_gradient(self, at: Tensors, batch: Batch) -> Tensors:
@@ -344,27 +332,26 @@ class Step:
     @torch.no_grad()
     def load(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
         """Put clients into their lanes."""
-        lanes, clients = self._places(stays)
-        for mine, stack in ((self.tensors, state.common), (self.momentum, momentum.common)):
-            for name, tensor in mine.items():
-                tensor.index_copy_(0, lanes, stack[name][clients])
-        for name, start in self.start.items():
-            start.index_copy_(0, lanes, self.parameters[name][lanes])
+        _copy(self._places(stays, state, momentum))
+        _copy(
+            (start[stay.lane], self.parameters[name][stay.lane]) for stay in stays for name, start in self.start.items()
+        )
 
     @torch.no_grad()
     def store(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
         """Take clients out of their lanes; a lane that is left alone goes on, and nobody looks at it."""
-        lanes, clients = self._places(stays)
-        for mine, stack in ((self.tensors, state.common), (self.momentum, momentum.common)):
-            for name, tensor in mine.items():
-                stack[name].index_copy_(0, clients, tensor[lanes])
+        _copy((client, place) for place, client in self._places(stays, state, momentum))
         for stay in stays:
             self.engine.method.finish(state.client(stay.client), self.engine.reference.roles)
 
-    def _places(self, stays: Sequence[Stay]) -> torch.Tensor:
-        """Lanes and clients, [2, n]."""
-        places = torch.tensor([[stay.lane for stay in stays], [stay.client for stay in stays]])
-        return places.pin_memory().to(self.engine.device, non_blocking=True)
+    def _places(
+        self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Every tensor of these clients, as it lies in the lane and as it lies in the stack."""
+        for mine, stack in ((self.tensors, state.common), (self.momentum, momentum.common)):
+            for name, tensor in mine.items():
+                for stay in stays:
+                    yield tensor[stay.lane], stack[name][stay.client]
 
     def run(self, positions: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
         """One step on these batches."""
@@ -372,6 +359,15 @@ class Step:
         self.labels.copy_(labels)
         self.rows.copy_(rows)
         self.graph.replay()
+
+
+def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second of each pair to the first, in few launches: those of one type go together."""
+    by_type: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for to, source in pairs:
+        by_type.setdefault(to.dtype, []).append((to, source))
+    for same in by_type.values():
+        torch._foreach_copy_([to for to, _ in same], [source for _, source in same])
 
 
 def _together(clients: Sequence[int]) -> list[list[int]]:
