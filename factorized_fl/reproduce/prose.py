@@ -31,10 +31,10 @@ that never splits. What is not listed has its preset's value; each result file h
 SIMILARITY = """Of each client's three most similar clients, what share is of its own domain? Somebody without
 knowledge would find 3/19 = 0.158. `factors` in the result files has every round."""
 
-ARCHITECTURES = """The paper trains one client on CIFAR-10's first IID partition for 20 epochs. We show 20 and 250
-epochs, as many as Stand-Alone has in Table 1; both are of the same run, and the paper's number stands beside both. The
-accuracy of a client alone goes up and down by some points from round to round, so that after 250 epochs is the mean of
-its last five rounds (230 to 250 epochs)."""
+ARCHITECTURES = """The paper trains one client on CIFAR-10's first IID partition for 20 epochs. Ours has 2,400 images
+drawn at random, as many as such a partition, and we show 20 and 250 epochs, as many as Stand-Alone has in Table 1; both
+are of the same run, and the paper's number stands beside both. The accuracy of a client alone goes up and down by some
+points from round to round, so that after 250 epochs is the mean of its last five rounds (230 to 250 epochs)."""
 
 SPARSITY = """Sizes count u, v and the entries of mu that survive the threshold lambda. With the penalty of Eq. 6 in
 the gradient mu keeps shrinking; in the authors' code the penalty is computed on detached tensors, has no gradient, and
@@ -58,7 +58,7 @@ DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
 For Factorized-FL and its beta the departures of the authors' code were switched on, all together and one by one, and
 for the factorised networks of a single client that of its classifier; for FedFOMO the two choices that its sources
-leave open ([methods.md](methods.md)), for pFedPara a larger learning rate. On the domains one row has TF32 instead of
+leave open ([methods.md](methods.md)), for pFedPara larger learning rates. On the domains one row has TF32 instead of
 bfloat16 convolutions, which are our own departure. *Comes within {CLOSE} points with* names those whose run agrees with
 the published number. The authors published no code for the baselines, so for the others there is nothing to switch
 on."""

@@ -124,7 +124,8 @@ OPEN: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("fedfomo", "keep-current", {"fallback": "current"}),
     ("fedfomo", "try-validation", {"tried_on": "validation"}),
     ("fedfomo", "keep-current,try-validation", {"fallback": "current", "tried_on": "validation"}),
-    ("pfedpara", "faster", {"lr": 0.01}),
+    ("pfedpara", "lr=0.003", {"lr": 0.003}),
+    ("pfedpara", "lr=0.01", {"lr": 0.01}),
 )
 
 

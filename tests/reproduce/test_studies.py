@@ -48,14 +48,14 @@ def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> N
     own = STUDIES["departures"].own
     released = [cell.variant == "released" for cell in own]
     assert released == sorted(released, reverse=True)
-    first = own[sum(released) :][:8]
-    assert [cell.method for cell in first] == [*["fedfomo"] * 3, "pfedpara"] * 2
-    assert [cell.setting for cell in first] == ["permuted-iid"] * 4 + ["domains"] * 4
+    first = own[sum(released) :][:10]
+    assert [cell.method for cell in first] == [*["fedfomo"] * 3, *["pfedpara"] * 2] * 2
+    assert [cell.setting for cell in first] == ["permuted-iid"] * 5 + ["domains"] * 5
     fedfomo = [cell.config() for cell in first if cell.method == "fedfomo"]
     options = [(config.options["fallback"], config.options["tried_on"]) for config in fedfomo]
     assert options == [("current", "holdout"), ("start", "validation"), ("current", "validation")] * 2
-    assert {cell.config().lr for cell in first if cell.method == "pfedpara"} == {0.01}
-    assert not {"fedfomo", "pfedpara"} & {cell.method for cell in own[sum(released) + 8 :]}
+    assert {cell.config().lr for cell in first if cell.method == "pfedpara"} == {0.003, 0.01}
+    assert not {"fedfomo", "pfedpara"} & {cell.method for cell in own[sum(released) + 10 :]}
 
 
 def test_selection_narrows_and_runs_nothing_twice() -> None:
