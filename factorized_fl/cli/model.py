@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl.cli.common import Data, console
+from factorized_fl.errors import UserError
 from factorized_fl.model.export import Exported, export_run
 from factorized_fl.model.predict import predict as predict_images
 from factorized_fl.network.plan import FEDERATION, read_kit
@@ -36,6 +37,10 @@ def export(
     """Take a client's model away: dense weights, ONNX, class names, preprocessing, a model card."""
     if (run / FEDERATION).is_file():
         kit = read_kit(run)
+        if kit.is_coordinator:
+            raise UserError(f"'{run}' is the coordinator's kit, who has no model: export at a site.")
+        if client:
+            raise UserError(f"'{run}' is the kit of one site, with one model: leave --client out.")
         print_exported(export_now(kit, data or read_settings(kit).data, out))
     else:
         print_exported(export_run(run, client, out, data=data, alone=alone))

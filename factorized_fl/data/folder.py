@@ -64,16 +64,20 @@ def subfolders(path: Path) -> list[Path]:
     """List the visible sub-folders of a folder by name."""
     if not path.is_dir():
         raise UserError(f"There is no folder {path}: check the path.")
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry for entry in _entries(path) if entry.is_dir())
 
 
 def image_files(path: Path) -> list[Path]:
     """List the visible image files that lie directly in a folder by name."""
-    return sorted(
-        entry
-        for entry in path.iterdir()
-        if entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".") and entry.is_file()
-    )
+    return sorted(entry for entry in _entries(path) if entry.suffix.lower() in SUFFIXES and entry.is_file())
+
+
+def _entries(path: Path) -> list[Path]:
+    """What is visible in a folder."""
+    try:
+        return [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): allow it, or leave the folder out.") from None
 
 
 def _report(path: Path, unreadable: list[Path], total: int) -> None:

@@ -103,6 +103,8 @@ def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
 def _flatten(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == mode and "transparency" not in image.info:
         return image
+    if image.mode == "F":
+        raise ValueError("it does not say which number is white")
     if image.mode.startswith("I"):
         # Pillow clips 16-bit grey at 255 instead of scaling it.
         image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))

@@ -65,8 +65,10 @@ def run(
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
         federation = build_federation(config, scenario or build_scenario_of(config, data), place)
+        who = describe_clients(federation.scenario)
+        if done:
+            directory.refuse_other_data(who)
         size = _restore(federation, directory) if done else None
-        who = describe_clients(federation.scenario.clients)
         directory.begin(config, describe_environment(config.seed, device), who, done, size)
         for observer in observers:
             observer.started(federation, done)

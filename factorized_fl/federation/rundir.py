@@ -14,6 +14,7 @@ report.html            the page, which reads all of the above
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import tomllib
@@ -27,7 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from factorized_fl.config import Config, from_table, read_table
-from factorized_fl.data.scenarios import Client
+from factorized_fl.data.scenarios import Scenario
 from factorized_fl.errors import UserError
 from factorized_fl.methods import Mixing
 
@@ -43,7 +44,7 @@ def plain_errors(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in str(error)
-        advice = "free some space, then continue with --resume" if full else "choose another folder with --out"
+        advice = "free some space, then continue" if full else "make it writable, or choose another folder"
         raise UserError(f"Cannot write to '{path}' ({reason}): {advice}.") from error
 
 
@@ -124,6 +125,20 @@ class RunDirectory:
             write_atomically(self.path / "clients.json", json.dumps(clients, indent=2).encode())
             write_atomically(self.path / "config.toml", config.to_toml().encode())
         self._forget_after(done, metrics_size)
+
+    def refuse_other_data(self, clients: Sequence[Record]) -> None:
+        """Refuse classes or a split other than those that the run was begun with, as far as it tells."""
+        before = self.clients() if (self.path / "clients.json").exists() else clients
+        if len(before) != len(clients):
+            raise self._other_data(f"{len(before)} clients were in it, now {len(clients)} are")
+        for old, new in zip(before, clients, strict=True):
+            for name in old:
+                if name in new and old[name] != new[name]:
+                    values = "" if name == "split" else f" was {old[name]}, now {new[name]}"
+                    raise self._other_data(f"of {old['name']}, {name}{values or ' is another'}")
+
+    def _other_data(self, what: str) -> UserError:
+        return UserError(f"'{self.path}' was begun with other data ({what}): give it the same, with --data.")
 
     def _refuse_other(self, config: Config) -> None:
         # Options that came after the run was begun have their defaults in it.
@@ -304,14 +319,22 @@ def _record(line: bytes, where: str) -> Record:
     raise UserError(f"{where} is damaged: {_RESTORE}")
 
 
-def describe_clients(clients: Sequence[Client]) -> list[Record]:
-    """Who takes part, for clients.json."""
-    return [
-        {
-            "name": client.name,
-            "domain": client.domain,
-            "classes": list(client.classes),
-            **{part: len(getattr(client, part)) for part in ("train", "validation", "test", "holdout")},
-        }
-        for client in clients
-    ]
+def describe_clients(scenario: Scenario) -> list[Record]:
+    """Who takes part, for clients.json; `split` is a mark of which images with which labels are for what."""
+    described = []
+    for client in scenario.clients:
+        parts = {part: getattr(client, part) for part in ("train", "validation", "test", "holdout")}
+        mark = hashlib.blake2b(digest_size=8)
+        for positions in parts.values():
+            for numbers in (positions, client.labelling[scenario.labels[positions]]):
+                mark.update(numbers.to(torch.int64).contiguous().numpy().tobytes())
+        described.append(
+            {
+                "name": client.name,
+                "domain": client.domain,
+                "classes": list(client.classes),
+                **{part: len(positions) for part, positions in parts.items()},
+                "split": mark.hexdigest(),
+            }
+        )
+    return described

@@ -14,7 +14,7 @@ from torch import nn
 
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation, build_federation, build_scenario_of, initial_model
-from factorized_fl.federation.rundir import Record, RunDirectory, plain_errors, write_atomically
+from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients, plain_errors, write_atomically
 from factorized_fl.model.card import card
 from factorized_fl.model.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, about
 from factorized_fl.nn import fold
@@ -55,6 +55,7 @@ def export_run(
         wrong = f"There is no client {client}" if client else "This run has a model for every client"
         raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {config.clients}.")
     federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"), "reference")
+    directory.refuse_other_data(describe_clients(federation.scenario))
     with directory.reading_checkpoint():
         federation.load(directory.load_checkpoint())
     baseline = RunDirectory(alone).summary() if alone else None
@@ -96,7 +97,7 @@ def export_client(federation: Federation, k: int, out: Path, name: str, baseline
     same = wanted.argmax(1) == got.argmax(1)
     onnx = _write_onnx(pixels, out / ONNX, channels, size)
     if onnx:
-        theirs = _scores(onnx_scores(out / ONNX), images)
+        theirs = _scores(onnx_scores(out / ONNX, package), images)
         difference = max(difference, _compare(wanted, theirs, "ONNX"))
         same &= wanted.argmax(1) == theirs.argmax(1)
     correct = int((got.argmax(1) == labels).sum())
@@ -120,8 +121,8 @@ def export_client(federation: Federation, k: int, out: Path, name: str, baseline
     return exported
 
 
-def onnx_scores(path: Path) -> Scores:
-    """The exported ONNX model as a function."""
+def onnx_scores(path: Path, package: Package) -> Scores:
+    """The exported ONNX model as a function, if it is what its description says."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -130,6 +131,11 @@ def onnx_scores(path: Path) -> Scores:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common parent of their own
         raise UserError(f"The model '{path}' cannot be read ({error}): export it again.") from None
+
+    takes, gives = session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]
+    size = package.image_size
+    if [*takes, *gives] != [package.channels, size, size, len(package.classes)]:
+        raise UserError(f"'{path.parent / ABOUT}' does not fit the model '{path}': export it again.")
 
     def scores(pixels: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
@@ -163,7 +169,8 @@ def _verdict(k: int, domain: str, correct: int, total: int, baseline: Record | N
 
 def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
     """Write the ONNX file if the libraries for it are there; says whether it did."""
-    path.unlink(missing_ok=True)
+    with plain_errors(path.parent):
+        path.unlink(missing_ok=True)
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
         warnings.warn('No ONNX file was made: pip install "factorized-fl[onnx]" for that.', stacklevel=3)
         return False

@@ -79,7 +79,9 @@ def read_package(folder: Path) -> Package:
         content = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         return make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
     except FileNotFoundError:
-        raise UserError(f"'{folder}' holds no exported model: make one with `ffl export RUN --client K`.") from None
+        inside = [*folder.glob(f"model/{ABOUT}"), *sorted(folder.glob(f"model/*/{ABOUT}"))]
+        advice = f"did you mean '{inside[0].parent}'?" if inside else "make one with `ffl export RUN --client K`."
+        raise UserError(f"'{folder}' holds no exported model: {advice}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"'{folder / ABOUT}' is damaged ({error}): export the model again.") from None
 

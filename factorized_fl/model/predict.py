@@ -1,6 +1,7 @@
 """Class names and probabilities for pictures, from a model's folder: ONNX Runtime when there, PyTorch otherwise."""
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,24 +30,33 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
     """Look at the pictures in order; a folder stands for all images in it and in its sub-folders."""
     package = read_package(folder)
     files = [file for image in images for file in _files(image)]
+    named, unreadable = set(images), []
     if not files:
         raise UserError("There is no image to look at: name image files, or a folder with some.")
     scores = find_runtime(folder, runtime)
     predictions = []
     for first in range(0, len(files), _BATCH):
         batch = files[first : first + _BATCH]
-        decoded = []
+        decoded: list[tuple[Path, torch.Tensor]] = []
         for file, pixels in zip(batch, decode_each(batch, package.image_size, package.channels), strict=True):
-            if pixels is None and not file.exists():
+            if pixels is not None:
+                decoded.append((file, torch.from_numpy(pixels.copy())))
+            elif not file.exists():
                 raise UserError(f"There is no image '{file}'.")
-            if pixels is None:
+            elif file in named:
                 raise UserError(f"{file} is not a readable image: leave it out, or repair it.")
-            decoded.append(torch.from_numpy(pixels.copy()))
-        with torch.no_grad():
-            shares = torch.softmax(scores(torch.stack(decoded)).double(), dim=1)
-        for file, row in zip(batch, shares, strict=True):
-            order = row.argsort(descending=True, stable=True).tolist()
-            predictions.append(Prediction(file, tuple((package.classes[c], float(row[c])) for c in order)))
+            else:
+                unreadable.append(file)
+        if decoded:
+            with torch.no_grad():
+                shares = torch.softmax(scores(torch.stack([pixels for _, pixels in decoded])).double(), dim=1)
+            for (file, _), row in zip(decoded, shares, strict=True):
+                order = row.argsort(descending=True, stable=True).tolist()
+                predictions.append(Prediction(file, tuple((package.classes[c], float(row[c])) for c in order)))
+    if not predictions:
+        raise UserError(f"None of the {len(unreadable)} images can be read, {unreadable[0]} for one: repair them.")
+    for file in unreadable:
+        warnings.warn(f"{file} is not a readable image: left out.", stacklevel=2)
     return predictions
 
 
@@ -58,6 +68,7 @@ def _files(path: Path) -> list[Path]:
 
 def find_runtime(folder: Path, runtime: str = "auto") -> Scores:
     """The model as a function from raw pixels to class scores."""
+    package = read_package(folder)
     if runtime not in RUNTIMES:
         raise UserError(f"There is no runtime '{runtime}': choose {', '.join(RUNTIMES)}.")
     installed = importlib.util.find_spec("onnxruntime") is not None
@@ -66,5 +77,5 @@ def find_runtime(folder: Path, runtime: str = "auto") -> Scores:
         missing = 'pip install "factorized-fl[onnx]"' if there else "export the model again with ONNX installed"
         raise UserError(f"The model cannot be run by ONNX Runtime: {missing}, or leave the runtime to chance.")
     if runtime != "torch" and installed and there:
-        return onnx_scores(folder / ONNX)
-    return load_network(folder, read_package(folder))
+        return onnx_scores(folder / ONNX, package)
+    return load_network(folder, package)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,7 @@ def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int
                     raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
                 federation.load({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
                 return int(tags["round"])
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
             log(f"{path.name} is damaged ({error}): trying the round before")
     return 0
 
@@ -76,8 +77,11 @@ def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
     """A site's model as it is after its last round, without disturbing anybody at work."""
     scenario = site_scenario(kit.config, kit.party, kit.seat, data)
     federation = build_federation(kit.config, scenario, torch.device("cpu"), "reference")
-    if not restore(kit, federation, lambda line: None):
-        raise UserError(f"{kit.party} has trained no round yet: there is no model to export.")
+    directory = RunDirectory(kit.run)
+    directory.refuse_other_data(describe_clients(federation.scenario))
+    if not restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2)):
+        found = "its checkpoints are damaged" if directory.checkpoint_path.exists() else "it has trained no round yet"
+        raise UserError(f"{kit.party} has no model to export: {found}.")
     baseline = RunDirectory(kit.alone).summary() if kit.alone.exists() else None
     return export_client(federation, 0, out or kit.model, kit.party, baseline)
 
@@ -93,8 +97,9 @@ class Site:
         self.directory = RunDirectory(kit.run)
         with plain_errors(kit.run):
             kit.run.mkdir(parents=True, exist_ok=True)
+        who = describe_clients(self.federation.scenario)
+        self.directory.refuse_other_data(who)
         self.done = restore(kit, self.federation, log)
-        who = describe_clients(self.federation.scenario.clients)
         self.directory.begin(self.config, describe_environment(self.config.seed, device), who, self.done)
         self.train_images = len(self.federation.scenario.clients[0].train)
 

@@ -1,4 +1,5 @@
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,3 +89,12 @@ def test_unequal_sizes_ask_for_a_size(tmp_path) -> None:
     with pytest.raises(UserError, match=r"002\.png is 5x5 .*give a size"):
         read_folder(tmp_path, size=None, channels=3)
     assert read_folder(tmp_path, size=3, channels=3).size == 3
+
+
+def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):
+        read_folder(tmp_path, size=4, channels=1)

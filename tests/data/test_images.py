@@ -1,4 +1,5 @@
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +68,12 @@ def test_alpha_lies_on_white() -> None:
 def test_sixteen_bit_grey_is_scaled() -> None:
     deep = Image.fromarray(np.array([[0, 257], [65535, 25700]], np.uint16))
     assert to_array(deep, 2, 1).tolist() == [[[0, 1], [255, 100]]]
+
+
+def test_floating_point_pixels_are_not_guessed_at(tmp_path: Path) -> None:
+    """Pillow would cut numbers between 0 and 1 down to black."""
+    Image.fromarray(np.full((2, 2), 0.7, np.float32)).save(tmp_path / "f.tif")
+    assert list(decode_each([tmp_path / "f.tif"], 2, 1)) == [None]
 
 
 def test_the_centre_square_is_kept() -> None:

@@ -241,6 +241,28 @@ def test_damaged_summary_strange_files_and_another_methods_checkpoint(images: Pa
         run(tiny_config("factorized-fl", rounds=2), other.path, data=images, resume=True)
 
 
+def test_a_run_goes_on_with_its_own_data_only(images: Path, tmp_path: Path) -> None:
+    """Classes with other names, or images that are shared out otherwise, would be trained on without a word."""
+    directory = run(tiny_config(rounds=2), tmp_path / "run", data=images)
+    (directory.path / "summary.json").unlink()
+    clients = directory.clients()
+    file = directory.path / "clients.json"
+    for change, words in (
+        ({"classes": ["a", "b"]}, "classes was"),
+        ({"train": 3}, "train was 3, now"),
+        ({"split": "0"}, "split is another"),
+    ):
+        file.write_text(json.dumps([clients[0] | change, *clients[1:]]))
+        with pytest.raises(UserError, match=f"begun with other data .*{words}.* --data"):
+            run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+    file.write_text(json.dumps(clients[1:]))
+    with pytest.raises(UserError, match="3 clients were in it, now 4 are"):
+        run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+    older = [{name: value for name, value in client.items() if name != "split"} for client in clients]
+    file.write_text(json.dumps(older))  # of a version that left no mark
+    run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+
+
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     with (
         RunDirectory(tmp_path / "run").lock(),

@@ -1,6 +1,7 @@
 """A model to take away answers as the trained one does, in every form, and says how good it is."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,39 @@ def test_predictions_carry_the_clients_own_class_names(run: Path, images: Path, 
     assert all(sum(share for _, share in p.classes) == pytest.approx(1) for p in found)
     Image.new("RGB", (31, 57), "red").save(tmp_path / "odd.jpg")  # any size, any colour
     assert len(predict.predict(tmp_path / "model", [tmp_path / "odd.jpg"], runtime)[0].classes) == 3
+
+
+def test_one_bad_picture_in_a_folder_does_not_keep_the_others_waiting(run: Path, images: Path, tmp_path: Path) -> None:
+    export.export_run(run / "factorized-fl", 1, tmp_path / "run" / "model" / "client-1", data=images)
+    model = tmp_path / "run" / "model" / "client-1"
+    with pytest.raises(UserError, match=r"did you mean '.*run/model/client-1'"):
+        predict.predict(tmp_path / "run", [images / "bars" / "bars-0"])
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "bad.png").write_text("not a picture")
+    with pytest.raises(UserError, match=r"None of the 1 images can be read, .*bad\.png"):
+        predict.predict(model, [folder])
+    Image.new("L", (9, 9), 200).save(folder / "good.png")
+    with pytest.warns(UserWarning, match=r"bad\.png is not a readable image: left out"):
+        (found,) = predict.predict(model, [folder])
+    assert found.image.name == "good.png"
+
+
+@pytest.mark.parametrize("change", [{"image_size": 16}, {"classes": ["one"]}])
+def test_a_description_that_does_not_fit_the_model(run: Path, images: Path, tmp_path: Path, change: dict) -> None:
+    export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
+    file = tmp_path / "model" / "model.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError, match="does not fit the model"):
+        predict.predict(tmp_path / "model", [images / "bars" / "bars-0"], "onnx")
+
+
+def test_a_model_is_not_exported_with_other_data(run: Path, images: Path, tmp_path: Path) -> None:
+    shutil.copytree(images, tmp_path / "images")
+    (tmp_path / "images" / "bars" / "bars-0").rename(tmp_path / "images" / "bars" / "else")
+    with pytest.raises(UserError, match="begun with other data"):
+        export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=tmp_path / "images")
+    assert not (tmp_path / "model").exists()
 
 
 def test_an_export_that_answers_differently_is_not_kept(run: Path, images: Path, tmp_path: Path, monkeypatch) -> None:
