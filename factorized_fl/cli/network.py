@@ -10,19 +10,22 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.run import find_device
 from factorized_fl.network import coordinator, kits, status, supervise
 from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
-from factorized_fl.network.settings import Settings, read_settings, save_settings
+from factorized_fl.network.settings import Settings, has_settings, read_settings, save_settings
 from factorized_fl.network.site import site_scenario
 
 app = typer.Typer(help="Federations between organisations.", no_args_is_help=True)
 
 KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="The party's kit.")]
 SiteData = Annotated[Path | None, typer.Option("--data", help="Your images: a folder per class, or parquet.")]
-Report = Annotated[bool, typer.Option("--report-accuracy", help="Let the coordinator see your accuracies.")]
-Alone = Annotated[bool, typer.Option("--alone/--no-alone", help="Train a model alone at the end, to compare with.")]
-DeviceName = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
-
-
-_STOPPED = "Stopped: nothing is lost, start again to go on."
+Report = Annotated[
+    bool | None,
+    typer.Option("--report-accuracy/--keep-accuracy", help="Let the coordinator see your accuracies; default: no."),
+]
+Alone = Annotated[
+    bool | None,
+    typer.Option("--alone/--no-alone", help="Train a model alone at the end, to compare with; default: yes."),
+]
+DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
 
 
 def _show(line: str) -> None:
@@ -46,26 +49,30 @@ def serve(kit: KitFolder) -> None:
     party = read_kit(kit)
     if not party.is_coordinator:
         raise UserError(f"'{kit}' is the kit of the site {party.party}: use `ffl join`.")
-    if supervise.supervise(party, _show):
-        _show(f"Complete. The coordinator's run directory: {party.run}")
-    else:
-        _show(_STOPPED)
+    if not supervise.supervise(party, _show):
+        raise _stopped()
+    _show(f"Complete. The coordinator's run directory: {party.run}")
 
 
 def join(
     kit: KitFolder,
     data: SiteData = None,
-    report_accuracy: Report = False,
-    alone: Alone = True,
-    device: DeviceName = "auto",
+    report_accuracy: Report = None,
+    alone: Alone = None,
+    device: DeviceName = None,
 ) -> None:
-    """Take part in a federation with your own images until all rounds are done."""
+    """Take part in a federation with your own images until all rounds are done; joining again goes on as before."""
     party = _site(kit)
-    _settle(party, data, report_accuracy, alone, device)
-    if supervise.supervise(party, _show):
-        _show(f"Done. Your model: {party.model}; how it went: {party.run}")
-    else:
-        _show(_STOPPED)
+    if not status.is_done(party):
+        _settle(party, data, report_accuracy, alone, device)
+        if not supervise.supervise(party, _show):
+            raise _stopped()
+    _show(f"Done. Your model: {party.model}; how it went: {party.run}")
+
+
+def _stopped() -> typer.Exit:
+    _show("Stopped: nothing is lost, start again to go on.")
+    return typer.Exit(130)
 
 
 def _site(kit: Path) -> Kit:
@@ -75,12 +82,14 @@ def _site(kit: Path) -> Kit:
     return party
 
 
-def _settle(party: Kit, data: Path | None, report: bool, alone: bool, device: str) -> None:
-    """Look at the site's data before anybody waits for it, then keep its choices."""
-    if data is None:
-        data = read_settings(party).data
+def _settle(party: Kit, data: Path | None, report: bool | None, alone: bool | None, device: str | None) -> None:
+    """Look at the site's data before anybody waits for it, then keep its choices; what is not given stays as it was."""
+    before = read_settings(party) if data is None or has_settings(party) else Settings(data, "auto")
+    data = data or before.data
     (client,) = site_scenario(party.config, party.party, party.seat, data).clients
-    save_settings(party, Settings(data, find_device(device), report, alone))
+    report = before.report if report is None else report
+    alone = before.alone if alone is None else alone
+    save_settings(party, Settings(data, find_device(device or before.device), report, alone))
     _show(
         f"{party.party}: {len(client.classes)} classes, {len(client.train)} images to train, "
         f"{len(client.validation)} to validate, {len(client.test)} to test"
@@ -91,13 +100,15 @@ def _settle(party: Kit, data: Path | None, report: bool, alone: bool, device: st
 def start(
     kit: KitFolder,
     data: SiteData = None,
-    report_accuracy: Report = False,
-    alone: Alone = True,
-    device: DeviceName = "auto",
+    report_accuracy: Report = None,
+    alone: Alone = None,
+    device: DeviceName = None,
 ) -> None:
     """Start a party in the background: `serve` or `join`, whichever its kit is for."""
     party = read_kit(kit)
     if not party.is_coordinator:
+        if status.is_done(party):
+            raise UserError(f"{party.party} is done: its model is in '{party.model}'.")
         _settle(party, data, report_accuracy, alone, device)
     supervise.start_in_background(party)
     _show(f"{party.party} is starting: see `ffl federation status {kit}`.")

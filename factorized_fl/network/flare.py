@@ -6,6 +6,7 @@ Sites ask, the coordinator answers: a site opens no port and obeys no job.
 
 import os
 import queue
+import secrets
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit, read_kit
 from factorized_fl.network.status import write_status
-from factorized_fl.network.trainer import read_frame, write_frame
+from factorized_fl.network.trainer import REFUSED, read_frame, write_frame
 
 CHANNEL, TOPIC = "factorized_fl", "exchange"
 FAREWELL = 60.0  # seconds that a finished coordinator stays for sites that have not heard of it
@@ -46,13 +47,13 @@ class _Component(FLComponent, ABC):  # type: ignore[misc]
         self.kit: Kit = read_kit(Path(kit))
         self.journal = Journal(self.kit)
         self.parent = os.getppid()
+        threading.Thread(target=self._watch_parent, daemon=True).start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """FLARE tells what happens; only its start matters here."""
         if event_type == EventType.SYSTEM_START:
             self.connect(fl_ctx.get_engine())
-            for task in (self._watch_parent, self._run):
-                threading.Thread(target=task, daemon=True).start()
+            threading.Thread(target=self._run, daemon=True).start()
 
     @abstractmethod
     def connect(self, engine: Any) -> None:
@@ -123,7 +124,8 @@ class Agent(_Component):
     def work(self) -> None:
         """Ask, do, answer, until the coordinator says that all is done."""
         trainer = Trainer(self.kit, self.journal)
-        ready = Message("ready", self.kit.plan.id, {"train": trainer.hello().whole("train", low=1)})
+        about = {"train": trainer.hello().whole("train", low=1), "instance": secrets.token_hex(8)}
+        ready = Message("ready", self.kit.plan.id, about)
         news = ready
         while True:
             reply = self.exchange(news)
@@ -201,6 +203,8 @@ class Trainer:
             threading.Thread(target=self._listen, args=(self.process, self.frames), daemon=True).start()
             if (hello := self._next(meanwhile)) is not None:
                 return hello
+            if (code := self.process.wait()) != REFUSED:  # else it has said why
+                self.journal(f"the trainer died (exit code {code}): starting another, log/trainer.txt says more")
 
     def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
         """The trainer's answer, from as many processes as it takes; `meanwhile` is called every few seconds."""

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from factorized_fl.federation.rundir import plain_errors
 from factorized_fl.network.plan import Kit
 
 
@@ -11,7 +12,8 @@ class Journal:
 
     def __init__(self, kit: Kit) -> None:
         self.path = journal_path(kit)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with plain_errors(self.path.parent):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, line: str) -> None:
         """Write one line, however odd what somebody else sent may be."""

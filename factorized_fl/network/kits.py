@@ -5,6 +5,8 @@ may be submitted, no process launcher is installed, only classes of this package
 log to the coordinator. What runs at a party is what that party installed.
 """
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -32,8 +34,9 @@ def make_kits(sites: Path, out: Path) -> Plan:
     """Make all kits of a federation in a new folder; each goes to its party, the authority's stays with the maker."""
     plan, config = read_plan(sites)
     plan = with_size(plan, config)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"'{out}' is there already: choose another folder with --out.")
+    with plain_errors(out):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"'{out}' is there already: choose another folder with --out.")
     with plain_errors(out), tempfile.TemporaryDirectory() as scratch:
         provisioned = provision(plan, Path(scratch))
         out.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,8 @@ def provision(plan: Plan, folder: Path, administrator: str | None = None) -> Pat
             {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
         ],
     }
-    Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
+    with contextlib.redirect_stdout(io.StringIO()):  # it tells of a folder that will be gone
+        Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
     return folder / plan.name / "prod_00"
 
 

@@ -25,6 +25,8 @@ class Line:
     seen: float = 0.0
     busy: str = ""
     train: int | None = None  # training images it declared
+    instances: tuple[str, str] = ("", "")  # the marks of its last two processes
+    doubled: bool = False  # both were seen in turn
     up: int = 0  # bytes that came
     down: int = 0  # bytes that went
     told_end: bool = False
@@ -55,6 +57,7 @@ class Mailbox:
             line.busy = news.text("request") if news.kind == "busy" else ""
             if news.kind == "ready":
                 line.train = news.whole("train", low=1, high=10**9)
+                self._recognise(site, line, str(news.fields.get("instance", ""))[:40])
             elif news.kind == "answer":
                 self._take(site, line, news)
             self.changed.notify_all()
@@ -67,6 +70,15 @@ class Mailbox:
                 return line.request
             line.told_end = self.ended
             return Message("end" if self.ended else "wait", self.federation)
+
+    def _recognise(self, site: str, line: Line, instance: str) -> None:
+        """A site that was started again has a new mark; one whose old mark comes back runs in two places."""
+        if instance == line.instances[1]:
+            return
+        if instance == line.instances[0] and not line.doubled:
+            line.doubled = True
+            self.log(f"{site} takes part from two places at once, with copies of one kit: stop one of them")
+        line.instances = (line.instances[1], instance)
 
     def _take(self, site: str, line: Line, news: Message) -> None:
         name = news.text("request")

@@ -105,6 +105,9 @@ def read_plan(path: Path) -> tuple[Plan, Config]:
     if strange := sorted({key for site in given for key in site} - {"name"}):
         raise unknown("key of a site", strange[0], ["name"])
     own = {f.name for f in dataclasses.fields(Plan)} - {"sites", "id", "largest"}
+    known = own | {f.name for f in dataclasses.fields(Config)} - set(_FIXED)
+    if strange := [key for key in table if key not in known]:
+        raise unknown("option", strange[0], {*known, "sites"})
     values = {key: value for key, value in table.items() if key in own}
     plan = make(Plan, {**values, "sites": names, "id": secrets.token_hex(8)}, "option of a federation")
     check_name(plan.name, "federation")
@@ -124,8 +127,8 @@ def check_name(name: Any, what: str) -> str:
 
 def _config(table: Mapping[str, Any], sites: int) -> Config:
     config = from_table({**table, "dataset": "folder", "clients": sites})
-    if not config.image_size or not config.channels:
-        raise UserError("sites.toml must set image_size and channels: all sites train the same network.")
+    if not config.image_size or config.channels not in (1, 3):
+        raise UserError("sites.toml must set image_size, and channels to 1 or 3: all sites train the same network.")
     return config
 
 

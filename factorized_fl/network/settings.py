@@ -29,9 +29,18 @@ def save_settings(kit: Kit, settings: Settings) -> None:
     write_atomically(kit.path / _FILE, text.encode())
 
 
+def has_settings(kit: Kit) -> bool:
+    """Whether the site ever joined."""
+    return (kit.path / _FILE).exists()
+
+
 def read_settings(kit: Kit) -> Settings:
     """What was chosen when the site joined."""
-    if not (kit.path / _FILE).exists():
+    if not has_settings(kit):
         raise UserError(f"'{kit.path}' does not know its data yet: ffl join {kit.path} --data DIR.")
     table = read_table(kit.path / _FILE)
+    kinds = {"data": str, "device": str, "report": bool, "alone": bool}
+    for name, kind in kinds.items():
+        if not isinstance(table.get(name), kind):
+            raise UserError(f"'{kit.path / _FILE}' has no valid '{name}': remove it, and join again with --data DIR.")
     return Settings(Path(table["data"]), table["device"], table["report"], table["alone"])

@@ -26,10 +26,18 @@ def write_status(kit: Kit, note: str, more: Mapping[str, Any] | None = None) -> 
 
 def read_status(kit: Kit) -> dict[str, Any] | None:
     """What the party's processes last said, nothing before they ever did."""
+    needed = {"note", "updated"} | ({"round", "rounds", "sites"} if kit.is_coordinator else set())
     try:
-        return json.loads(kit.status.read_text(encoding="utf-8"))
+        found = json.loads(kit.status.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) and needed <= set(found) else None
     except (OSError, ValueError):
         return None
+
+
+def is_done(kit: Kit) -> bool:
+    """Whether a site has taken part to the end and has its model."""
+    status = read_status(kit)
+    return status is not None and status["note"] == "done" and kit.model.is_dir()
 
 
 def status_lines(kit: Kit) -> list[str]:

@@ -12,14 +12,16 @@ from collections.abc import Callable
 from types import FrameType
 
 from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import RunDirectory, write_atomically
+from factorized_fl.federation.rundir import RunDirectory, plain_errors, write_atomically
 from factorized_fl.network.journal import Journal, journal_path
 from factorized_fl.network.kits import settle
 from factorized_fl.network.plan import Kit
+from factorized_fl.network.preflight import Way, check_kit, check_port
 
 _PIDS = "processes.json"
 _GRACE = 5.0
 _SHORT = 10.0  # a process that lived for less is started again more and more slowly
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Stop(Exception):
@@ -28,30 +30,31 @@ class _Stop(Exception):
 
 def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool:
     """Run a party until it is done (true) or told to stop (false)."""
-    if importlib.util.find_spec("nvflare") is None:
-        raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
-    if processes(kit):
-        raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+    look_before(kit)
     journal = Journal(kit)
     seen = _end_of(kit)
-    previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, _stop) for number in _SIGNALS}
     pause = 0.0
     child: subprocess.Popen[bytes] | None = None
     try:
         with RunDirectory(kit.logs).lock():
+            (kit.path / _PIDS).unlink(missing_ok=True)  # of one that was killed
+            way = Way(kit, journal)
             while True:
                 began = time.monotonic()
                 child = _start(kit)
                 write_atomically(kit.path / _PIDS, json.dumps({"supervisor": os.getpid(), "flare": child.pid}).encode())
                 while child.poll() is None:
                     time.sleep(0.2)
+                    way.look()
                     seen = _show_new(kit, seen, show)
                 seen = _show_new(kit, seen, show)
                 _kill_group(child)
                 if child.returncode == 0:
                     return True
                 pause = min(30.0, 2 * pause + 1.0) if time.monotonic() - began < _SHORT else 0.5
-                journal(f"FLARE's process died (exit code {child.returncode}): starting it again")
+                code = child.returncode
+                journal(f"FLARE's process died (exit code {code}): starting it again, log/flare.txt says more")
                 time.sleep(pause)
     except _Stop:
         return False
@@ -63,7 +66,20 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
             signal.signal(number, handler)
 
 
+def look_before(kit: Kit) -> None:
+    """Refuse to start what cannot work, or runs already."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
+    if processes(kit):
+        raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+    check_kit(kit)
+    if kit.is_coordinator:
+        check_port(kit)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
+    for each in _SIGNALS:  # once is enough
+        signal.signal(each, signal.SIG_IGN)
     raise _Stop
 
 
@@ -122,20 +138,25 @@ def _show_new(kit: Kit, seen: int, show: Callable[[str], None]) -> int:
 
 
 def processes(kit: Kit) -> dict[str, int]:
-    """The process ids of a running party, empty if it does not run."""
+    """The process ids of a running party, empty if it does not run: then nobody holds the lock on its logs.
+
+    The file alone proves nothing: after a crash its numbers may be those of somebody else's processes.
+    """
     try:
         pids: dict[str, int] = json.loads((kit.path / _PIDS).read_text())
-        os.kill(pids["supervisor"], 0)
+        with RunDirectory(kit.logs).lock():
+            return {}
+    except UserError:
         return pids
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         return {}
 
 
 def start_in_background(kit: Kit) -> None:
     """Leave a supervisor running that outlives this process and its terminal."""
-    if processes(kit):
-        raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
-    kit.logs.mkdir(parents=True, exist_ok=True)
+    look_before(kit)
+    with plain_errors(kit.logs):
+        kit.logs.mkdir(parents=True, exist_ok=True)
     if os.fork():
         return
     os.setsid()

@@ -16,6 +16,7 @@ from factorized_fl.network.messages import Message, pack, unpack
 from factorized_fl.network.plan import read_kit
 from factorized_fl.network.settings import read_settings
 
+REFUSED = 2  # exit code of a trainer that told the journal what is wrong
 _LENGTH = struct.Struct(">Q")
 _LOCAL = 2**40  # between two processes of one party the size is nobody's secret
 
@@ -65,7 +66,7 @@ def main(folder: Path) -> None:
         except UserError as error:
             if "Another process is at work" not in str(error):
                 log(f"Error: {error}")
-                sys.exit(2)
+                sys.exit(REFUSED)
             time.sleep(0.2)
         except BrokenPipeError:
             return

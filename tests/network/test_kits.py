@@ -1,8 +1,10 @@
 """What the parties agree on, what each gets, and mistakes that end in one sentence."""
 
 import json
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from factorized_fl.network.kits import make_kits, readme
 from factorized_fl.network.plan import COORDINATOR, read_kit, read_plan, write_kit
 from factorized_fl.network.settings import Settings, read_settings, save_settings
 from factorized_fl.network.site import export_now
+from factorized_fl.network.status import is_done, status_lines, write_status
 from tests.network.parties import NAMES, kits_of, make_sites, trio_config, write_trio
 from tests.network.test_trust import round_request
 
@@ -40,7 +43,9 @@ def test_the_agreement(tmp_path: Path) -> None:
     [
         ({"clients": 4}, "sets clients, which follows"),
         ({"quorum": 4}, "can never be met by 3"),
-        ({"image_size": None}, "must set image_size and channels"),
+        ({"image_size": None}, "must set image_size, and channels to 1 or 3"),
+        ({"channels": 2}, "must set image_size, and channels to 1 or 3"),
+        ({"dedline": 30}, "Unknown option 'dedline'. Did you mean 'deadline'"),
         ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
         ({"round": 3}, "Unknown option 'round'. Did you mean 'rounds'"),
         ({"address": "https://x:1"}, "host name"),
@@ -107,6 +112,8 @@ def test_mistakes_at_the_command_line(capsys: pytest.CaptureFixture[str], tmp_pa
         (["federation", "readmit", tmp_path / COORDINATOR, "nobody"], "only one of aster, birch, cedar"),
         (["federation", "new", write(tmp_path / "s.toml"), "--out", tmp_path / "aster"], "is there already"),
         (["export", tmp_path / "aster"], "--data DIR"),
+        (["export", tmp_path / COORDINATOR], "who has no model"),
+        (["export", tmp_path / "aster", "--client", 2], "leave --client out"),
     ):
         code, err = ffl(capsys, *arguments)
         assert code == 2, err
@@ -126,6 +133,72 @@ def test_a_model_at_any_time(tmp_path: Path) -> None:
     assert exported.accuracy == site.directory.metrics()[0]["accuracy"]
     assert predict(kits["cedar"].model, [data / "cedar" / "column-1"])[0].classes[0][0].startswith("column-")
     assert before == {path: path.read_bytes() for path in kits["cedar"].run.rglob("*") if path.is_file()}
+
+
+def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None:
+    """Another name for a class would swap labels without a word, another image draw another test."""
+    data = write_trio(tmp_path / "data")
+    kits = kits_of(tmp_path / "kits", trio_config())
+    make_sites(kits, data)["cedar"].answer(round_request(1))
+    (data / "cedar" / "column-0").rename(data / "cedar" / "other")
+    for begin in (lambda: export_now(kits["cedar"], data / "cedar"), lambda: make_sites(kits, data)):
+        with pytest.raises(UserError, match=r"begun with other data \(of cedar, classes was .*'column-0'.*now"):
+            begin()
+    (data / "cedar" / "other").rename(data / "cedar" / "column-0")
+    shutil.copy(data / "cedar" / "column-1" / "0001.png", data / "cedar" / "column-1" / "more.png")
+    with pytest.raises(UserError, match=r"of cedar, validation was 12, now 13"):
+        make_sites(kits, data)
+    (data / "cedar" / "column-1" / "more.png").unlink()
+    (data / "cedar" / "column-1" / "0001.png").rename(data / "cedar" / "column-2" / "0001.png")
+    with pytest.raises(UserError, match=r"of cedar, \w+ (was|is another)"):
+        make_sites(kits, data)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    data = write_trio(tmp_path / "data")
+    kits = kits_of(tmp_path / "kits", trio_config())
+    site = make_sites(kits, data)["cedar"]
+    for round in (1, 2):
+        site.answer(round_request(round))
+    site.directory.checkpoint_path.write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="trying the round before"):
+        exported = export_now(kits["cedar"], data / "cedar")
+    assert exported.accuracy == site.directory.metrics()[0]["accuracy"]
+    (kits["cedar"].run / "previous.safetensors").write_bytes(b"torn")
+    with (
+        pytest.warns(UserWarning, match="previous.safetensors is damaged"),
+        pytest.raises(UserError, match="its checkpoints are damaged"),
+    ):
+        export_now(kits["cedar"], data / "cedar")
+
+
+def test_joining_again_keeps_the_sites_choices(tmp_path: Path) -> None:
+    data = write_trio(tmp_path / "data")
+    kit = kits_of(tmp_path / "kits", trio_config())["aster"]
+    settle = partial(cli.network._settle, kit)
+    settle(data / "aster", None, None, None)
+    assert read_settings(kit) == Settings(data / "aster", "cpu", report=False, alone=True)
+    settle(data / "aster", True, False, "cpu")
+    settle(None, None, None, None)
+    assert read_settings(kit) == Settings(data / "aster", "cpu", report=True, alone=False)
+    settle(None, False, None, None)
+    assert read_settings(kit) == Settings(data / "aster", "cpu", report=False, alone=False)
+    (kit.path / "site.toml").write_text('data = "x"\ndevice = 3\n')
+    with pytest.raises(UserError, match="no valid 'device'"):
+        read_settings(kit)
+
+
+def test_a_site_that_is_done_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config())
+    kit = kits["aster"]
+    (kit.path / "federation.toml").write_text(write_kit(kit.path, "aster", kit.plan, kit.config))
+    write_status(kit, "done")
+    assert not is_done(kit)  # somebody took its model away
+    kit.model.mkdir()
+    assert ffl(capsys, "join", kit.path) == (0, "")
+    assert ffl(capsys, "federation", "start", kit.path)[0] == 2
+    kit.status.write_text("{}")
+    assert status_lines(kit) == ["aster of trio: never started."]
 
 
 def test_a_sites_choices_stay_in_its_kit(tmp_path: Path) -> None:

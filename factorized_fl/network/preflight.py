@@ -1,0 +1,113 @@
+"""What can be found out before a party starts, or while it waits: a kit that is not whole, a port, the way there."""
+
+import contextlib
+import socket
+import ssl
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from factorized_fl.errors import UserError
+from factorized_fl.network.journal import Journal
+from factorized_fl.network.plan import Kit
+from factorized_fl.network.status import write_status
+
+_LOCAL = ("resources.json", "authorization.json", "log_config.json")
+_EVERY = 5.0  # seconds between two looks at the way to the coordinator
+_PATIENCE = 5.0  # seconds that a killed coordinator's process may still hold the port
+
+
+def check_kit(kit: Kit) -> None:
+    """Refuse a kit that has lost a file, or whose certificate is not valid today or not of this federation."""
+    startup, local = kit.path / "flare" / "startup", kit.path / "flare" / "local"
+    kind = "server" if kit.is_coordinator else "client"
+    own = [startup / name for name in (f"{kind}.crt", f"{kind}.key", "rootCA.pem", f"fed_{kind}.json")]
+    for file in (*own, *(local / name for name in _LOCAL)):
+        if not file.is_file():
+            raise UserError(f"The kit has lost '{file.relative_to(kit.path)}': ask for a new one.")
+    _check_certificate(*own[:3])
+
+
+def _check_certificate(certificate: Path, key: Path, root: Path) -> None:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        own = x509.load_pem_x509_certificate(certificate.read_bytes())
+        issuer = x509.load_pem_x509_certificate(root.read_bytes())
+        private = load_pem_private_key(key.read_bytes(), password=None)
+        own.verify_directly_issued_by(issuer)
+    except (OSError, ValueError, TypeError, InvalidSignature) as error:
+        why = f" ({error})" if str(error) else ""
+        raise UserError(
+            f"The kit's certificate, key and root do not belong together{why}: ask for a new one."
+        ) from None
+    if private.public_key() != own.public_key():
+        raise UserError(f"'{key.name}' is not the key of '{certificate.name}': ask for a new kit.")
+    now = datetime.now(UTC)
+    for found in (own, issuer):
+        if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+            begin, end = (f"{day:%Y-%m-%d}" for day in (found.not_valid_before_utc, found.not_valid_after_utc))
+            raise UserError(f"The kit's certificates are valid from {begin} to {end}: ask for a new one.")
+
+
+def check_port(kit: Kit) -> None:
+    """Refuse a port that somebody else listens on; FLARE would share it, and sites would come to either."""
+    host = "127.0.0.1" if kit.plan.address in ("localhost", "127.0.0.1") else ""  # as FLARE does
+    until = time.monotonic() + _PATIENCE
+    while True:
+        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, kit.plan.port))
+                probe.listen(1)
+                return
+            except OSError as error:
+                if time.monotonic() > until:
+                    raise UserError(
+                        f"Port {kit.plan.port} cannot be opened ({error.strerror}): free it first."
+                    ) from None
+        time.sleep(0.2)
+
+
+class Way:
+    """A site's way to its coordinator, looked at until it is open: FLARE tries on and says nothing."""
+
+    def __init__(self, kit: Kit, journal: Journal) -> None:
+        self.kit, self.journal = kit, journal
+        self.open = kit.is_coordinator
+        self.said = ""
+        self.next = time.monotonic() + _EVERY
+
+    def look(self) -> None:
+        """Now and then; what is in the way is told once."""
+        if self.open or time.monotonic() < self.next:
+            return
+        trouble = find_trouble(self.kit)
+        self.open = not trouble
+        if trouble and trouble != self.said:
+            self.journal(f"{trouble}: trying again")
+            write_status(self.kit, trouble)
+            self.said = trouble
+        self.next = time.monotonic() + _EVERY
+
+
+def find_trouble(kit: Kit) -> str:
+    """Why the coordinator cannot be reached, nothing if it can."""
+    startup = kit.path / "flare" / "startup"
+    where = f"{kit.plan.address}:{kit.plan.port}"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(startup / "rootCA.pem")
+    context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    try:
+        with (
+            socket.create_connection((kit.plan.address, kit.plan.port), timeout=3) as line,
+            context.wrap_socket(line),
+        ):
+            return ""
+    except ssl.SSLCertVerificationError as error:
+        return f"who answers at {where} is not the coordinator of this federation ({error.verify_message})"
+    except (OSError, ValueError) as error:
+        return f"the coordinator at {where} cannot be reached ({error})"

@@ -1,0 +1,191 @@
+"""What is found out before a party starts: a kit that is not whole, a port, the way to the coordinator."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from factorized_fl.errors import UserError
+from factorized_fl.network import preflight, supervise
+from factorized_fl.network.journal import Journal, journal_path
+from factorized_fl.network.mailbox import Mailbox
+from factorized_fl.network.messages import Message
+from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
+from factorized_fl.network.preflight import Way, check_kit, check_port, find_trouble
+from factorized_fl.network.status import read_status
+from tests.network.test_kits import write
+
+pytest.importorskip("nvflare")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two federations of the same sites, each with an authority of its own."""
+    from factorized_fl.network.kits import make_kits
+
+    root = tmp_path_factory.mktemp("federations")
+    for name in ("one", "other"):
+        make_kits(write(root / "sites.toml"), root / name)
+    return {name: root / name for name in ("one", "other")}
+
+
+def copy(made: dict[str, Path], party: str, to: Path, port: int | None = None) -> Kit:
+    shutil.copytree(made["one"] / party, to)
+    if port is not None:
+        text = (to / "federation.toml").read_text()
+        (to / "federation.toml").write_text(text.replace("port = 8443", f"port = {port}"))
+    return read_kit(to)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        yield free.getsockname()[1]
+
+
+@pytest.mark.parametrize("party", [COORDINATOR, "aster"])
+def test_a_whole_kit_passes_and_one_that_lost_a_file_does_not(
+    party: str, made: dict[str, Path], tmp_path: Path
+) -> None:
+    kit = copy(made, party, tmp_path / "kit")
+    check_kit(kit)
+    kind = "server" if party == COORDINATOR else "client"
+    for name in (f"startup/{kind}.key", "startup/rootCA.pem", "local/resources.json"):
+        file = kit.path / "flare" / name
+        content = file.read_bytes()
+        file.unlink()
+        with pytest.raises(UserError, match=f"has lost 'flare/{name}'"):
+            check_kit(kit)
+        file.write_bytes(content)
+    check_kit(kit)
+
+
+def test_certificates_of_somebody_else_or_another_day(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    startup = kit.path / "flare" / "startup"
+    whole = {name: (startup / name).read_bytes() for name in ("client.key", "rootCA.pem", "client.crt")}
+    for name, source, words in (
+        ("client.key", made["one"] / "birch", "is not the key of"),
+        ("rootCA.pem", made["other"] / "aster", "do not belong together"),
+    ):
+        shutil.copy(source / "flare" / "startup" / name, startup / name)
+        with pytest.raises(UserError, match=words):
+            check_kit(kit)
+        (startup / name).write_bytes(whole[name])
+    (startup / "client.crt").write_text("nonsense")
+    with pytest.raises(UserError, match="do not belong together"):
+        check_kit(kit)
+    (startup / "client.crt").write_bytes(whole["client.crt"])
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(UTC) + timedelta(days=20_000)
+
+    monkeypatch.setattr(preflight, "datetime", Later)
+    with pytest.raises(UserError, match=r"certificates are valid from .* to"):
+        check_kit(kit)
+
+
+def test_a_port_that_somebody_listens_on(
+    made: dict[str, Path], tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_PATIENCE", 0.0)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        kit = copy(made, COORDINATOR, tmp_path / "taken", other.getsockname()[1])
+        with pytest.raises(UserError, match=r"Port \d+ cannot be opened \(Address already in use\)"):
+            check_port(kit)
+    check_port(kit)
+
+
+def test_the_way_is_told_until_it_is_open(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody there; then the coordinator of another federation; then the right one."""
+    monkeypatch.setattr(preflight, "_EVERY", 0.0)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        kit = copy(made, "aster", tmp_path / "kit", listener.getsockname()[1])
+        way = Way(kit, Journal(kit))
+        way.look()
+        way.look()  # is told once
+        listener.listen()
+        for federation, wanted in (("other", "is not the coordinator of this federation"), ("one", "")):
+            startup = made[federation] / COORDINATOR / "flare" / "startup"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(startup / "server.crt", startup / "server.key")
+            answer = threading.Thread(target=greet, args=(listener, context))
+            answer.start()
+            way.look()
+            answer.join()
+            assert way.open == (wanted == "")
+            if wanted:
+                assert wanted in journal_path(kit).read_text()
+    lines = journal_path(kit).read_text().splitlines()
+    assert len(lines) == 2
+    assert "cannot be reached" in lines[0]
+    status = read_status(kit)
+    assert status is not None
+    assert "is not the coordinator" in status["note"]
+    assert "cannot be reached" in find_trouble(kit)  # gone again
+
+
+def greet(listener: socket.socket, context: ssl.SSLContext) -> None:
+    line, _ = listener.accept()
+    with line, contextlib.suppress(OSError):
+        context.wrap_socket(line, server_side=True).close()
+
+
+def test_a_number_left_by_a_crash_is_nobodys_process(made: dict[str, Path], tmp_path: Path) -> None:
+    """The process ids of a killed supervisor may be somebody else's by now."""
+    kit = copy(made, "aster", tmp_path / "kit")
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        kit.logs.mkdir()
+        (kit.path / "processes.json").write_text(json.dumps({"supervisor": stranger.pid, "flare": stranger.pid}))
+        assert supervise.processes(kit) == {}
+        with pytest.raises(UserError, match="does not run"):
+            supervise.stop(kit)
+        assert stranger.poll() is None
+        with supervise.RunDirectory(kit.logs).lock():
+            assert supervise.processes(kit)["supervisor"] == stranger.pid
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_copies_of_one_kit_are_told_apart_from_a_restart() -> None:
+    said: list[str] = []
+    box = Mailbox("f", ("aster",), said.append)
+    for instance in ("a", "a", "b", "c", "c"):
+        box.exchange("aster", Message("ready", "f", {"train": 5, "instance": instance}), hold=0)
+    assert said == []
+    for instance in ("b", "c", "b"):
+        box.exchange("aster", Message("ready", "f", {"train": 5, "instance": instance}), hold=0)
+    (line,) = said
+    assert "aster takes part from two places at once" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_kit_that_cannot_be_written_to(made: dict[str, Path], tmp_path: Path) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    kit.path.chmod(0o500)
+    with pytest.raises(UserError, match="make it writable"):
+        Journal(kit)
