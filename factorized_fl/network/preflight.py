@@ -86,9 +86,9 @@ class Way:
             return
         trouble = find_trouble(self.kit)
         self.open = not trouble
-        if trouble and trouble != self.said:
-            self.journal(f"{trouble}: trying again")
-            write_status(self.kit, trouble)
+        if trouble != self.said:
+            self.journal(f"{trouble}: trying again" if trouble else "the coordinator answers now")
+            write_status(self.kit, trouble or "waiting for the coordinator")
             self.said = trouble
         self.next = time.monotonic() + _EVERY
 
