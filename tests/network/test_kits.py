@@ -166,6 +166,7 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert exported.accuracy == site.directory.metrics()[0]["accuracy"]
     (kits["cedar"].run / "previous.safetensors").write_bytes(b"torn")
     with (
+        pytest.warns(UserWarning, match="checkpoint.safetensors is damaged"),
         pytest.warns(UserWarning, match="previous.safetensors is damaged"),
         pytest.raises(UserError, match="its checkpoints are damaged"),
     ):
