@@ -2,6 +2,7 @@
 
 config.toml            the complete configuration
 environment.json       versions, machine, commit
+clients.json           who takes part, with which classes and how many images; a mark of who has which
 metrics.jsonl          one line per round and client, append-only
 timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, because metrics of equal runs are equal)
 mixing/round-N.safetensors   mixing and similarity matrices of round N
@@ -134,8 +135,8 @@ class RunDirectory:
         for old, new in zip(before, clients, strict=True):
             for name in old:
                 if name in new and old[name] != new[name]:
-                    values = "" if name == "split" else f" was {old[name]}, now {new[name]}"
-                    raise self._other_data(f"of {old['name']}, {name}{values or ' is another'}")
+                    change = "is another" if name == "split" else f"was {old[name]}, now {new[name]}"
+                    raise self._other_data(f"of {old['name']}, {name} {change}")
 
     def _other_data(self, what: str) -> UserError:
         return UserError(f"'{self.path}' was begun with other data ({what}): give it the same, with --data.")
@@ -251,7 +252,11 @@ class RunDirectory:
 
     def clients(self) -> list[Record]:
         """Who takes part, in order."""
-        return json.loads((self.path / "clients.json").read_text(encoding="utf-8"))
+        path = self.path / "clients.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"'{path}' is damaged ({error}): {_RESTORE}") from None
 
     def metrics(self) -> list[Record]:
         """All lines of metrics.jsonl."""

@@ -258,6 +258,9 @@ def test_a_run_goes_on_with_its_own_data_only(images: Path, tmp_path: Path) -> N
     file.write_text(json.dumps(clients[1:]))
     with pytest.raises(UserError, match="3 clients were in it, now 4 are"):
         run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+    file.write_text("[")
+    with pytest.raises(UserError, match=r"clients.json' is damaged"):
+        run(tiny_config(rounds=2), directory.path, data=images, resume=True)
     older = [{name: value for name, value in client.items() if name != "split"} for client in clients]
     file.write_text(json.dumps(older))  # of a version that left no mark
     run(tiny_config(rounds=2), directory.path, data=images, resume=True)
