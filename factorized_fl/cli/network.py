@@ -11,7 +11,7 @@ from factorized_fl.federation.run import find_device
 from factorized_fl.network import coordinator, kits, status, supervise
 from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
 from factorized_fl.network.settings import Settings, has_settings, read_settings, save_settings
-from factorized_fl.network.site import site_scenario
+from factorized_fl.network.site import site_federation, site_scenario
 
 app = typer.Typer(help="Federations between organisations.", no_args_is_help=True)
 
@@ -86,7 +86,9 @@ def _settle(party: Kit, data: Path | None, report: bool | None, alone: bool | No
     """Look at the site's data before anybody waits for it, then keep its choices; what is not given stays as it was."""
     before = read_settings(party) if data is None or has_settings(party) else Settings(data, "auto")
     data = data or before.data
-    (client,) = site_scenario(party.config, party.party, party.seat, data).clients
+    scenario = site_scenario(party.config, party.party, party.seat, data)
+    site_federation(party, scenario)
+    (client,) = scenario.clients
     report = before.report if report is None else report
     alone = before.alone if alone is None else alone
     save_settings(party, Settings(data, find_device(device or before.device), report, alone))

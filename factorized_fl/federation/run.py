@@ -66,8 +66,7 @@ def run(
             torch.cuda.reset_peak_memory_stats(place)
         federation = build_federation(config, scenario or build_scenario_of(config, data), place)
         who = describe_clients(federation.scenario)
-        if done:
-            directory.refuse_other_data(who)
+        directory.refuse_other_data(who)
         size = _restore(federation, directory) if done else None
         directory.begin(config, describe_environment(config.seed, device), who, done, size)
         for observer in observers:

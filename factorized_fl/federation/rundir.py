@@ -128,7 +128,9 @@ class RunDirectory:
         self._forget_after(done, metrics_size)
 
     def refuse_other_data(self, clients: Sequence[Record]) -> None:
-        """Refuse classes or a split other than those that the run was begun with, as far as it tells."""
+        """Refuse classes or a split other than those that rounds were trained with, as far as the run tells."""
+        if not self.checkpoint_path.exists():
+            return
         before = self.clients() if (self.path / "clients.json").exists() else clients
         if len(before) != len(clients):
             raise self._other_data(f"{len(before)} clients were in it, now {len(clients)} are")

@@ -56,6 +56,13 @@ def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
     return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
 
 
+def site_federation(kit: Kit, scenario: Scenario, device: str = "cpu", engine: str = "reference") -> Federation:
+    """The site as a federation of one at its start, unless its data are not those that it has trained with."""
+    federation = build_federation(kit.config, scenario, torch.device(device), engine)
+    RunDirectory(kit.run).refuse_other_data(describe_clients(federation.scenario))
+    return federation
+
+
 def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int:
     """Load the last round that is safely on disk, or the one before it; returns its number, 0 if there is none."""
     for path in (RunDirectory(kit.run).checkpoint_path, kit.run / _PREVIOUS):
@@ -75,12 +82,10 @@ def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int
 
 def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
     """A site's model as it is after its last round, without disturbing anybody at work."""
-    scenario = site_scenario(kit.config, kit.party, kit.seat, data)
-    federation = build_federation(kit.config, scenario, torch.device("cpu"), "reference")
-    directory = RunDirectory(kit.run)
-    directory.refuse_other_data(describe_clients(federation.scenario))
+    federation = site_federation(kit, site_scenario(kit.config, kit.party, kit.seat, data))
     if not restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2)):
-        found = "its checkpoints are damaged" if directory.checkpoint_path.exists() else "it has trained no round yet"
+        trained = RunDirectory(kit.run).checkpoint_path.exists()
+        found = "its checkpoints are damaged" if trained else "it has trained no round yet"
         raise UserError(f"{kit.party} has no model to export: {found}.")
     baseline = RunDirectory(kit.alone).summary() if kit.alone.exists() else None
     return export_client(federation, 0, out or kit.model, kit.party, baseline)
@@ -93,13 +98,12 @@ class Site:
         self.kit, self.log, self.report, self.device = kit, log, report, device
         self.config = kit.config
         self.scenario = site_scenario(kit.config, kit.party, kit.seat, data)
-        self.federation = build_federation(kit.config, self.scenario, torch.device(device))
+        self.federation = site_federation(kit, self.scenario, device, "auto")
         self.directory = RunDirectory(kit.run)
         with plain_errors(kit.run):
             kit.run.mkdir(parents=True, exist_ok=True)
-        who = describe_clients(self.federation.scenario)
-        self.directory.refuse_other_data(who)
         self.done = restore(kit, self.federation, log)
+        who = describe_clients(self.federation.scenario)
         self.directory.begin(self.config, describe_environment(self.config.seed, device), who, self.done)
         self.train_images = len(self.federation.scenario.clients[0].train)
 

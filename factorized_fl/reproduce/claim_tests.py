@@ -18,7 +18,7 @@ from factorized_fl.reproduce.measures import found as own_domain_found
 from factorized_fl.reproduce.measures import same_domain
 from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.published import published
-from factorized_fl.reproduce.rows import FEW_EPOCHS_ROUND, sparsity_results
+from factorized_fl.reproduce.rows import ALL_EPOCHS, FEW_EPOCHS_ROUND, sparsity_results
 from factorized_fl.reproduce.studies import DOMAIN_METHODS, HEADS, LABEL_METHODS, LAMBDAS
 
 LABEL_STUDIES = ("label-cifar10", "label-svhn")
@@ -179,7 +179,7 @@ def sizes(found: Collection, l1: bool) -> Iterator[Check]:
     """Sizes of the factorised network against the published ones, after few epochs and after many."""
     for value in LAMBDAS:
         paper = published()["sparsity"][f"lambda={value:g}"]["millions"]
-        for label, round in (("250 epochs", None), ("20 epochs", FEW_EPOCHS_ROUND)):
+        for label, round in ((ALL_EPOCHS, None), ("20 epochs", FEW_EPOCHS_ROUND)):
             ending = "" if l1 else ", no gradient of L1"
             text = f"size at lambda {value:g}{ending} after {label} within {SIZE_TOLERANCE:.0%}"
             results = sparsity_results(found, value, l1)

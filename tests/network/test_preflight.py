@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -45,14 +44,6 @@ def copy(made: dict[str, Path], party: str, to: Path, port: int | None = None) -
         text = (to / "federation.toml").read_text()
         (to / "federation.toml").write_text(text.replace("port = 8443", f"port = {port}"))
     return read_kit(to)
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """One that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        yield free.getsockname()[1]
 
 
 @pytest.mark.parametrize("party", [COORDINATOR, "aster"])
@@ -102,7 +93,7 @@ def test_certificates_of_somebody_else_or_another_day(
 
 
 def test_a_port_that_somebody_listens_on(
-    made: dict[str, Path], tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "_PATIENCE", 0.0)
     with socket.socket() as other:
