@@ -1,13 +1,13 @@
 """Time of one client step on a GPU: batch 256 through augmentation, forward, backward, L1 and SGD.
 
     python benchmarks/client_step.py [--lanes 1,2,4,5,10,20] [--methods stand-alone,factorized-fl-beta]
-                                     [--precision bf16] [--rounds 5] [--first-choice] [--profile]
+                                     [--precision bf16] [--rounds 5] [--repeatable] [--profile]
                                      [--out results/performance/client-step.json]
 
 Prints a table and writes it. A step's time is that of the captured graph divided by its lanes; beside it stands the
 same for whole rounds of 20 clients, with batches, loading and storing, and the time in which all are tested. The images
-are random; the work is that of CIFAR-10. With --first-choice cuDNN does not time its algorithms. `state` is a digest of
-all clients' tensors after the rounds: equal digests of two processes are runs equal bit by bit.
+are random; the work is that of CIFAR-10. `state` is a digest of all clients' tensors after the rounds: equal digests of
+two processes are runs equal bit by bit.
 """
 
 import argparse
@@ -36,12 +36,11 @@ FEW = 4  # steps between two looks at the clock
 def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
     images = torch.randint(0, 256, (60_000, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     source = ImageSet("random", images, torch.arange(len(images)) % 10, tuple("abcdefghij"))
-    config = from_table({"method": method, "precision": arguments.precision, "permuted": True})
+    table = {"precision": arguments.precision, "repeatable": arguments.repeatable}
+    config = from_table({**table, "method": method, "permuted": True})
     scenario = build_scenario([source], ((0.5,) * 3, (0.25,) * 3), clients=20, permuted=True)
     federation = build_federation(config, scenario, torch.device("cuda"), "reference")
     engine = CudaEngine(federation.engine, lanes)
-    if arguments.first_choice:
-        torch.backends.cudnn.benchmark = False
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     step = engine.step = Step(engine, federation.state, federation.momentum)
@@ -86,7 +85,7 @@ def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
         "method": method,
         "lanes": lanes,
         "precision": arguments.precision,
-        "timed_algorithms": torch.backends.cudnn.benchmark,
+        "repeatable": arguments.repeatable,
         "median_ms": statistics.median(each),
         "p90_ms": sorted(each)[int(0.9 * len(each))],
         "round_ms": statistics.median(rounds),
@@ -113,7 +112,7 @@ def main() -> None:
     parser.add_argument("--methods", default="factorized-fl-beta")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--first-choice", action="store_true")
+    parser.add_argument("--repeatable", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results/performance/client-step.json"))
     arguments = parser.parse_args()

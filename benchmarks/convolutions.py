@@ -1,8 +1,10 @@
 """Which way of convolving several clients at once is fastest, layer by layer: one lane at a time or grouped.
 
-    python benchmarks/convolutions.py [--lanes 1,5,10,20] [--out results/performance/convolutions.json]
+    python benchmarks/convolutions.py [--lanes 1,5,10,20] [--first-choice]
+                                     [--out results/performance/convolutions.json]
 
-Microseconds per client and pass (forward, input gradient, weight gradient), batch 256, bf16, channels last.
+Microseconds per client and pass (forward, input gradient, weight gradient), batch 256, bf16, channels last. With
+--first-choice cuDNN does not time its algorithms.
 """
 
 import argparse
@@ -64,9 +66,10 @@ def layer(inp: int, out: int, kernel: int, stride: int, padding: int, size: int,
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lanes", default="1,5,10,20")
+    parser.add_argument("--first-choice", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results/performance/convolutions.json"))
     arguments = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not arguments.first_choice
     rows = []
     for name, shape in LAYERS.items():
         for lanes in map(int, arguments.lanes.split(",")):

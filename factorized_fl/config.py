@@ -48,6 +48,9 @@ class Config:
     precision: str = option(
         "bf16", "of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "tf32", "fp32")
     )
+    repeatable: bool = option(
+        False, "two processes on one GPU agree bit by bit, which is slower; on a CPU they always do"
+    )
     score: str = option(
         "test", "the split that is scored; validation to choose options by", choices=("test", "validation")
     )

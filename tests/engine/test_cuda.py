@@ -1,5 +1,8 @@
 """The CUDA engine against the reference engine, in fp32, method by method. Needs a GPU."""
 
+import hashlib
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +138,21 @@ def test_two_runs_are_identical(partition: str) -> None:
         assert records[0] == records[1]
     for name, tensor in runs[0].state.common.items():
         assert torch.equal(tensor, runs[1].state.common[name]), name
+
+
+def digest_of_a_round() -> str:
+    found = federation("factorized-fl-beta", "auto", precision="bf16", augment="paper", repeatable=True)
+    run_round(found, 1)
+    tensors = sorted(found.state.flat("state").items())
+    return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for _, tensor in tensors)).hexdigest()
+
+
+def test_two_processes_are_identical_if_that_is_asked_for() -> None:
+    digests = set()
+    for _ in range(2):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            digests.add(process.submit(digest_of_a_round).result())
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,9 @@ def _first(tensor: torch.Tensor) -> torch.Tensor:
 
 def _convolve_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> None:
     if x.is_cuda:
+        cudnn = torch.backends.cudnn
         torch.ops.aten.cudnn_convolution.out(
-            x, weight, [padding] * 2, [stride] * 2, [1, 1], 1, torch.backends.cudnn.benchmark, False, False, out=out
+            x, weight, [padding] * 2, [stride] * 2, [1, 1], 1, cudnn.benchmark, False, cudnn.allow_tf32, out=out
         )
     else:
         out.copy_(torch.nn.functional.conv2d(x, weight, stride=stride, padding=padding))
