@@ -68,6 +68,9 @@ class Engine(Protocol):
         A method that tests what a round began with finds that in `start` (name -> [K, ...]).
         """
 
+    def tested(self, round: int, k: int, state: ClientStack, start: Tensors) -> Tensors:
+        """The tensors of the model of client k that `evaluate` tests."""
+
     def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
         """Of each client, what `evaluate` tests by true class (rows) and predicted class: int64 [C, C] on the CPU."""
 

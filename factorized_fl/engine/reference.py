@@ -128,7 +128,7 @@ class ReferenceEngine:
 
     def evaluate(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> dict[int, Evaluated]:
         """Test the clients in turn."""
-        return {k: self._test(k, self._tested(round, k, state, start), self.scenario.clients[k].test) for k in clients}
+        return {k: self._test(k, self.tested(round, k, state, start), self.scenario.clients[k].test) for k in clients}
 
     def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
         """Count for the clients in turn, each in its own order of classes."""
@@ -136,13 +136,13 @@ class ReferenceEngine:
         for k in clients:
             client = self.scenario.clients[k]
             counts = empty_confusion(1, len(client.classes), self.device)
-            for logits, labels in self._outputs(k, self._tested(round, k, state, start), client.test):
+            for logits, labels in self._outputs(k, self.tested(round, k, state, start), client.test):
                 count_confusion(counts, logits[None], labels[None])
             found.append(counts[0].cpu())
         return found
 
-    def _tested(self, round: int, k: int, state: ClientStack, start: Tensors) -> Tensors:
-        """The tensors of the model that is tested."""
+    def tested(self, round: int, k: int, state: ClientStack, start: Tensors) -> Tensors:
+        """The client's own tensors, or what the method makes of the round's start."""
         if not self.method.tests_start:
             return state.client(k)
         return self._adapted(round, k, state.client(k) | {name: tensor[k] for name, tensor in start.items()})

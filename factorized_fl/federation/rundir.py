@@ -2,7 +2,7 @@
 
 config.toml            the complete configuration
 environment.json       versions, machine, commit
-clients.json           who takes part, with which classes and how many images; a mark of who has which
+clients.json           who takes part, with which classes and how many images; marks of the split and of the images
 metrics.jsonl          one line per round and client, append-only
 timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, because metrics of equal runs are equal)
 mixing/round-N.safetensors   mixing and similarity matrices of round N
@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import tomllib
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.methods import Mixing
 
 Record = dict[str, Any]
+_MARKS = {"split": "the split is another", "images": "the images are others"}  # what a mark that changed means
 _RESTORE = "restore the file, or remove the checkpoint, and summary.json if there is one, to start this run again."
 
 
@@ -131,14 +133,14 @@ class RunDirectory:
         """Refuse classes or a split other than those that rounds were trained with, as far as the run tells."""
         if not self.checkpoint_path.exists():
             return
-        before = self.clients() if (self.path / "clients.json").exists() else clients
+        before = self.clients() or clients
         if len(before) != len(clients):
             raise self._other_data(f"{len(before)} clients were in it, now {len(clients)} are")
         for old, new in zip(before, clients, strict=True):
             for name in old:
                 if name in new and old[name] != new[name]:
-                    change = "is another" if name == "split" else f"was {old[name]}, now {new[name]}"
-                    raise self._other_data(f"of {old['name']}, {name} {change}")
+                    change = f"{name} was {old[name]}, now {new[name]}"
+                    raise self._other_data(f"of {old['name']}, {_MARKS.get(name, change)}")
 
     def _other_data(self, what: str) -> UserError:
         return UserError(f"'{self.path}' was begun with other data ({what}): give it the same, with --data.")
@@ -146,7 +148,8 @@ class RunDirectory:
     def _refuse_other(self, config: Config) -> None:
         # Options that came after the run was begun have their defaults in it.
         old, new = (tomllib.loads(found.to_toml()) for found in (self.config(), config))
-        old, new = {**old, **old.pop("options", {})}, {**new, **new.pop("options", {})}
+        old |= old.pop("options", {})
+        new |= new.pop("options", {})
         changed = [
             f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
             for name in {**old, **new}
@@ -253,12 +256,16 @@ class RunDirectory:
         return from_table(read_table(self.path / "config.toml"))
 
     def clients(self) -> list[Record]:
-        """Who takes part, in order."""
+        """Who takes part, in order; nobody if nothing says so."""
         path = self.path / "clients.json"
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+            if isinstance(found, list) and all(isinstance(who, dict) and "name" in who for who in found):
+                return found
+            reason = "it lists no clients"
         except ValueError as error:
-            raise UserError(f"'{path}' is damaged ({error}): {_RESTORE}") from None
+            reason = str(error)
+        raise UserError(f"'{path}' is damaged ({reason}): {_RESTORE}")
 
     def metrics(self) -> list[Record]:
         """All lines of metrics.jsonl."""
@@ -297,9 +304,13 @@ class RunDirectory:
         """The summary, if the run is complete."""
         path = self.path / "summary.json"
         try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            if found is None or (isinstance(found, dict) and isinstance(found.get("clients"), list)):
+                return found
+            reason = "it lists no clients"
         except ValueError as error:
-            raise UserError(f"'{path}' is damaged ({error}): remove it, then --resume writes it again.") from None
+            reason = str(error)
+        raise UserError(f"'{path}' is damaged ({reason}): remove it, then --resume writes it again.")
 
     def _records(self, name: str) -> Iterator[Record]:
         """Whole lines only: a torn last line is what a killed process leaves."""
@@ -327,21 +338,36 @@ def _record(line: bytes, where: str) -> Record:
 
 
 def describe_clients(scenario: Scenario) -> list[Record]:
-    """Who takes part, for clients.json; `split` is a mark of which images with which labels are for what."""
+    """Who takes part, for clients.json, with two marks to tell other data by.
+
+    `split` changes with which images are for what, under which labels; `images` with the pixels and labels of all that
+    the client has, whatever they are for, so it is the same for methods that divide them differently.
+    """
+    pixels = torch.tensor([zlib.crc32(image) for image in scenario.images.numpy()])
     described = []
     for client in scenario.clients:
         parts = {part: getattr(client, part) for part in ("train", "validation", "test", "holdout")}
-        mark = hashlib.blake2b(digest_size=8)
-        for positions in parts.values():
-            for numbers in (positions, client.labelling[scenario.labels[positions]]):
-                mark.update(numbers.to(torch.int64).contiguous().numpy().tobytes())
+        everything = torch.cat(list(parts.values())).unique()
         described.append(
             {
                 "name": client.name,
                 "domain": client.domain,
                 "classes": list(client.classes),
                 **{part: len(positions) for part, positions in parts.items()},
-                "split": mark.hexdigest(),
+                "split": _mark(
+                    numbers
+                    for positions in parts.values()
+                    for numbers in (positions, client.labelling[scenario.labels[positions]])
+                ),
+                "images": _mark((pixels[everything], client.labelling[scenario.labels[everything]])),
             }
         )
     return described
+
+
+def _mark(several: Iterable[torch.Tensor]) -> str:
+    """Whole numbers as sixteen hexadecimal figures."""
+    mark = hashlib.blake2b(digest_size=8)
+    for numbers in several:
+        mark.update(numbers.to(torch.int64).contiguous().numpy().tobytes())
+    return mark.hexdigest()

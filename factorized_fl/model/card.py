@@ -11,6 +11,7 @@ from factorized_fl.report.verdict import Verdict
 def card(
     package: Package,
     config: Config,
+    rounds: int,
     counts: Mapping[str, int],
     correct: int,
     total: int,
@@ -21,19 +22,21 @@ def card(
     """The text of README.md."""
     method = METHODS[config.method]
     colour = "grey" if package.channels == 1 else "colour (RGB)"
+    done = f"{rounds}" if rounds == config.rounds else f"{rounds} of {config.rounds}"
+    scored = f"{config.score} images of {package.name}"
     files = "`model.safetensors` (PyTorch, dense)" + (" and `model.onnx` (from raw pixels to scores)" if onnx else "")
     return f"""# Model of {package.name}
 
 A {config.model} (width {config.width:g}) for {len(package.classes)} classes: {", ".join(package.classes)}.
 
-Trained with {method.title} ({method.paper}), {config.rounds} rounds of {config.epochs} epochs with {config.clients}
+Trained with {method.title} ({method.paper}), {done} rounds of {config.epochs} epochs with {config.clients}
 parties, on {counts["train"]:,} images of {package.name} alone; nobody else saw them, nor these class names.
 
 ## How good it is
 
-- On {total:,} test images of {package.name}: **{100 * correct / total:.2f}%** right ({correct:,} of {total:,}).
+- On {total:,} {scored}: **{100 * correct / total:.2f}%** right ({correct:,} of {total:,}).
 {_alone(package, verdict)}
-- Measured on {package.name}'s own test images only: on other images it may do worse, and it answers one of its classes
+- Measured on these images only: on other images it may do worse, and it answers one of its classes
   for whatever it is shown.
 
 ## How to use it
@@ -42,7 +45,7 @@ parties, on {counts["train"]:,} images of {package.name} alone; nobody else saw 
 
 Images are cropped to their centre square, scaled to {package.image_size}x{package.image_size} pixels and taken as
 {colour}; pixels are divided by 255, then shifted by {_numbers(package.mean)} and scaled by {_numbers(package.std)}.
-{files} gave the trained model's scores on all test images, to {difference:.1e}.
+{files} gave the trained model's scores on all of them, to {difference:.1e}.
 """
 
 

@@ -13,11 +13,14 @@ import torch
 from torch import nn
 
 from factorized_fl.errors import UserError
+from factorized_fl.federation import fingerprints
 from factorized_fl.federation.build import Federation, build_federation, build_scenario_of, initial_model
 from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients, plain_errors, write_atomically
 from factorized_fl.model.card import card
 from factorized_fl.model.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, about
 from factorized_fl.nn import fold
+from factorized_fl.report.comparison import check_baseline, difference_lines, read_baseline
+from factorized_fl.report.reading import read_run
 from factorized_fl.report.verdict import Verdict, verdicts
 
 _BATCH = 500
@@ -48,7 +51,8 @@ def export_run(
 ) -> Exported:
     """Export the model of a research run's client, counted from 1; `alone` is the Stand-Alone run to compare with."""
     directory = RunDirectory(run)
-    if not directory.checkpoint_round():
+    rounds = directory.checkpoint_round()
+    if not rounds:
         raise UserError(f"'{run}' holds no checkpoint of a run: give the directory of a run.")
     config = directory.config()
     if not 1 <= client <= config.clients:
@@ -58,21 +62,37 @@ def export_run(
     directory.refuse_other_data(describe_clients(federation.scenario))
     with directory.reading_checkpoint():
         federation.load(directory.load_checkpoint())
-    baseline = RunDirectory(alone).summary() if alone else None
-    if alone and baseline is None:
-        raise UserError(f"'{alone}' holds no complete run to compare with.")
+    if not federation.received[client - 1]:
+        raise UserError(f"Client {client} has not taken part in a round of '{run}': it has no model of its own yet.")
+    baseline = _read_baseline(run, rounds, config.rounds, alone) if alone else None
     name = federation.scenario.clients[client - 1].name
-    return export_client(federation, client - 1, out or run / "model" / f"client-{client}", name, baseline)
+    return export_client(federation, client - 1, rounds, out or run / "model" / f"client-{client}", name, baseline)
 
 
-def export_client(federation: Federation, k: int, out: Path, name: str, baseline: Record | None = None) -> Exported:
-    """Fold client k's model, compare it with the trained one on all test images, and write its folder."""
+def _read_baseline(run: Path, rounds: int, planned: int, alone: Path) -> Record:
+    """The summary of a Stand-Alone run that a model card may hold against this run."""
+    if rounds < planned:
+        raise UserError(f"'{run}' has done {rounds} of {planned} rounds: let it end first, or leave --alone out.")
+    baseline = RunDirectory(alone).summary()
+    if baseline is None:
+        raise UserError(f"'{alone}' holds no complete run to compare with.")
+    ours, theirs = read_run(run), read_baseline(alone)
+    check_baseline(ours, theirs)
+    if lines := difference_lines(ours, theirs):
+        raise UserError(f"'{alone}' was trained differently ({', '.join(lines)}): that would be no fair comparison.")
+    return baseline
+
+
+def export_client(
+    federation: Federation, k: int, rounds: int, out: Path, name: str, baseline: Record | None = None
+) -> Exported:
+    """Fold client k's model after so many rounds, compare it with the trained one on all test images, write it."""
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
     channels, size = scenario.images.shape[1], scenario.images.shape[-1]
     trained = initial_model(config, len(client.classes), channels, scenario.labels_agree)
-    trained.load_state_dict({key: tensor.cpu() for key, tensor in federation.state.client(k).items()})
-    dense = fold(trained.eval()).eval()
+    tensors = federation.engine.tested(rounds, k, federation.state, federation.start)
+    trained.load_state_dict({key: tensor.detach().cpu() for key, tensor in tensors.items()})
     package = Package(
         name=name,
         method=config.method,
@@ -88,10 +108,15 @@ def export_client(federation: Federation, k: int, out: Path, name: str, baseline
     )
     images = scenario.images[client.test]
     labels = client.labelling[scenario.labels[client.test]]
-    pixels = FromPixels(dense, package.mean, package.std).eval()
+    # What was said of the client's images to find its peers is nobody else's business.
+    folded = fold(trained.eval()).state_dict()
+    weights = {key: tensor.contiguous() for key, tensor in folded.items() if key != fingerprints.NAME}
+    pixels = package.network(weights)
     with plain_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     wanted = _scores(FromPixels(trained, package.mean, package.std).eval(), images)
+    if not wanted.isfinite().all():
+        raise UserError(f"The training of {name} diverged, so there is no model to export: a smaller lr may help.")
     got = _scores(pixels, images)
     difference = _compare(wanted, got, "folded")
     same = wanted.argmax(1) == got.argmax(1)
@@ -112,11 +137,10 @@ def export_client(federation: Federation, k: int, out: Path, name: str, baseline
         "alone": verdict.alone if verdict else None,
         "verdict": verdict.word if verdict else None,
     }
-    tensors = {key: tensor.contiguous() for key, tensor in dense.state_dict().items()}
-    write_atomically(out / WEIGHTS, safetensors.torch.save(tensors))
+    write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
     write_atomically(out / ABOUT, about(package, results))
     counts = {"train": len(client.train), "validation": len(client.validation), "test": len(client.test)}
-    text = card(package, config, counts, correct, len(images), verdict, difference, onnx)
+    text = card(package, config, rounds, counts, correct, len(images), verdict, difference, onnx)
     write_atomically(out / CARD, text.encode())
     return exported
 

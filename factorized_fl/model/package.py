@@ -51,6 +51,12 @@ class Package:
             head_norm=self.head_norm,
         )
 
+    def network(self, weights: dict[str, torch.Tensor]) -> nn.Module:
+        """The network with these weights, ready for raw pixels."""
+        network = self.build()
+        network.load_state_dict(weights)
+        return FromPixels(network, self.mean, self.std).eval()
+
 
 class FromPixels(nn.Module):
     """A network that takes raw pixels, uint8 [N, C, H, W], and so cannot be fed wrongly scaled ones."""
@@ -88,10 +94,8 @@ def read_package(folder: Path) -> Package:
 
 def load_network(folder: Path, package: Package) -> nn.Module:
     """The trained network, ready for raw pixels."""
-    network = package.build()
     try:
-        network.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+        return package.network(safetensors.torch.load_file(folder / WEIGHTS))
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"'{folder / WEIGHTS}' does not fit its description ({reason}): export it again.") from None
-    return FromPixels(network, package.mean, package.std).eval()

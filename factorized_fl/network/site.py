@@ -83,12 +83,14 @@ def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int
 def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
     """A site's model as it is after its last round, without disturbing anybody at work."""
     federation = site_federation(kit, site_scenario(kit.config, kit.party, kit.seat, data))
-    if not restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2)):
+    rounds = restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2))
+    if not rounds:
         trained = RunDirectory(kit.run).checkpoint_path.exists()
         found = "its checkpoints are damaged" if trained else "it has trained no round yet"
         raise UserError(f"{kit.party} has no model to export: {found}.")
-    baseline = RunDirectory(kit.alone).summary() if kit.alone.exists() else None
-    return export_client(federation, 0, out or kit.model, kit.party, baseline)
+    ended = RunDirectory(kit.run).summary() is not None
+    baseline = RunDirectory(kit.alone).summary() if ended and kit.alone.exists() else None
+    return export_client(federation, 0, rounds, out or kit.model, kit.party, baseline)
 
 
 class Site:
@@ -245,6 +247,6 @@ class Site:
             same = {"settle": self.config.options["settle"]}  # or that would count as the federation's help
             config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0)
             baseline = run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
-        exported = export_client(self.federation, 0, self.kit.model, self.kit.party, baseline)
+        exported = export_client(self.federation, 0, self.done, self.kit.model, self.kit.party, baseline)
         self.log(f"model: {100 * exported.accuracy:.2f}% on {exported.images} own test images")
         return exported

@@ -16,7 +16,14 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.ledger import BYTES_PER_NUMBER, formula_bytes
 from factorized_fl.network.plan import ALONE, COORDINATOR
 from factorized_fl.report.command import command_of
-from factorized_fl.report.comparison import compare_runs, difference_lines, different_data, differing
+from factorized_fl.report.comparison import (
+    check_baseline,
+    compare_runs,
+    difference_lines,
+    different_data,
+    differing,
+    read_baseline,
+)
 from factorized_fl.report.exports import client_rows, downloads, verdict_rows
 from factorized_fl.report.matrices import collect_matrices, to_base64
 from factorized_fl.report.reading import RunFiles, find_runs, is_run, number, read_run
@@ -32,7 +39,7 @@ _NONE = 65_535  # in accuracies, which are whole hundredths of a percent
 def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = False) -> Document:
     """The document of one run or several; `baseline` is a Stand-Alone run to judge them by."""
     found = find_runs(list(paths))
-    others = [_read_baseline(baseline)] if baseline else []
+    others = [read_baseline(baseline)] if baseline else []
     if len(found) > 1 and baseline:  # among several runs it is simply one more
         found, others = find_runs([*found, baseline]), []
     runs = [read_run(path) for path in found]
@@ -59,13 +66,6 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
     }
 
 
-def _read_baseline(path: Path) -> RunFiles:
-    base = read_run(find_runs([path])[0])
-    if base.method != "stand-alone":
-        raise UserError(f"The baseline '{path}' is a run of {base.title}: it must be one of Stand-Alone.")
-    return base
-
-
 def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles], budget: int) -> Document:
     base, how = _find_baseline(run, runs, given)
     found = _judge(run, base) if base else []
@@ -87,7 +87,13 @@ def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
         "baseline_command": None if base or run.party else command_of(table, "stand-alone", again),
         "domains": domains,
         "clients": [
-            {**client, "domain": domains.index(client["domain"]), "traffic": traffic}
+            {
+                "name": client["name"],
+                "domain": domains.index(client["domain"]),
+                "classes": client["classes"],
+                "test": client["test"],
+                "traffic": traffic,
+            }
             for client, traffic in zip(run.clients, _client_traffic(run), strict=True)
         ],
         "final": [
@@ -120,10 +126,7 @@ def _find_baseline(
     if run.method == "stand-alone":
         return None, None
     if given:
-        if complaint := different_data([run, given[0]]):
-            raise UserError(f"'{given[0].path}' cannot be the baseline of '{run.path}', as {complaint}.")
-        if given[0].seed != run.seed and "seed" in given[0].config:
-            raise UserError(f"'{given[0].path}' cannot be the baseline of '{run.path}': their seeds differ.")
+        check_baseline(run, given[0])
         return given[0], _how(run, given[0])
     found = [other for other in runs if other.method == "stand-alone" and other.seed == run.seed]
     beside = run.path.resolve().parent / (ALONE if run.party else f"stand-alone-seed{run.seed}")

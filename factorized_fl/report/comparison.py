@@ -3,14 +3,16 @@
 import json
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import METHODS
 from factorized_fl.report.exports import Rows, client_rows, downloads
-from factorized_fl.report.reading import RunFiles
+from factorized_fl.report.reading import RunFiles, find_runs, read_run
 from factorized_fl.report.tables import size
-from factorized_fl.report.verdict import Verdict, verdicts
+from factorized_fl.report.verdict import Verdict, other_images, verdicts
 
 # What decides who holds which images under which labels; runs that differ in any of it cannot be compared.
 _DATA = (
@@ -24,6 +26,7 @@ _DATA = (
     "clients",
     "clients_per_domain",
     "images_per_client",
+    "scrambled",
     "train_share",
     "score",
 )
@@ -33,7 +36,8 @@ _MOST_DIFFERENCES = 60_000  # pairs of variants times clients that a page holds
 def different_data(runs: Sequence[RunFiles]) -> str | None:
     """Why the runs' clients are not the same, in words; nothing if they are. Seeds may differ."""
     first = runs[0]
-    for other in runs[1:]:
+    of_seed: dict[int, RunFiles] = {}
+    for other in runs:
         names = f"'{first.path.name}' and '{other.path.name}'"
         ours, theirs = ([(c["domain"], len(c["classes"])) for c in run.clients] for run in (first, other))
         for name in _DATA:
@@ -43,14 +47,34 @@ def different_data(runs: Sequence[RunFiles]) -> str | None:
                 return f"{name} is {first.config[name]!r} in one and {other.config[name]!r} in another ({names})"
         if ours and theirs and ours != theirs and len(first.clients[0]["classes"]) and len(other.clients[0]["classes"]):
             return f"{names} have different clients"
+        same = of_seed.setdefault(other.seed, other)
+        if other_images(same.clients, other.clients):
+            return f"'{same.path.name}' and '{other.path.name}' have different images"
     return None
+
+
+def read_baseline(path: Path) -> RunFiles:
+    """A Stand-Alone run, to judge others by."""
+    base = read_run(find_runs([path])[0])
+    if base.method != "stand-alone":
+        raise UserError(f"The baseline '{path}' is a run of {base.title}: it must be one of Stand-Alone.")
+    return base
+
+
+def check_baseline(run: RunFiles, base: RunFiles) -> None:
+    """Refuse a run of other clients, or of the same with another seed."""
+    if complaint := different_data([run, base]):
+        raise UserError(f"'{base.path}' cannot be the baseline of '{run.path}', as {complaint}.")
+    if base.seed != run.seed and "seed" in base.config:
+        raise UserError(f"'{base.path}' cannot be the baseline of '{run.path}': their seeds differ.")
 
 
 def differing(one: RunFiles, other: RunFiles) -> list[str]:
     """Names of the settings of training, besides the method and its options, that differ."""
     ignored = {*_DATA, "method", "preset", "seed"}
-    names = [name for name in {**one.config, **other.config} if name not in ignored]
-    return [name for name in names if one.config.get(name) != other.config.get(name)]
+    # What only one of them knows came with a later version, where its default is what was done before.
+    both = [name for name in one.config if name in other.config and name not in ignored]
+    return [name for name in both if one.config[name] != other.config[name]]
 
 
 def difference_lines(run: RunFiles, base: RunFiles) -> list[str]:

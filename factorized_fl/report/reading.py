@@ -34,7 +34,7 @@ class RunFiles:
     config: Record
     options: Record
     environment: Record
-    clients: list[Record]  # name, domain, classes, test
+    clients: list[Record]  # name, domain, classes, test, images
     metrics: list[Record]
     seconds: dict[int, float]  # per round
     summary: Record | None
@@ -141,7 +141,9 @@ def read_run(path: Path) -> RunFiles:
     results = metrics or (summary["clients"] if summary else [])
     domains = {record["client"]: record["domain"] for record in results}
     for k in range(len(clients), 1 + max(domains, default=-1)):
-        clients.append({"name": f"client {k + 1}", "domain": domains.get(k, ""), "classes": [], "test": None})
+        clients.append(
+            {"name": f"client {k + 1}", "domain": domains.get(k, ""), "classes": [], "test": None, "images": ""}
+        )
     timing = _read_lines(path, "timing.jsonl", notes, missing="so there are no times")
     expected = summary and any(client["classes"] for client in clients)  # a coordinator knows no classes
     without = "so there are no confusion matrices" if expected else ""
@@ -305,6 +307,7 @@ def _clean_clients(described: Any) -> list[Record]:
             "domain": str(client.get("domain", "")),
             "classes": _words(client.get("classes")),
             "test": _whole(client.get("test")),
+            "images": str(client.get("images", "")),
         }
         for k, client in enumerate(described)
     ]

@@ -33,6 +33,12 @@ class Verdict:
         return "helped" if self.difference > 0 else "harmed"
 
 
+def other_images(ours: Sequence[Record], theirs: Sequence[Record]) -> bool:
+    """Whether two runs' clients, as clients.json has them, hold different images, as far as both say."""
+    marks = ((one.get("images"), other.get("images")) for one, other in zip(ours, theirs, strict=False))
+    return any(one and other and one != other for one, other in marks)
+
+
 def verdicts(runs: Sequence[Record], baselines: Sequence[Record]) -> list[Verdict]:
     """One verdict per client from summaries of runs and of Stand-Alone runs, seed by seed.
 

@@ -226,9 +226,10 @@ def test_a_run_whose_lines_were_lost_is_not_gone_on_with(
 def test_damaged_summary_strange_files_and_another_methods_checkpoint(images: Path, tmp_path: Path) -> None:
     directory = run(tiny_config("fedavg", rounds=2), tmp_path / "run", data=images)
     whole = contents(directory.path)
-    (directory.path / "summary.json").write_text("{")
-    with pytest.raises(UserError, match=r"summary.json' is damaged .* remove it"):
-        directory.summary()
+    for damaged in ("{", "[1]", "{}"):
+        (directory.path / "summary.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"summary.json' is damaged .* remove it"):
+            directory.summary()
     (directory.path / "summary.json").unlink()
     (directory.path / "mixing" / "round-x.safetensors").write_bytes(b"")
     run(tiny_config("fedavg", rounds=2), directory.path, data=images, resume=True)
@@ -250,7 +251,8 @@ def test_a_run_goes_on_with_its_own_data_only(images: Path, tmp_path: Path) -> N
     for change, words in (
         ({"classes": ["a", "b"]}, "classes was"),
         ({"train": 3}, "train was 3, now"),
-        ({"split": "0"}, "split is another"),
+        ({"split": "0"}, "the split is another"),
+        ({"images": "0"}, "the images are others"),
     ):
         file.write_text(json.dumps([clients[0] | change, *clients[1:]]))
         with pytest.raises(UserError, match=f"begun with other data .*{words}.* --data"):
@@ -258,9 +260,10 @@ def test_a_run_goes_on_with_its_own_data_only(images: Path, tmp_path: Path) -> N
     file.write_text(json.dumps(clients[1:]))
     with pytest.raises(UserError, match="3 clients were in it, now 4 are"):
         run(tiny_config(rounds=2), directory.path, data=images, resume=True)
-    file.write_text("[")
-    with pytest.raises(UserError, match=r"clients.json' is damaged"):
-        run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+    for damaged in ("[", "[1, 2, 3]", "{}"):
+        file.write_text(damaged)
+        with pytest.raises(UserError, match=r"clients.json' is damaged"):
+            run(tiny_config(rounds=2), directory.path, data=images, resume=True)
     older = [{name: value for name, value in client.items() if name != "split"} for client in clients]
     file.write_text(json.dumps(older))  # of a version that left no mark
     run(tiny_config(rounds=2), directory.path, data=images, resume=True)

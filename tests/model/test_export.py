@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from PIL import Image
 
 from factorized_fl import api
 from factorized_fl.errors import UserError
+from factorized_fl.federation.build import Federation
 from factorized_fl.federation.rounds import run_round
-from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.federation.run import Stopped
+from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.model import export, predict
 from factorized_fl.model.package import read_package
 from tests.tiny import tiny_config, tiny_federation
@@ -59,6 +62,9 @@ def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Pat
         ("fedavg", {"model": "resnet9", "width": 0.125}),
         ("pfedpara", {}),
         ("without-mu", {"head_layers": 2, "head_norm": True}),
+        ("factorized-peers", {}),
+        ("factorized-fl", {"options": {"match": "statistics"}}),
+        ("per-fedavg", {"options": {"test": "adapted", "inner": 0.05}}),
     ],
 )
 def test_every_network_and_parametrisation(method: str, settings: dict, tmp_path: Path) -> None:
@@ -66,7 +72,11 @@ def test_every_network_and_parametrisation(method: str, settings: dict, tmp_path
     federation = tiny_federation(method, rounds=2, **settings)
     for round in (1, 2):
         run_round(federation, round)
-    exported = export.export_client(federation, 2, tmp_path, "somebody")
+    exported = export.export_client(federation, 2, 2, tmp_path, "somebody")
+    client, scenario = federation.scenario.clients[2], federation.scenario
+    with torch.no_grad():
+        read_back = predict.find_runtime(tmp_path, "torch")(scenario.images[client.test]).argmax(1)
+    assert int((read_back == client.labelling[scenario.labels[client.test]]).sum()) == exported.correct
     assert exported.largest_difference < 1e-4
     assert exported.same_class == exported.images == len(federation.scenario.clients[2].test)
     test = federation.engine.evaluate(2, [2], federation.state, federation.start)[2]
@@ -115,6 +125,62 @@ def test_a_model_is_not_exported_with_other_data(run: Path, images: Path, tmp_pa
     with pytest.raises(UserError, match="begun with other data"):
         export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=tmp_path / "images")
     assert not (tmp_path / "model").exists()
+
+
+def test_no_model_is_exported_with_other_pictures_under_the_same_names(run: Path, images: Path, tmp_path: Path) -> None:
+    shutil.copytree(images, tmp_path / "images")
+    file = sorted((tmp_path / "images" / "bars" / "bars-0").iterdir())[0]
+    Image.new("L", (8, 8), 3).save(file)
+    with pytest.raises(UserError, match=r"begun with other data \(of client 2, the images are others\)"):
+        export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=tmp_path / "images")
+
+
+def test_a_card_compares_with_a_model_that_was_trained_alone_for_as_long(
+    run: Path, images: Path, tmp_path: Path
+) -> None:
+    api.run(tiny_config("stand-alone", epochs=1), tmp_path / "short", data=images)
+    api.run(tiny_config("stand-alone", epochs=3, seed=2), tmp_path / "seed2", data=images)
+    for alone, words in (
+        (tmp_path / "short", "trained differently \\(epochs 1 instead of 3\\)"),
+        (tmp_path / "seed2", "their seeds differ"),
+        (run / "factorized-fl", "must be one of Stand-Alone"),
+    ):
+        with pytest.raises(UserError, match=words):
+            export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images, alone=alone)
+    assert not (tmp_path / "model").exists()
+
+
+class StopAfterOne:
+    """Leaves a run after its first round."""
+
+    def started(self, federation: Federation, done: int) -> None: ...
+
+    def client_done(self, round: int, client: int) -> None: ...
+
+    def round_done(self, round: int, records: Sequence[Record]) -> None:
+        raise Stopped
+
+
+def test_a_card_says_how_far_the_run_was_and_what_was_scored(run: Path, images: Path, tmp_path: Path) -> None:
+    """Of three rounds one is done, with one client of four."""
+    config = tiny_config("fedavg", fraction=0.25, score="validation")
+    with pytest.raises(Stopped):
+        api.run(config, tmp_path / "run", data=images, observers=[StopAfterOne()])
+    (trained,) = (record["client"] + 1 for record in RunDirectory(tmp_path / "run").metrics())
+    exported = export.export_run(tmp_path / "run", trained, data=images)
+    card = (exported.folder / "README.md").read_text()
+    assert "1 of 3 rounds of 1 epochs" in card
+    assert f"On {exported.images} validation images" in card
+    with pytest.raises(UserError, match="has done 1 of 3 rounds: let it end first"):
+        export.export_run(tmp_path / "run", trained, data=images, alone=run / "stand-alone")
+    with pytest.raises(UserError, match=f"Client {trained % 4 + 1} has not taken part in a round"):
+        export.export_run(tmp_path / "run", trained % 4 + 1, data=images)
+
+
+def test_a_model_that_diverged_is_not_exported(images: Path, tmp_path: Path) -> None:
+    api.run(tiny_config("fedavg", lr=1e30), tmp_path / "run", data=images)
+    with pytest.raises(UserError, match="training of client 1 diverged"):
+        export.export_run(tmp_path / "run", 1, data=images)
 
 
 def test_an_export_that_answers_differently_is_not_kept(run: Path, images: Path, tmp_path: Path, monkeypatch) -> None:

@@ -223,6 +223,21 @@ def test_runs_of_different_data_are_not_compared(tmp_path: Path) -> None:
         collect([tmp_path / "a", tmp_path / "c"])
 
 
+def test_runs_of_different_images_are_not_compared(tmp_path: Path) -> None:
+    """Of the second seed, where the first one's are the same."""
+    for seed in (1, 2):
+        for method in ("stand-alone", "fedavg"):
+            file = write_run(tmp_path / f"{method}-seed{seed}", method, seed=seed) / "clients.json"
+            mark = f"{seed}{method}" if seed == 2 else "same"
+            file.write_text(json.dumps([client | {"images": mark} for client in json.loads(file.read_text())]))
+    collect([tmp_path / "fedavg-seed1", tmp_path / "stand-alone-seed1", tmp_path / "fedavg-seed2"])
+    with pytest.raises(UserError, match="'fedavg-seed2' and 'stand-alone-seed2' have different images"):
+        collect([tmp_path])
+    with pytest.raises(UserError, match=r"cannot be the baseline of .* have different images"):
+        collect([tmp_path / "fedavg-seed2"], baseline=tmp_path / "stand-alone-seed2")
+    assert only(tmp_path / "fedavg-seed2")["baseline"] is None  # nor is it taken because it lies beside
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")

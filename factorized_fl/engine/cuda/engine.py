@@ -190,6 +190,10 @@ class CudaEngine:
             for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
         }
 
+    def tested(self, round: int, k: int, state: ClientStack, start: Tensors) -> Tensors:
+        """As the reference engine has it."""
+        return self.reference.tested(round, k, state, start)
+
     def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
         """Count for the clients in the groups that they are tested in."""
         if self.method.tests_start:
