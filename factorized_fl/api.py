@@ -16,6 +16,9 @@ from factorized_fl.presets import find_preset
 from factorized_fl.report import write
 from factorized_fl.report.tables import Comparison
 from factorized_fl.report.tables import compare as compare_summaries
+from factorized_fl.report.verdict import other_images
+
+COMPARISON = "comparison.json"
 
 
 def configure(preset: str, method: str | None = None, /, **settings: Any) -> Config:
@@ -76,10 +79,16 @@ def compare(
         raise UserError("A comparison needs at least one method and one seed.")
     if "seed" in settings:
         raise UserError("A comparison takes several seeds: give them with --seeds.")
+    for named in (methods, seeds):
+        if again := [name for name in named if list(named).count(name) > 1]:
+            raise UserError(f"{again[0]} is named twice: once is enough.")
     configs = {
         (method, seed): configure(preset, method, **{**settings, "seed": seed}) for method in methods for seed in seeds
     }
     root = Path(out) if out else comparison_directory(preset)
+    if not resume and (root / COMPARISON).exists():
+        raise UserError(f"'{root}' already holds a comparison: add --resume to go on, or choose another --out.")
+    of_seed: dict[int, RunDirectory] = {}
     summaries: dict[str, list[Record]] = {method: [] for method in methods}
     for (method, seed), config in configs.items():
         with watch(config) if watch else nullcontext() as observer:
@@ -91,12 +100,18 @@ def compare(
                 observers=[observer] if observer else [],
                 device=device,
             )
+        same = of_seed.setdefault(seed, directory)
+        if other_images(same.clients(), directory.clients()):
+            raise UserError(
+                f"'{same.path}' and '{directory.path}' have different images, so they cannot be compared: "
+                "give the same --data, or choose another --out."
+            )
         summary = directory.summary()
         assert summary is not None
         summaries[method].append(summary)
     rows = compare_summaries(summaries)
     content = [asdict(row) | {"better": row.better} for row in rows]
-    write_atomically(root / "comparison.json", json.dumps(content, indent=2).encode())
+    write_atomically(root / COMPARISON, json.dumps(content, indent=2).encode())
     return rows
 
 
@@ -140,10 +155,14 @@ def pilot(
     if "eps1" in settings:
         raise UserError("A pilot is there to find eps1: leave it out.")
     config = configure(preset, "clustered-fl", **settings, eps1=0.0)
+    if config.rounds < 2:
+        raise UserError("A pilot needs at least 2 rounds: the first one has nothing to mix.")
     directory = run(
         config, out or f"runs/{Path(preset).stem}-pilot", data=data, resume=resume, observers=observers, device=device
     )
-    norms = [(round, *directory.mixing(round)["state.norms"].tolist()) for round in range(2, config.rounds + 1)]
+    norms = [(round, *directory.mixing(round)["state.norms"].tolist()) for round in directory.mixed_rounds()]
     if not norms:
-        raise UserError("A pilot needs at least 2 rounds: the first one has nothing to mix.")
+        raise UserError(
+            "In no round of this pilot was there anything to mix: choose a smaller dropout, or more rounds."
+        )
     return Pilot(norms)

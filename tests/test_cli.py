@@ -3,12 +3,14 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from factorized_fl import cli
 from tests.tiny import tiny_set, write_config, write_folder
@@ -63,6 +65,8 @@ def test_square_brackets_are_printed_as_they_are(
         (["compare", "--methods", "fedavg", "--seeds", ""], "at least one method and one seed"),
         (["compare", "--methods", "", "--seeds", "1"], "at least one method and one seed"),
         (["compare", "--methods", "fedavg", "--set", "seed=5"], "give them with --seeds"),
+        (["compare", "--methods", "fedavg", "--seeds", "1,2,1"], "1 is named twice"),
+        (["compare", "--methods", "fedavg,fedavg"], "fedavg is named twice"),
         (["compare", "--methods", "fedavg", "--set", "method=fedprox"], "given twice"),
         (
             ["compare", "--methods", "fedavg", "--set", "dropout=0.95", "--set", "rounds=1"],
@@ -126,6 +130,30 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")
     assert code == 0
     assert again.strip() == out[out.index(str(config)) :].strip()
+
+
+def test_a_comparison_is_neither_overwritten_nor_made_of_different_images(
+    capsys, config: Path, images: Path, tmp_path: Path
+) -> None:
+    begun = ["compare", config, "--set", "rounds=2", "--out", tmp_path / "c", "--methods"]
+    assert ffl(capsys, *begun, "stand-alone", "--data", images)[0] == 0
+    before = (tmp_path / "c" / "comparison.json").read_bytes()
+    code, _, err = ffl(capsys, *begun, "fedavg", "--data", images)
+    assert (code, "already holds a comparison: add --resume" in err) == (2, True)
+    shutil.copytree(images, tmp_path / "images")
+    Image.new("L", (8, 8), 3).save(sorted((tmp_path / "images" / "bars" / "bars-0").iterdir())[0])
+    code, _, err = ffl(capsys, *begun, "stand-alone,fedavg", "--data", tmp_path / "images", "--resume")
+    assert (code, "have different images, so they cannot be compared" in err) == (2, True)
+    assert (tmp_path / "c" / "comparison.json").read_bytes() == before
+
+
+def test_a_pilot_needs_rounds_that_mix(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+    pilot = ["pilot", config, "--data", images, "--out", tmp_path / "p"]
+    code, _, err = ffl(capsys, *pilot, "--set", "rounds=1")
+    assert (code, "at least 2 rounds" in err, (tmp_path / "p").exists()) == (2, True, False)
+    code, out, _ = ffl(capsys, *pilot, "--set", "rounds=6", "--set", "dropout=0.8")
+    assert code == 0
+    assert 0 < out.count("mean update") < 5  # in some rounds nobody answered before there was anything to mix
 
 
 def test_lists(capsys) -> None:

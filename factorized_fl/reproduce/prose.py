@@ -60,8 +60,8 @@ For Factorized-FL and its beta the departures of the authors' code were switched
 for the factorised networks of a single client that of its classifier; for FedFOMO the two choices that its sources
 leave open ([methods.md](methods.md)), for pFedPara larger learning rates, for Per-FedAvg, on the domains, what PFLlib
 does differently and its own paper's test. On the domains one row has TF32 instead of bfloat16 convolutions, which are
-our own departure. *Comes within {CLOSE} points with* names those whose run agrees with the published number. The authors
-published no code for the baselines, so for the others there is nothing to switch on."""
+our own departure. *Comes within {CLOSE} points with* names those whose run agrees with the published number. The
+authors published no code for the baselines, so for the others there is nothing to switch on."""
 
 CLAIMS = """## Claims
 

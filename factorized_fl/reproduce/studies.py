@@ -119,8 +119,8 @@ DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
 )
 
 # What the baselines' own papers and code leave open or differ in, and what that may explain. pFedPara's factors have
-# a larger norm than a dense weight, and behind BatchNorm a larger weight learns more slowly. PFLlib runs Per-FedAvg with
-# larger steps and trains twice a round; its paper tests what one inner step makes of the round's start.
+# a larger norm than a dense weight, and behind BatchNorm a larger weight learns more slowly. PFLlib runs Per-FedAvg
+# with larger steps and trains twice a round; its paper tests what one inner step makes of the round's start.
 BOTH = ("permuted-iid", "domains")
 OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
     ("fedfomo", "keep-current", {"fallback": "current"}, BOTH),
