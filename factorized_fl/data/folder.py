@@ -27,6 +27,12 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         found = f"only the sub-folder '{classes[0].name}'" if classes else "no sub-folders"
         raise UserError(f"{path} holds {found}: put the images into one sub-folder for each of two or more classes.")
     files = [(file, label) for label, folder in enumerate(classes) for file in image_files(folder)]
+    if deeper := [inner for folder in classes for inner in subfolders(folder) if image_files(inner)]:
+        warnings.warn(
+            f"Images in {deeper[0]} are left out, as are those of all folders inside class folders: "
+            "put them into the class folders themselves.",
+            stacklevel=3,
+        )
 
     images: Pixels | None = None
     labels: list[int] = []

@@ -15,7 +15,7 @@ import torch
 from factorized_fl.data.cache import cached
 from factorized_fl.data.folder import image_files, read_folder, subfolders
 from factorized_fl.data.images import ImageSet, decode_each
-from factorized_fl.data.parquet import read_parquet, read_rows
+from factorized_fl.data.parquet import NO_LABEL, read_parquet, read_rows
 from factorized_fl.errors import UserError
 
 SPLITS = ("train", "validation", "test")
@@ -50,8 +50,8 @@ def parts_of(path: Path) -> list[Part]:
     return [Part(_WHOLE, folder=path)]
 
 
-def read_own(path: Path, name: str, *, size: int, channels: int) -> ImageSet:
-    """All of a party's images, cropped and scaled to one size, with the split that their layout gives, if any."""
+def read_own(path: Path, name: str, *, size: int | None, channels: int) -> ImageSet:
+    """All of a party's images, cropped and scaled to a size, if one is given, and the split that their layout gives."""
     parts = parts_of(path)
     sets = [_read(part, name, size, channels) for part in parts]
     if len(sets) == 1:
@@ -70,16 +70,17 @@ def read_own(path: Path, name: str, *, size: int, channels: int) -> ImageSet:
     return ImageSet(name, torch.cat([s.images for s in sets]), torch.cat(labels), classes, torch.cat(split))
 
 
-def _read(part: Part, name: str, size: int, channels: int) -> ImageSet:
+def _read(part: Part, name: str, size: int | None, channels: int) -> ImageSet:
     if part.folder is None:
         files = list(part.files)
         params = {"reader": "parquet", "name": name, "size": size, "channels": channels}
         return cached(files, params, lambda: read_parquet(files, name=name, size=size, channels=channels))
     folder = part.folder
     files = [file for inner in subfolders(folder) for file in image_files(inner)]
-    params = {"reader": "folder", "names": [name, [str(f.relative_to(folder)) for f in files]]}
-    params |= {"classes": [inner.name for inner in subfolders(folder)], "size": size, "channels": channels}
-    return cached(files, params, lambda: read_folder(folder, size=size, channels=channels, name=name))
+    # Names stand in the key beside the contents because the class folders' names become the classes.
+    names = [name, [inner.name for inner in subfolders(folder)], [str(f.relative_to(folder)) for f in files]]
+    key = {"reader": "folder", "names": names, "size": size, "channels": channels}
+    return cached(files, key, lambda: read_folder(folder, size=size, channels=channels, name=name))
 
 
 @dataclass
@@ -172,7 +173,8 @@ def _entries(parts: Iterable[Part]) -> Iterator[tuple[str, str, str, bytes | Pat
         for file in part.files:
             classes, rows = read_rows(file)
             for row, (encoded, label) in enumerate(rows):
-                name = classes[label] if 0 <= label < len(classes) else str(label)
+                known = "no label" if label == NO_LABEL else str(label)
+                name = classes[label] if 0 <= label < len(classes) else known
                 yield part.split, name, f"{file.name} row {row}", encoded
 
 

@@ -17,6 +17,11 @@ from factorized_fl.errors import UserError
 _ROWS_PER_BATCH = 1024
 # Without class names a label beyond this is more likely a row number than a class.
 _MOST_UNNAMED = 65_536
+NO_LABEL = -(2**63)  # what stands for a missing one
+_ADVICE = {
+    "image": "keep one column of structs with a field 'bytes', as the hub has it",
+    "label": "keep one column of whole numbers, or call it 'label'",
+}
 
 
 def read_parquet(
@@ -121,7 +126,7 @@ def _choose(file: Path, schema: pa.Schema, what: str, kind: str, candidates: Seq
     if given is None:
         raise UserError(
             f"{file} has {len(candidates)} columns that could be the {what} ({kind}) among "
-            f"{', '.join(schema.names)}: name the right one as {what}_column."
+            f"{', '.join(schema.names)}: {_ADVICE[what]}."
         )
     raise UserError(f"{file} has no {what} column '{given}' ({kind}): its columns are {', '.join(schema.names)}.")
 
@@ -148,8 +153,7 @@ def _batches(
 ) -> Iterator[tuple[list[bytes | None], NDArray[np.int64]]]:
     try:
         for batch in table.iter_batches(_ROWS_PER_BATCH, columns=[f"{image}.bytes", label]):
-            # A missing label becomes -1, which the range check then reports with its row.
-            labels = batch.column(label).cast(pa.int64()).fill_null(-1)
+            labels = batch.column(label).cast(pa.int64()).fill_null(NO_LABEL)
             encoded = batch.column(image).field("bytes").to_pylist()
             yield encoded, labels.to_numpy()
     except (pa.ArrowException, OSError) as error:
@@ -160,7 +164,8 @@ def _check_labels(file: Path, first: int, labels: NDArray[np.int64], limit: int)
     wrong = (labels < 0) | (labels >= limit)
     if wrong.any():
         row = int(wrong.argmax())
+        found = "no label" if labels[row] == NO_LABEL else f"the label {labels[row]}"
         raise UserError(
-            f"Row {first + row} of {file} has the label {labels[row]}, but labels run from 0 to {limit - 1}: "
-            "remove or relabel such rows, or name another label column."
+            f"Row {first + row} of {file} has {found}, but labels run from 0 to {limit - 1}: "
+            "remove or relabel such rows."
         )

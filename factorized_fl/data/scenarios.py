@@ -83,6 +83,8 @@ def build_scenario(
     members: list[Client] = []
     offset = 0
     for domain, count in zip(domains, counts, strict=True):
+        if len(domain.classes) < 2:
+            raise UserError(f"'{domain.name}' has only one class: there is nothing to learn from it.")
         rng = numpy_rng(seed, "scenario", domain.name)
         train, validation, test = (part + offset for part in split(domain, train_share, rng))
         labels = domain.labels.numpy()[train - offset]
@@ -124,6 +126,9 @@ def build_scenario(
 
 def score_validation(scenario: Scenario) -> Scenario:
     """Let every client be scored on its validation images, so that options can be chosen without seeing the test."""
+    for client in scenario.clients:
+        if not len(client.validation):
+            raise UserError(f"{client.name} has no validation images to be scored on: add some, or set score=test.")
     return replace(scenario, clients=tuple(replace(client, test=client.validation) for client in scenario.clients))
 
 

@@ -1,5 +1,7 @@
 """Data sets by name: where each lies, what shape it has and how it is normalised."""
 
+import re
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,8 +10,9 @@ import torch
 
 from factorized_fl.data.cache import cache_folder, cached
 from factorized_fl.data.embedded import digits, embedded_domains, shapes, textures
-from factorized_fl.data.folder import image_files, read_folder, subfolders
+from factorized_fl.data.folder import image_files, subfolders
 from factorized_fl.data.images import ImageSet
+from factorized_fl.data.own import parts_of, read_own
 from factorized_fl.data.parquet import read_parquet
 from factorized_fl.errors import UserError, unknown
 
@@ -43,8 +46,8 @@ def load(
     """Load a data set by name, as one image set for each of its domains.
 
     `data` is the folder that holds `<dataset>/*.parquet`, by default the one `ffl data fetch` fills; for the data
-    set `folder` it is a folder of class folders, or of domain folders which hold class folders. Without `size`
-    and `channels` the images keep their own size and colours.
+    set `folder` it is a folder in a layout of one's own (see own.py), or of domain folders that are. Without `size` and
+    `channels` the images keep their own size and colours.
     """
     if dataset not in DATASETS:
         raise unknown("data set", dataset, DATASETS)
@@ -77,14 +80,25 @@ def _parquet_files(data: Path | None, *folders: str) -> list[Path]:
     """Find the first of the folders that holds parquet files: those to train on, then those to test on."""
     root = cache_folder() / "hub" if data is None else data
     for folder in folders:
-        files = [file for part in ("train", "test") for file in sorted((root / folder).glob(f"{part}*.parquet"))]
-        if files:
-            return files
+        parts = {part: sorted((root / folder).glob(f"{part}*.parquet")) for part in ("train", "test")}
+        if any(parts.values()):
+            for part, files in parts.items():
+                _check_complete(root / folder, part, files)
+            return [*parts["train"], *parts["test"]]
     wanted = root / folders[0] / "train*.parquet"
     raise UserError(
         f"There is no {wanted}: run `ffl data fetch {folders[-1]}`, or give the folder that holds "
         f"'{folders[0]}' with --data DIR."
     )
+
+
+def _check_complete(folder: Path, part: str, files: list[Path]) -> None:
+    """The hub numbers the files of a part, as in train-00000-of-00002: some of them are not the data set."""
+    if not files:
+        warnings.warn(f"'{folder}' holds no {part} files: the data set is taken without them.", stacklevel=4)
+    numbered = [found for file in files if (found := re.search(r"-(\d+)-of-(\d+)\.parquet$", file.name))]
+    if numbered and len({found[1] for found in numbered}) < (total := max(int(found[2]) for found in numbered)):
+        raise UserError(f"'{folder}' holds {len(numbered)} of {total} {part} files: fetch or copy the others, too.")
 
 
 def _parquet(name: str, files: list[Path], size: int | None, channels: int) -> ImageSet:
@@ -135,15 +149,10 @@ def _folders(data: Path | None, size: int | None, channels: int) -> list[ImageSe
     if data is None:
         raise UserError("The data set 'folder' needs a folder of class folders: give it with --data DIR.")
     inner = subfolders(data)
-    of_classes = any(image_files(folder) for folder in inner)
-    of_domains = any(image_files(folder) for domain in inner for folder in subfolders(domain))
-    return [_folder(path, size, channels) for path in (inner if of_domains and not of_classes else [data])]
+    paths = [data] if _is_one_set(data) or not any(map(_is_one_set, inner)) else inner
+    return [read_own(path, path.resolve().name, size=size, channels=channels) for path in paths]
 
 
-def _folder(path: Path, size: int | None, channels: int) -> ImageSet:
-    folders = subfolders(path)
-    files = [file for folder in folders for file in image_files(folder)]
-    # Names stand in the key beside the contents because the class folders' names become the classes.
-    names = [path.resolve().name, [f.name for f in folders], [str(f.relative_to(path)) for f in files]]
-    params = {"reader": "folder", "names": names, "size": size, "channels": channels}
-    return cached(files, params, lambda: read_folder(path, size=size, channels=channels))
+def _is_one_set(path: Path) -> bool:
+    """Class folders with images in them, or a training part and a test part."""
+    return len(parts_of(path)) > 1 or any(map(image_files, subfolders(path)))

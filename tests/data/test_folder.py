@@ -98,3 +98,12 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "iterdir", forbidden)
     with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):
         read_folder(tmp_path, size=4, channels=1)
+
+
+def test_images_inside_folders_of_a_class_are_left_out_and_told(tmp_path: Path) -> None:
+    for name in ("a/1.png", "b/1.png", "b/more/2.png"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4)).save(file)
+    with pytest.warns(UserWarning, match=r"Images in .*more are left out"):
+        assert len(read_folder(tmp_path, size=4, channels=1)) == 2

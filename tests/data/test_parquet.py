@@ -53,7 +53,7 @@ def test_the_only_integer_column_is_the_label(tmp_path, write_parquet, colours) 
 def test_columns_can_be_named(tmp_path, write_parquet, colours) -> None:
     extra = {"second": [5, 4, 3, 2, 1, 0]}
     file = write_parquet(tmp_path / "a.parquet", colours, [0] * 6, columns=("x", "first"), extra=extra)
-    with pytest.raises(UserError, match=r"2 columns that could be the label.*label_column"):
+    with pytest.raises(UserError, match=r"2 columns that could be the label.*call it 'label'"):
         read(file)
     assert read(file, image_column="x", label_column="second").labels.tolist() == [5, 4, 3, 2, 1, 0]
     with pytest.raises(UserError, match="no label column 'third'"):
@@ -83,10 +83,10 @@ def test_a_truncated_image_is_undecodable(tmp_path, write_parquet, png) -> None:
         read(file)
 
 
-@pytest.mark.parametrize("label", [-1, 3, None])
-def test_a_label_out_of_range_is_named(tmp_path, write_parquet, colours, label) -> None:
+@pytest.mark.parametrize(("label", "words"), [(-1, "the label -1"), (3, "the label 3"), (None, "no label")])
+def test_a_label_out_of_range_is_named(tmp_path, write_parquet, colours, label, words) -> None:
     file = write_parquet(tmp_path / "a.parquet", colours, [0, 1, 2, 0, label, 0])
-    with pytest.raises(UserError, match=r"Row 4 of .*a\.parquet has the label .*0 to 2"):
+    with pytest.raises(UserError, match=rf"Row 4 of .*a\.parquet has {words}, .*0 to 2"):
         read(file)
 
 

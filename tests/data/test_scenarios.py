@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorized_fl.data.images import ImageSet
-from factorized_fl.data.scenarios import build_scenario, deal_evenly, divide, permutation, scramble
+from factorized_fl.data.scenarios import build_scenario, deal_evenly, divide, permutation, score_validation, scramble
 from factorized_fl.errors import UserError
 
 NORMAL = ((0.5,), (0.25,))
@@ -165,3 +166,13 @@ def test_paper_presets_have_the_papers_sizes_on_the_real_data(shared_data) -> No
     assert {(len(c.test), len(c.validation)) for c in scenario.clients} == {(600, 600)}
     assert scenario.clients[0].classes[2] == "bed"  # the paper's table: client 1 calls Bed 2
     assert scenario.clients[19].classes[3] == "wolf"
+
+
+def test_nothing_is_learned_from_one_class_nor_scored_without_images() -> None:
+    one = ImageSet("one", torch.zeros(40, 1, 4, 4, dtype=torch.uint8), torch.zeros(40, dtype=torch.int64), ("a",))
+    with pytest.raises(UserError, match="'one' has only one class"):
+        build_scenario([one], ((0.5,), (0.5,)), clients=2)
+    labels = torch.arange(40) % 2
+    split = replace(one, labels=labels, classes=("a", "b"), split=torch.tensor([0, 2] * 20, dtype=torch.uint8))
+    with pytest.raises(UserError, match="client 1 has no validation images to be scored on"):
+        score_validation(build_scenario([split], ((0.5,), (0.5,)), clients=2))

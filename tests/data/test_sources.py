@@ -16,6 +16,8 @@ DOMAIN_CLASSES = sorted(name for names in DOMAINS.values() for name in names.spl
 # CIFAR-100 numbers its classes by name, so two that belong to no domain stand at the ends.
 NAMES = ["aquarium_fish", *DOMAIN_CLASSES, "worm"]
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* holds no (train|test) files")  # most sets here are of one part
+
 
 def pixel(value: int) -> np.ndarray:
     return np.full((4, 4, 3), value, np.uint8)
@@ -152,6 +154,30 @@ def test_a_folder_of_domains(tmp_path) -> None:
     assert (photo.name, sketch.name) == ("photo", "sketch")
     assert sketch.images.unique().tolist() == [1]
     assert sketch.channels == 1
+
+
+def test_a_folder_with_a_split_of_its_own(tmp_path) -> None:
+    """As it is, or as one of several domains: nobody trains on test images."""
+    for value, part in enumerate(("train", "validation", "test")):
+        for label in ("cat", "dog"):
+            save(tmp_path / "data" / "photo" / part / label / "1.png", value)
+            save(tmp_path / "data" / "sketch" / label / f"{value}.png", 7)
+    (photo,) = load("folder", tmp_path / "data" / "photo")
+    assert (photo.name, photo.classes) == ("photo", ("cat", "dog"))
+    assert photo.split is not None
+    assert photo.split.tolist() == photo.images[:, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    first, second = load("folder", tmp_path / "data")
+    assert torch.equal(first.images, photo.images)
+    assert (second.name, len(second), second.split) == ("sketch", 6, None)
+
+
+def test_half_a_data_set_is_not_taken_for_the_whole(tmp_path, write_parquet) -> None:
+    write_parquet(tmp_path / "cifar10" / "train-00001-of-00002.parquet", [pixel(1)], [0])
+    with pytest.raises(UserError, match="holds 1 of 2 train files"):
+        load("cifar10", tmp_path)
+    write_parquet(tmp_path / "cifar10" / "train-00000-of-00002.parquet", [pixel(1)], [0])
+    with pytest.warns(UserWarning, match="holds no test files"):
+        assert len(load("cifar10", tmp_path)[0]) == 2
 
 
 def test_folder_needs_a_folder(tmp_path) -> None:
