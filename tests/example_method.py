@@ -27,6 +27,6 @@ class NearestNeighbours(ffl.Method):
         first = next(iter(server.stack.values())).flatten(1)
         similarity = cosine(first - first.mean(0)).fill_diagonal_(2.0)
         similarity[:, ~server.received] = -2.0
-        nearest = similarity.topk(self.neighbours + 1).indices
+        nearest = similarity.topk(min(self.neighbours + 1, len(similarity))).indices
         matrix = torch.zeros_like(similarity).scatter_(1, nearest, 1.0) * server.received
         return ffl.Mixing(matrix / matrix.sum(1, keepdim=True), similarity)

@@ -45,6 +45,36 @@ def test_the_example_method_runs(example) -> None:
     assert all(record["up_bytes"] > 0 for record in records)
 
 
+def test_the_example_method_takes_whom_it_finds(example) -> None:
+    federation = tiny_federation("nearest-neighbours", clients=2)
+    run_round(federation, 1)
+    _, mixing = run_round(federation, 2)
+    assert mixing is not None
+    assert mixing.matrix.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_the_example_method_in_a_file_is_there_for_commands(tmp_path, monkeypatch, capsys) -> None:
+    from factorized_fl import cli
+
+    file, before = tmp_path / "nearest.py", dict(METHODS)
+    monkeypatch.setenv("COLUMNS", "200")
+    for text, words in (
+        ((ROOT / "tests" / "example_method.py").read_text(), "nearest-neighbours"),
+        ("x = 1\n", "registers no method: put @ffl.register"),
+        ("x = 1\nx / 0\n", "(ZeroDivisionError: division by zero, line 2)"),
+        ("from factorized_fl.methods import *\nregister(METHODS['fedavg'])\n", "a method 'fedavg' already"),
+        (None, "There is no Python file"),
+    ):
+        file.write_text(text) if text else file.unlink()
+        monkeypatch.setattr("sys.argv", ["ffl", "--load", str(file), "methods"])
+        with pytest.raises(SystemExit):
+            cli.main()
+        found = capsys.readouterr()
+        assert words in found.out + found.err, text
+        METHODS.clear()
+        METHODS.update(before)
+
+
 def test_the_python_examples_run(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -60,7 +90,7 @@ def test_every_command_of_the_readme_exists() -> None:
     from factorized_fl.cli import app
 
     known = get_command(app).commands  # type: ignore[attr-defined]
-    used = set(re.findall(r"^(?:\$ )?ffl ([a-z]+)", README, re.MULTILINE))
+    used = set(re.findall(r"^(?:\$ )?ffl (?:--load \S+ )?([a-z]+)", README, re.MULTILINE))
     assert used
     assert used <= set(known)
 

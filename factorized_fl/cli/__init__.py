@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from factorized_fl import __version__
 from factorized_fl.cli import data, lists, model, network, report, reproduce, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.errors import UserError
+from factorized_fl.methods.loading import load_methods
 
 app = typer.Typer(
     help="Agnostic personalised federated learning.",
@@ -31,13 +33,19 @@ app.add_typer(network.app, name="federation")
 
 
 @app.callback(invoke_without_command=True)
-def version(
+def before(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    load: Annotated[
+        list[Path] | None,
+        typer.Option("--load", metavar="FILE.py", help="Methods of your own; may be given several times."),
+    ] = None,
 ) -> None:
     """Agnostic personalised federated learning."""
     if version:
         console.print(__version__)
         raise typer.Exit
+    for file in load or []:
+        load_methods(file)
 
 
 def main() -> None:

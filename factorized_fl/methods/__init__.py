@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from factorized_fl.errors import unknown
+from factorized_fl.errors import UserError, unknown
 from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
 from factorized_fl.methods.base import Batch, Cost, Local, Method, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.clustered_fl import ClusteredFL
@@ -21,16 +21,20 @@ METHODS: dict[str, type[Method]] = {}
 
 
 def register(method: type[Method]) -> type[Method]:
-    """Make a method known by its name; usable as a class decorator."""
+    """Make a method known by its name; usable as a class decorator. What comes with the package stays what it is."""
+    if method.name in _OURS:
+        raise UserError(f"There is a method '{method.name}' already: give yours another name.")
     METHODS[method.name] = method
     return method
 
 
+_OURS: frozenset[str] = frozenset()
 for _method in (
     *(StandAlone, FedAvg, FedProx, ClusteredFL, PerFedAvg, FedFOMO, PFedPara, FactorizedFL, FactorizedFLBeta),
     *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout, FactorizedPeers),
 ):
     register(_method)
+_OURS = frozenset(METHODS)
 
 
 def find_method(name: str) -> type[Method]:

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from factorized_fl.errors import UserError
 from factorized_fl.federation.mixing import mix
 from factorized_fl.federation.rounds import choose, download, run_round
-from factorized_fl.methods import METHODS
+from factorized_fl.methods import METHODS, Mixing
 from tests.tiny import tiny_config, tiny_federation
 
 
@@ -118,3 +119,22 @@ def test_permuting_one_clients_labels_changes_nothing_that_others_receive() -> N
         run_round(renamed, round)
     for name in plain.shared:
         assert torch.allclose(plain.state.common[name], renamed.state.common[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        torch.eye(4),
+        Mixing(torch.eye(2, dtype=torch.float64)),
+        Mixing(torch.full((4, 4), torch.nan, dtype=torch.float64)),
+        Mixing(2 * torch.eye(4, dtype=torch.float64)),
+        Mixing(torch.eye(4, dtype=torch.float64), others={"head.weight": torch.eye(3)}),
+    ],
+)
+def test_what_is_no_mixing_of_all_clients_is_refused(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = tiny_federation("fedavg")
+    run_round(federation, 1)
+    monkeypatch.setattr(type(federation.method), "mix", lambda self, server: answer)
+    with pytest.raises(UserError, match="mix of fedavg must be a Mixing of 4 x 4 clients whose rows sum to 1"):
+        run_round(federation, 2)

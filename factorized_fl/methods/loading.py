@@ -1,0 +1,33 @@
+"""Methods of one's own, from a Python file."""
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+from factorized_fl.errors import UserError
+from factorized_fl.methods import METHODS
+
+
+def load_methods(path: Path) -> list[str]:
+    """Run a file that registers methods; returns their names. It is as trusted as any program one starts."""
+    before = dict(METHODS)
+    name = f"factorized_fl_loaded_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UserError(f"There is no Python file '{path}': name the one that registers your method.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their types up there
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        reason = f"{type(error).__name__}: {error}{where}"
+        raise UserError(f"'{path}' cannot be loaded ({reason}): run it by itself with Python to see more.") from error
+    new = [name for name in METHODS if METHODS[name] is not before.get(name)]
+    if not new:
+        raise UserError(f"'{path}' registers no method: put @ffl.register before its class.")
+    return new
