@@ -1,7 +1,7 @@
 """The same from Python as from the command line."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +23,16 @@ COMPARISON = "comparison.json"
 
 def configure(preset: str, method: str | None = None, /, **settings: Any) -> Config:
     """A configuration from a preset's name or a TOML file's path, a method, and single settings."""
-    table = read_table(Path(preset)) if preset.endswith(".toml") else find_preset(preset)
-    return resolve(table, method, settings)
+    return resolve(_table(preset), method, settings)
+
+
+def _table(preset: str) -> Mapping[str, Any]:
+    return read_table(Path(preset)) if preset.endswith(".toml") else find_preset(preset)
+
+
+def own_seed(preset: str) -> int:
+    """The seed that a preset or a file has if nothing else is said."""
+    return _table(preset).get("seed", Config.seed)
 
 
 def run(

@@ -69,6 +69,8 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     """Accept what TOML gives: whole numbers for floats, lists for tuples; anything else must fit exactly."""
     if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
         items = value if isinstance(value, list | tuple) else [value]
+        if kind.__args__[0] is int and not all(type(item) is int for item in items):
+            raise UserError(f"{name} = {value!r} must be a list of whole numbers: write it as [1, 2, 3].")
         return tuple(_convert(name, item, kind.__args__[0]) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

@@ -92,6 +92,19 @@ def test_a_run_that_diverges_says_so(capsys, config: Path, images: Path, tmp_pat
     code, out, _ = ffl(capsys, *arguments)
     assert code == 0
     assert "Training diverged for client 1, 2" in out
+    assert "Training diverged for client 1, 2" in (tmp_path / "run" / "report.html").read_text()
+    begun = ["compare", config, "--methods", "stand-alone,fedavg", "--set", "lr=1e30", "--data", images]
+    code, out, _ = ffl(capsys, *begun, "--out", tmp_path / "c")
+    assert code == 0
+    assert "FedAvg: Training diverged for client 1, 2" in out
+
+
+def test_a_comparison_takes_the_configurations_own_seed(capsys, images: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "seven.toml", seed=7, rounds=1)
+    code, out, _ = ffl(capsys, "compare", config, "--methods", "fedavg", "--data", images, "--out", tmp_path / "c")
+    assert code == 0
+    assert "seven.toml, 1 seed" in out
+    assert (tmp_path / "c" / "fedavg-seed7" / "summary.json").exists()
 
 
 def test_a_model_is_some_clients_and_an_image_has_to_exist(capsys, config: Path, images: Path, tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_parse_setting(text: str, expected: tuple) -> None:
         ({"rouns": 3}, "Did you mean 'rounds'"),
         ({"tau": 2.0}, "tau = 2.0 must be at most 1"),
         ({"clients_per_domain": [0, 3]}, "must be at least 1"),
+        ({"clients_per_domain": "4,4,4"}, r"must be a list of whole numbers: write it as \[1, 2, 3\]"),
         ({"permuted": "yes"}, "must be true or false"),
         ({"method": "fedavg"}, "given twice: 'factorized-fl' and 'fedavg'"),
         ({"preset": "demo"}, "A preset is named, not set"),

@@ -30,13 +30,13 @@ from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.report.tables import (
     Comparison,
     comparison_table,
-    divergence_line,
     model_line,
     result_table,
     scenario_table,
     verdict_lines,
 )
 from factorized_fl.report.tensorboard import TensorBoardObserver
+from factorized_fl.report.verdict import diverged, divergence_line
 
 
 class RunObserver(ProgressObserver):
@@ -86,8 +86,8 @@ def run(
     summary = directory.summary()
     assert summary is not None
     console.print(result_table(summary))
-    if line := divergence_line(directory.metrics()):
-        console.print(line, highlight=False)
+    if lost := [client["client"] for client in summary["clients"] if diverged(client)]:
+        console.print(divergence_line(lost), highlight=False)
     console.print(f"Run directory: {directory.path}", highlight=False)
     end_with_page(directory.path)
 
@@ -96,7 +96,9 @@ def run(
 def compare(
     preset: Preset,
     methods: Annotated[str, typer.Option("--methods", help="Names, separated by commas.")] = ",".join(METHODS),
-    seeds: Annotated[str, typer.Option("--seeds", help="Whole numbers, separated by commas.")] = "1",
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="Whole numbers, separated by commas; default: the configuration's.")
+    ] = None,
     settings: Setting = None,
     out: Out = None,
     data: Data = None,
@@ -106,7 +108,7 @@ def compare(
     watch: Watch = False,
 ) -> None:
     """Run several methods over several seeds and compare them."""
-    numbers = parse_numbers("--seeds", seeds)
+    numbers = [api.own_seed(preset)] if seeds is None else parse_numbers("--seeds", seeds)
     out = out or api.comparison_directory(preset)
     with page_while_running(out, watch):
         rows = api.compare(

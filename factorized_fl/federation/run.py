@@ -148,7 +148,7 @@ def summarise(directory: RunDirectory) -> Record:
     return {
         "method": directory.config().method,
         "clients": [
-            {name: record[name] for name in ("client", "domain", "accuracy", "correct", "total", "round")}
+            {name: record[name] for name in ("client", "domain", "accuracy", "correct", "total", "loss", "round")}
             for record in clients
         ],
         "accuracy_mean": statistics.fmean(accuracies) if clients else None,

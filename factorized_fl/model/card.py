@@ -45,7 +45,7 @@ parties, on {counts["train"]:,} images of {package.name} alone; nobody else saw 
 
 Images are cropped to their centre square, scaled to {package.image_size}x{package.image_size} pixels and taken as
 {colour}; pixels are divided by 255, then shifted by {_numbers(package.mean)} and scaled by {_numbers(package.std)}.
-{files} gave the trained model's scores on all of them, to {difference:.1e}.
+{files} gave the trained model's scores on all {total:,} images, to {difference:.1e}.
 """
 
 

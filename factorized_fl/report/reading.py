@@ -19,6 +19,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import METHODS
 from factorized_fl.network.plan import FEDERATION, RUN
+from factorized_fl.report.verdict import diverged, divergence_line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -172,6 +173,8 @@ def read_run(path: Path) -> RunFiles:
         notes.append(f"metrics.jsonl ends in round {run.done} of {run.planned}: the rest is missing from the curves.")
     if run.seconds and any(round not in run.seconds for round in range(1, run.done + 1)):
         notes.append("timing.jsonl lacks some rounds, so there are no times.")
+    if lost := [record["client"] for record in run.final if diverged(record)]:
+        notes.append(divergence_line(lost))
     if not run.complete:
         run.notes.insert(
             0, f"Not finished: round {run.done} of {run.planned}." if run.done else "No round is done yet."
@@ -284,7 +287,8 @@ def _clean_result(line: Mapping[str, Any]) -> Record:
     correct, total, accuracy = _whole(line.get("correct")), _whole(line.get("total")), number(line.get("accuracy"))
     if correct is None or not total or accuracy is None or not 0 <= correct <= total:
         return {"accuracy": None, "correct": None, "total": None}
-    return {"accuracy": accuracy, "correct": correct, "total": total}
+    loss = {"loss": line["loss"]} if "loss" in line else {}
+    return {"accuracy": accuracy, "correct": correct, "total": total, **loss}
 
 
 def _clean_summary(summary: Mapping[str, Any]) -> Record:

@@ -12,7 +12,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import METHODS
-from factorized_fl.report.verdict import Verdict, verdicts
+from factorized_fl.report.verdict import Verdict, diverged, divergence_line, verdicts
 
 
 def size(count: float) -> str:
@@ -73,13 +73,6 @@ def result_table(summary: Record) -> Table:
     return table
 
 
-def divergence_line(records: Sequence[Record]) -> str | None:
-    """Whose test had no finite loss in the end, if anybody's."""
-    last = {record["client"]: record for record in records if record["accuracy"] is not None}
-    lost = [str(k + 1) for k in sorted(last) if last[k]["loss"] is None]
-    return f"Training diverged for client {', '.join(lost)}: a smaller lr may help." if lost else None
-
-
 @dataclass(frozen=True)
 class Comparison:
     """One method's row in a comparison."""
@@ -91,6 +84,7 @@ class Comparison:
     up_bytes: float  # of one run
     down_bytes: float
     verdicts: tuple[Verdict, ...]  # against Stand-Alone, if that was run, too
+    diverged: tuple[int, ...] = ()  # clients, with any seed
 
     def clients(self, word: str) -> list[int]:
         """The clients, counted from 1, of whom that is the verdict."""
@@ -119,6 +113,7 @@ def compare(summaries: Mapping[str, Sequence[Record]], baseline: str = "stand-al
                 up_bytes=statistics.fmean(run["up_bytes"] for run in runs),
                 down_bytes=statistics.fmean(run["down_bytes"] for run in runs),
                 verdicts=tuple(verdicts(runs, summaries[baseline])) if compared else (),
+                diverged=tuple(sorted({c["client"] for run in runs for c in run["clients"] if diverged(c)})),
             )
         )
     return rows
@@ -148,12 +143,14 @@ def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
 
 
 def verdict_lines(rows: Sequence[Comparison]) -> list[str]:
-    """In plain words: whom each method helped and whom it harmed."""
+    """In plain words: whom each method helped and whom it harmed, and whose training went wrong."""
     lines = []
     for row in rows:
         if row.verdicts:
             parts = [f"{word} {_clients(row.clients(word))}" for word in ("helped", "harmed")]
             lines.append(f"{METHODS[row.method].title}: {', '.join(parts)}; the rest within two standard errors.")
+        if row.diverged:
+            lines.append(f"{METHODS[row.method].title}: {divergence_line(row.diverged)}")
     return lines
 
 

@@ -33,6 +33,16 @@ class Verdict:
         return "helped" if self.difference > 0 else "harmed"
 
 
+def diverged(record: Record) -> bool:
+    """Whether a result, of the metrics or of a summary, has no finite loss; older summaries do not say."""
+    return record["accuracy"] is not None and record.get("loss", 0.0) is None
+
+
+def divergence_line(clients: Sequence[int]) -> str:
+    """In words, clients counted from 0."""
+    return f"Training diverged for client {', '.join(str(k + 1) for k in clients)}: a smaller lr may help."
+
+
 def other_images(ours: Sequence[Record], theirs: Sequence[Record]) -> bool:
     """Whether two runs' clients, as clients.json has them, hold different images, as far as both say."""
     marks = ((one.get("images"), other.get("images")) for one, other in zip(ours, theirs, strict=False))

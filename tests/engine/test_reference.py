@@ -213,7 +213,7 @@ def test_factorized_peers_settles_unless_told_otherwise() -> None:
 def test_what_is_adapted_before_the_test_is_settled_after_that() -> None:
     federation = tiny_federation("per-fedavg", options={"test": "adapted", "settle": True, "inner": 0.3})
     run_round(federation, 1)
-    tested = federation.engine._tested(1, 0, federation.state, federation.start)
+    tested = federation.engine.tested(1, 0, federation.state, federation.start)
     again = {name: tensor.clone() for name, tensor in tested.items()}
     federation.engine._settle(0, again)
     for name in (name for name in again if "running" in name):
