@@ -17,7 +17,7 @@ from factorized_fl.network.site import export_now
 def print_exported(exported: Exported) -> None:
     """In three lines: where it is, how good it is, whether training together helped."""
     console.print(
-        f"{exported.folder}: {100 * exported.accuracy:.2f}% of {exported.images:,} test images right; "
+        f"{exported.folder}: {100 * exported.accuracy:.2f}% of {exported.images:,} images right; "
         f"scores equal the trained model's to {exported.largest_difference:.1e}"
         f"{', as ONNX too' if exported.onnx else ''}",
         highlight=False,

@@ -1,0 +1,70 @@
+"""Whether bf16 costs accuracy: the same runs with bf16 and with exacter convolutions, round by round.
+
+    python benchmarks/precision.py [--bf16 FILE... --exact FILE...] [--out results/performance/precision.json]
+
+By default Factorized-FL beta on the five domains with bf16 and with TF32, the seeds that both have, from
+results/paper/. One round differs from the next by more than half a point, so beside the last round stands the mean of
+the last ten with their standard deviation.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+LAST = 10
+PAPER = Path("results/paper")
+NAMES = {
+    "bf16": "domains/factorized-fl-beta-seed*.json",
+    "exact": "departures/domains/factorized-fl-beta+tf32-seed*.json",
+}
+
+
+def accuracies(cell: dict) -> list[float]:
+    """The clients' mean accuracy after every round, in percent."""
+    scored = cell["clients"]["scored"]
+    return [
+        100 * statistics.fmean(right / total for right, total in zip(row, scored, strict=True))
+        for row in cell["correct"]
+    ]
+
+
+def described(cell: dict) -> dict[str, float]:
+    found = accuracies(cell)
+    return {
+        "last_round": found[-1],
+        "last_ten": statistics.fmean(found[-LAST:]),
+        "spread_of_ten": statistics.stdev(found[-LAST:]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in NAMES:
+        parser.add_argument(f"--{name}", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=Path("results/performance/precision.json"))
+    arguments = parser.parse_args()
+    cells: dict[str, dict[int, dict]] = {}
+    for name, pattern in NAMES.items():
+        read = [json.loads(path.read_text()) for path in getattr(arguments, name) or sorted(PAPER.glob(pattern))]
+        cells[name] = {cell["seed"]: cell for cell in read}
+    rows = []
+    for seed in sorted(cells["bf16"].keys() & cells["exact"].keys()):
+        pair = {name: described(cells[name][seed]) for name in NAMES}
+        differences = {what: pair["bf16"][what] - pair["exact"][what] for what in ("last_round", "last_ten")}
+        rows.append({"seed": seed, **pair, "difference": differences})
+        print(
+            f"seed {seed}: last round {pair['bf16']['last_round']:.2f} against {pair['exact']['last_round']:.2f}, "
+            f"last ten {pair['bf16']['last_ten']:.2f} ± {pair['bf16']['spread_of_ten']:.2f} "
+            f"against {pair['exact']['last_ten']:.2f} ± {pair['exact']['spread_of_ten']:.2f}"
+        )
+    if not rows:
+        raise SystemExit(
+            "There are no two runs of one seed: `ffl reproduce departures --methods factorized-fl-beta+tf32`."
+        )
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
