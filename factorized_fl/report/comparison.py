@@ -108,6 +108,9 @@ class Variant:
 def compare_runs(runs: Sequence[RunFiles]) -> Record:
     """The comparison part of the document."""
     variants, notes = _variants(runs)
+    for variant in variants[1:]:
+        if lines := difference_lines(variant.first, variants[0].first):
+            notes.append(f"{variants[0].label}, unlike {variant.label}, was trained with {', '.join(lines)}.")
     reference = next((i for i, variant in enumerate(variants) if variant.first.method == "stand-alone"), None)
     pairs = len(variants) * (len(variants) - 1) * max(len(run.clients) for run in runs)
     references = range(len(variants)) if pairs <= _MOST_DIFFERENCES else [] if reference is None else [reference]

@@ -223,6 +223,12 @@ def test_runs_of_different_data_are_not_compared(tmp_path: Path) -> None:
         collect([tmp_path / "a", tmp_path / "c"])
 
 
+def test_what_was_trained_differently_is_told(tmp_path: Path) -> None:
+    for method, rate in (("stand-alone", 0.02), ("fedavg", 0.02), ("fedprox", 0.5)):
+        write_run(tmp_path / method, method, lr=rate)
+    assert collect([tmp_path])["notes"] == ["Stand-Alone, unlike FedProx, was trained with lr 0.02 instead of 0.5."]
+
+
 def test_runs_of_different_images_are_not_compared(tmp_path: Path) -> None:
     """Of the second seed, where the first one's are the same."""
     for seed in (1, 2):
