@@ -4,17 +4,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from factorized_fl.reproduce.cells import Result
 from factorized_fl.reproduce.collection import (
     Collection,
+    Difference,
     difference,
     formula_gigabytes,
     model_millions,
     total_bytes,
 )
-from factorized_fl.reproduce.measures import found as own_domain_found
 from factorized_fl.reproduce.measures import same_domain
 from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.published import published
@@ -25,6 +22,8 @@ LABEL_STUDIES = ("label-cifar10", "label-svhn")
 PARTITIONS = ("iid", "non-iid")
 LABEL_SETTINGS = tuple(f"{labels}-{partition}" for partition in PARTITIONS for labels in ("standard", "permuted"))
 AVERAGING = ("fedavg", "fedprox", "clustered-fl", "per-fedavg", "fedfomo", "pfedpara")
+MOST = 0.5  # of the nearest, for clients to be grouped
+SMALL = 0.7  # of the regular parameters
 UNHURT = 1.0  # points that count as no loss
 SIZE_TOLERANCE = 0.05
 COST_TOLERANCE = 0.02
@@ -32,27 +31,42 @@ COST_TOLERANCE = 0.02
 Key = tuple[str, str, str]  # study, setting, row
 
 
+AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
+
+
 @dataclass(frozen=True)
 class Check:
-    """One comparison: what it compares, whether it came out as claimed (None: not run), and the figures."""
+    """One comparison: what it compares, what came out, and the figures."""
 
     text: str
-    passed: bool | None = None
+    outcome: str = NOT_RUN
     figures: str = ""
+
+
+def decided(text: str, passed: bool, figures: str) -> Check:
+    """A check that came out one way or the other."""
+    return Check(text, AS_CLAIMED if passed else CONTRARY, figures)
 
 
 def compared(found: Collection, text: str, one: Key, other: Key, word: str, least: float = 0.0) -> Check:
     """Whether the first cell's accuracy is `word` ("more" or "less") than the other's, by at least so many points."""
-    gap = difference(found.of(*one), found.of(*other))
+    return judged(text, difference(found.of(*one), found.of(*other)), word, least)
+
+
+def judged(text: str, gap: Difference | None, word: str, least: float = 0.0) -> Check:
+    """The same of a difference; it decides nothing while its error allows for both."""
     if gap is None:
         return Check(text)
-    return Check(text, gap.word == word and abs(gap.points) >= least, f"{gap} points")
+    towards = gap.points if word == "more" else -gap.points
+    if gap.word == "same" and towards + 2 * gap.error >= least:
+        return Check(text, UNDECIDED, str(gap))
+    return decided(text, gap.word == word and towards >= least, str(gap))
 
 
 def unhurt(found: Collection, text: str, one: Key, other: Key) -> Check:
     """Whether the first cell loses no more than UNHURT points against the other, or nothing beyond the error."""
     gap = difference(found.of(*one), found.of(*other))
-    return Check(text) if gap is None else Check(text, gap.word != "less" or gap.points >= -UNHURT, f"{gap} points")
+    return Check(text) if gap is None else decided(text, gap.word != "less" or gap.points >= -UNHURT, str(gap))
 
 
 def permutation(found: Collection, methods: tuple[str, ...], hurts: bool) -> Iterator[Check]:
@@ -117,37 +131,26 @@ def least_cost(found: Collection) -> Iterator[Check]:
             if ours is None or theirs is None:
                 yield Check(text)
             else:
-                yield Check(text, ours < theirs, f"{ours / 1e9:.3f} GB against {theirs / 1e9:.3f} GB")
+                yield decided(text, ours < theirs, f"{ours / 1e9:.3f} GB against {theirs / 1e9:.3f} GB")
 
 
 def groups_by_domain(found: Collection, kind: str, groups: bool) -> Iterator[Check]:
-    """Whether one's own domain is among the most similar clients more often than by chance, in the last round."""
+    """Whether most of a client's most similar ones are of its own domain, the mean over clients in the last round."""
     for key in (
         ("domains", "domains", "factorized-fl"),
         ("similarity", "similarity", "factorized-fl+released"),
         ("similarity", "similarity", "factorized-fl+released-layout"),
     ):
         name = "the paper's layout" if key[0] == "domains" else key[2].partition("+")[2]
-        text = f"{kind}: own domain among the nearest above chance, {name}"
+        text = f"{kind}: {'' if groups else 'not '}most of the nearest are of one's own domain, {name}"
         results = found.of(*key)
         if not results:
             yield Check(text)
             continue
-        shares, chance = last_round_shares(results, kind)
-        error = float(shares.std() / len(shares) ** 0.5)
-        above = float(shares.mean()) - chance > 2 * error
-        figures = f"{float(shares.mean()):.3f} ± {error:.3f}, chance {chance:.3f}"
-        yield Check(text if groups else text.replace("above", "not above"), above is groups, figures)
-
-
-def last_round_shares(results: list[Result], kind: str) -> tuple[torch.Tensor, float]:
-    """For every client and seed the share of its own domain among its nearest in the last round; and chance."""
-    same = same_domain(results[0].domains)
-    shares = []
-    for result in results:
-        matrices = result.record["factors"][kind]["matrices"]
-        shares.append(own_domain_found(torch.tensor(matrices[max(matrices, key=int)]), same))
-    return torch.cat(shares), float(same.double().sum(1).mean()) / (len(same) - 1)
+        share = _average(result.record["factors"][kind]["found"][-1] for result in results)
+        same = same_domain(results[0].domains)
+        chance = float(same.double().sum(1).mean()) / (len(same) - 1)
+        yield decided(text, (share > MOST) is groups, f"{share:.3f}, chance {chance:.3f}")
 
 
 def u_more_alike(found: Collection) -> Iterator[Check]:
@@ -161,9 +164,8 @@ def u_more_alike(found: Collection) -> Iterator[Check]:
         if not results:
             yield Check(text)
             continue
-        factors = results[0].record["factors"]
-        u, v = (factors[kind]["other"][-1] for kind in ("u", "v"))
-        yield Check(text, u > v, f"{u:.3f} against {v:.3f}")
+        u, v = (_average(r.record["factors"][kind]["other"][-1] for r in results) for kind in ("u", "v"))
+        yield decided(text, u > v, f"{u:.3f} against {v:.3f}")
 
 
 def architectures(found: Collection, one: tuple[str, str], other: tuple[str, str], word: str) -> Iterator[Check]:
@@ -187,16 +189,19 @@ def sizes(found: Collection, l1: bool) -> Iterator[Check]:
             if size is None:
                 yield Check(text)
             else:
-                yield Check(text, abs(size / paper - 1) <= SIZE_TOLERANCE, f"{size:.3f} M, paper {paper:.3f} M")
+                yield decided(text, abs(size / paper - 1) <= SIZE_TOLERANCE, f"{size:.3f} M, paper {paper:.3f} M")
 
 
 def small_and_better(found: Collection) -> Iterator[Check]:
-    """Factorised networks of all sizes against the regular one."""
+    """Factorised networks with 30% fewer parameters, or even less, against the regular one."""
     regular = sparsity_results(found, None, True)
     for value in LAMBDAS:
-        gap = difference(sparsity_results(found, value, True), regular)
-        text = f"factorised at lambda {value:g} minus regular"
-        yield Check(text) if gap is None else Check(text, gap.word == "more", f"{gap} points")
+        results = sparsity_results(found, value, True)
+        millions = model_millions(results[0]) if results else None
+        if millions is None or millions <= SMALL * published()["sparsity"]["regular"]["millions"]:
+            size = "" if millions is None else f", {millions:.3f} M,"
+            text = f"factorised at lambda {value:g}{size} minus regular"
+            yield judged(text, difference(results, regular), "more")
 
 
 def costs(found: Collection) -> Iterator[Check]:
@@ -212,7 +217,7 @@ def costs(found: Collection) -> Iterator[Check]:
                 yield Check(text)
                 continue
             near = any(abs(value / row["cost"] - 1) <= COST_TOLERANCE for value in both if value is not None)
-            yield Check(text, near, f"{both[0]:.2f} (A), {both[1]:.2f} (B), paper {row['cost']:g} GB")
+            yield decided(text, near, f"{both[0]:.2f} (A), {both[1]:.2f} (B), paper {row['cost']:g} GB")
 
 
 def farther_apart(found: Collection) -> Iterator[Check]:
@@ -226,7 +231,7 @@ def farther_apart(found: Collection) -> Iterator[Check]:
             continue
         means = [sum(value[index] for value in values) / len(values) for index in (nearer, farther)]
         figures = f"{means[1]:.3f} against {means[0]:.3f}"
-        yield Check(text, all(value[farther] > value[nearer] for value in values), figures)
+        yield decided(text, all(value[farther] > value[nearer] for value in values), figures)
 
 
 def averages_degrade(found: Collection) -> Iterator[Check]:
@@ -246,11 +251,11 @@ def averages_degrade(found: Collection) -> Iterator[Check]:
             continue
         shares = [[100 * value / count for value in pair] for pair, count in zip(pairs, rounds, strict=True)]
         means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
-        yield Check(text, all(worse < better for worse, better in pairs), f"{means[0]:.1f}% against {means[1]:.1f}%")
+        yield decided(text, all(worse < better for worse, better in pairs), f"{means[0]:.1f}% against {means[1]:.1f}%")
 
 
 def u_comes_closer(found: Collection) -> Iterator[Check]:
-    """Last epoch against first, of models whose u is averaged between epochs, as the paper's federation does."""
+    """The last epoch's updates against the first's, of models whose u is averaged between epochs, as in the paper."""
     for party in ("partition 2, permuted", "CIFAR-10"):
         for kind, text in (("u", "u comes closer"), ("v", "v stays farther apart than u")):
             text = f"{text}, {party}"
@@ -258,12 +263,12 @@ def u_comes_closer(found: Collection) -> Iterator[Check]:
             if not runs:
                 yield Check(text)
                 continue
-            first, last = (_average(run["u"]["total"][position][0] for run in runs) for position in (0, -1))
-            v = _average(run["v"]["total"][-1][0] for run in runs)
+            first, last = (_average(run["u"]["epoch"][position][0] for run in runs) for position in (0, -1))
+            v = _average(run["v"]["epoch"][-1][0] for run in runs)
             if kind == "u":
-                yield Check(text, last < first, f"{first:.3f} after the first epoch, {last:.3f} after the last")
+                yield decided(text, last < first, f"{first:.3f} in the first epoch, {last:.3f} in the last")
             else:
-                yield Check(text, v > last, f"{v:.3f} against {last:.3f}")
+                yield decided(text, v > last, f"{v:.3f} against {last:.3f}")
 
 
 def _average(values: Iterable[float]) -> float:

@@ -2,8 +2,9 @@
 
 The rule is the same for all claims. A test compares two cells by the mean difference of their accuracies, paired by
 seed and client; it comes out as claimed if that difference has the claimed sign and exceeds two standard errors (see
-`collection.difference`). A claim holds if all of its tests that were run come out as claimed, holds in part if some
-do, does not hold if none does, and is not tested if none was run.
+`collection.difference`); within two standard errors it is undecided. A claim holds if all of its tests that were run
+come out as claimed, holds in part if some do, does not hold if none does and one is decided, is undecided if none is,
+and not tested if none was run.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from factorized_fl.reproduce import claim_tests as tests
-from factorized_fl.reproduce.claim_tests import AVERAGING, Check
+from factorized_fl.reproduce.claim_tests import AS_CLAIMED, AVERAGING, CONTRARY, NOT_RUN, UNDECIDED, Check
 from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.studies import DOMAIN_METHODS
 
@@ -37,24 +38,26 @@ class Judged:
     @property
     def ran(self) -> list[Check]:
         """The tests whose cells were run."""
-        return [check for check in self.tests if check.passed is not None]
+        return [check for check in self.tests if check.outcome != NOT_RUN]
+
+    def number(self, outcome: str) -> int:
+        """How many checks came out so."""
+        return sum(check.outcome == outcome for check in self.tests)
 
     @property
     def count(self) -> str:
-        """How many checks came out as claimed, and how many could not be made."""
-        passed = sum(check.passed is True for check in self.ran)
-        missing = len(self.tests) - len(self.ran)
-        return f"{passed} of {len(self.ran)} as claimed" + (f", {missing} not run" if missing else "")
+        """How many checks came out as claimed, and how many did not decide or could not be made."""
+        open = (f", {number} {outcome}" for outcome in (UNDECIDED, NOT_RUN) if (number := self.number(outcome)))
+        return f"{self.number(AS_CLAIMED)} of {len(self.ran)} as claimed{''.join(open)}"
 
     @property
     def verdict(self) -> str:
         """In the words of the rule."""
-        passed = sum(check.passed is True for check in self.ran)
         if not self.ran:
             return "not tested"
-        if passed == len(self.ran):
-            return "holds"
-        return "holds in part" if passed else "does not hold"
+        if self.number(AS_CLAIMED):
+            return "holds" if self.number(AS_CLAIMED) == len(self.ran) else "holds in part"
+        return "does not hold" if self.number(CONTRARY) else "undecided"
 
     @property
     def words(self) -> str:

@@ -12,6 +12,8 @@ from factorized_fl.reproduce.cells import Cell, Result, read_result
 from factorized_fl.reproduce.choices import read_choices
 from factorized_fl.reproduce.studies import STUDIES
 
+ROUNDS = 10  # the last ones, over which the ups and downs of a mean over clients are measured
+
 
 @dataclass(frozen=True)
 class Collection:
@@ -73,7 +75,7 @@ class Difference:
 
     points: float
     error: float
-    pairs: int
+    seeds: tuple[int, ...]
 
     @property
     def word(self) -> str:
@@ -83,14 +85,17 @@ class Difference:
         return "more" if self.points > 0 else "less"
 
     def __str__(self) -> str:
-        return f"{self.points:+.2f} ± {self.error:.2f}"
+        seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
+        return f"{self.points:+.2f} ± {self.error:.2f} points, {seeds}"
 
 
 def difference(ours: Sequence[Result], others: Sequence[Result], round: int | None = None) -> Difference | None:
     """Mean of (ours - others) over all clients of the seeds that both were run with; nothing if there are none.
 
-    The standard error is the largest of three: from all pairs of one client and seed as if independent; between the
-    seeds' means, if there are several; and, with a single client, from the size of the test and its last rounds.
+    The standard error has two parts. One is the largest of these: from all pairs of one client and seed as if they were
+    independent; between the means of those that share test images, the clients of one domain and seed; between the
+    seeds' means. The other is what the difference goes up and down by over the last rounds, as one of them is compared.
+    A single client's error comes from the size of its test and its last rounds.
     """
     theirs = {result.seed: result for result in others}
     paired = [(result, theirs[result.seed]) for result in ours if result.seed in theirs]
@@ -101,15 +106,35 @@ def difference(ours: Sequence[Result], others: Sequence[Result], round: int | No
         for one, other in paired
     ]
     pairs = [value for values in by_seed for value in values]
-    errors = [0.0]
-    if len(pairs) > 1:
-        errors.append(statistics.stdev(pairs) / math.sqrt(len(pairs)))
-    if len(by_seed) > 1:
-        errors.append(statistics.stdev(statistics.fmean(values) for values in by_seed) / math.sqrt(len(by_seed)))
+    sharing = [
+        [value for value, place in zip(values, one.domains, strict=True) if place == domain]
+        for values, (one, _) in zip(by_seed, paired, strict=True)
+        if len(values) == len(one.domains)
+        for domain in dict.fromkeys(one.domains)
+    ]
+    groups = ([[pair] for pair in pairs], sharing, by_seed)
+    error = max(_error_of_mean([statistics.fmean(values) for values in group]) for group in groups)
     if len(by_seed[0]) == 1:
         variances = [_variance(result, round) for pair in paired for result in pair]
-        errors.append(100 * math.sqrt(sum(variances)) / len(paired))
-    return Difference(statistics.fmean(pairs), max(errors), len(pairs))
+        error = max(error, 100 * math.sqrt(sum(variances)) / len(paired))
+    elif round is None:
+        error = math.hypot(error, math.sqrt(sum(_between_rounds(*pair) for pair in paired)) / len(paired))
+    return Difference(statistics.fmean(pairs), error, tuple(one.seed for one, _ in paired))
+
+
+def _error_of_mean(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _between_rounds(one: Result, other: Result) -> float:
+    """Variance of the difference of two runs' means, in points, over their last rounds; 0 of short runs."""
+    if min(one.rounds, other.rounds) < ROUNDS:
+        return 0.0
+    means = [
+        [100 * statistics.fmean(score for score in row if score is not None) for row in result.curve[-ROUNDS:]]
+        for result in (one, other)
+    ]
+    return statistics.variance(a - b for a, b in zip(*means, strict=True))
 
 
 def _variance(result: Result, round: int | None) -> float:

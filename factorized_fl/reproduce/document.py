@@ -129,9 +129,11 @@ def _machines(found: Collection) -> str:
         return "No cell has been run yet."
     devices = sorted({result.record["environment"]["device"] for result in results})
     commits = sorted({result.record["commit"] or "unknown" for result in results})
-    hours = sum(result.seconds for result in results) / 3600
+    short = sum(len(runs) for key, runs in found.cells.items() if key[0] == "choices")
+    seconds = [*(result.seconds for result in results), *(record["seconds"] for record in found.heterogeneity)]
     return (
-        f"So far {len(results)} runs, {hours:.1f} hours in all, on {', '.join(devices)}, "
+        f"So far {len(seconds)} runs, {short} of them short ones to choose by, {sum(seconds) / 3600:.1f} hours in all, "
+        f"on {', '.join(devices)}, "
         f"from commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}."
     )
 
@@ -152,9 +154,29 @@ def _label(found: Collection, what: str, heading: str) -> list[str]:
         [title(m), *(entry(by_place[m, s]) for s in settings), *_costs(by_place[m, "permuted-iid"])] for m in methods
     ]
     headings = ("method", *settings, "paper, GB", "formula, GB", "serialised, GB")
-    seeds = sorted({seed for row in rows for seed in row.seeds})
-    note = f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. Costs are those of the permuted IID setting."
-    return [heading, _table(headings, lines), note, *_figures(found, what)]
+    note = f"{_seeds(rows)} Costs are those of the permuted IID setting."
+    return [heading, _table(headings, lines), note, *_unsplit(found, what), *_figures(found, what)]
+
+
+def _seeds(rows: Sequence[Row]) -> str:
+    """Which seeds the entries of a table have."""
+    sets = sorted({row.seeds for row in rows if row.seeds}, key=len)
+    words = [", ".join(map(str, seeds)) for seeds in sets]
+    if len(words) < 2:
+        return f"Seeds: {''.join(words) or 'none yet'}."
+    return f"Seeds: {words[0]}; where ± stands {' or '.join(words[1:])}."
+
+
+def _unsplit(found: Collection, what: str) -> list[str]:
+    """Where Clustered-FL never split it is FedAvg, which a reader should know."""
+    runs = [(key, result) for key, results in found.cells.items() for result in results if key[2] == "clustered-fl"]
+    places = [
+        key[1]
+        for key, result in runs
+        if key[0] == what and len(set(result.record.get("mixing", {}).get("clusters", (0, 1)))) == 1
+    ]
+    told = ", ".join(dict.fromkeys(places))
+    return [f"Clustered-FL, with the thresholds below, never split ({told}): there it is FedAvg."] if told else []
 
 
 def _domains(found: Collection) -> list[str]:
@@ -165,10 +187,10 @@ def _domains(found: Collection) -> list[str]:
         [title(m), *(entry(by_place[m, place]) for place in places), *_costs(by_place[m, AVERAGE])]
         for m in dict.fromkeys(row.method for row in rows)
     ]
-    seeds = sorted({seed for row in rows for seed in row.seeds})
     return [
         _table(("method", *places, "paper, GB", "formula, GB", "serialised, GB"), lines),
-        f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. The paper has no row for beta here.",
+        f"{_seeds(rows)} The paper has no row for beta here.",
+        *_unsplit(found, "domains"),
         *_figures(found, "domains", "domains-clients"),
     ]
 
@@ -218,13 +240,15 @@ def _differences(found: Collection) -> list[str]:
 
 def _notes(found: Collection, what: str) -> list[str]:
     """What has to be known about single results of a study."""
-    notes = {
-        f"{title(row)}, {setting}: {result.record['note']}."
-        for (study, setting, row), results in found.cells.items()
-        for result in results
-        if study == what and "note" in result.record
-    }
-    return sorted(notes)
+    notes: dict[str, list[int]] = {}
+    for (study, setting, row), results in found.cells.items():
+        for result in results if study == what else []:
+            if "note" in result.record:
+                notes.setdefault(f"{title(row)}, {setting}|{result.record['note']}", []).append(result.seed)
+    return sorted(
+        f"{cell}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {note}."
+        for (cell, _, note), seeds in ((told.partition("|"), seeds) for told, seeds in notes.items())
+    )
 
 
 def _helped(found: Collection) -> list[str]:
@@ -286,9 +310,8 @@ def _claims(found: Collection) -> list[str]:
         ),
         "### Every check",
     ]
-    words = {True: "as claimed", False: "not as claimed"}
     for one in judged:
-        lines = [[_plain(check.text), words[bool(check.passed)], check.figures] for check in one.ran]
+        lines = [[_plain(check.text), check.outcome, check.figures] for check in one.ran]
         if lines:
             table = _table(("check", "outcome", "figures"), lines)
             parts.append(f"<details><summary>{one.claim.statement}</summary>\n\n{table}\n\n</details>")

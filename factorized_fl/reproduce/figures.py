@@ -1,6 +1,7 @@
 """The paper's figures from our results. Needs matplotlib: pip install "factorized-fl[figures]"."""
 
 import io
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,10 +249,9 @@ def _size_points(found: Collection, setting: str, l1: bool) -> list[tuple[float,
             continue
         results = found.get(cell)
         if results and results[0].configuration["options"]["l1"] is l1:
-            millions, accuracy = model_millions(results[0]), mean(results)
-            assert millions is not None
+            sizes, accuracy = [model_millions(result) for result in results], mean(results)
             assert accuracy is not None
-            points.append((millions, accuracy.value))
+            points.append((statistics.fmean(size for size in sizes if size is not None), accuracy.value))
     return points
 
 

@@ -19,13 +19,16 @@ agree. The methods follow the papers to the letter; [methods.md](methods.md) say
 authors' code departs from their paper. Each departure is an option here, off unless a row says so.
 
 In the tables an entry reads *paper / ours (difference)*; ± is the standard deviation between seeds where there are
-several. The paper's ± is as printed there. Costs are gigabytes of a whole run: the paper's number, ours by the paper's
-formula without the first download, and ours as really serialised."""
+several. Convolutions are computed in bfloat16. Costs are gigabytes of a whole run: the paper's number, ours by the
+paper's formula without the first download, and ours as really serialised. The formula counts what the paper's own
+numbers imply rather than what travels: of dense methods all tensors, with the classifier; of Factorized-FL the
+classifier's u, but not the norms that travel, too; of beta the entries of mu that survive the threshold."""
 
 CHOICES = """## What was chosen, and how
 
-What the paper leaves open was fixed before the runs above by short runs scored on the *validation* images, which no
-table uses: one run per candidate, first seed, best mean over clients. Clustered-FL's thresholds follow from a pilot
+What the paper leaves open was fixed by short runs scored on the *validation* images, which no table uses, before the
+runs above, but for Factorized-Peers without settled statistics, which came first: one run per candidate, first seed,
+best mean over clients. Clustered-FL's thresholds follow from a pilot
 that never splits. What is not listed has its preset's value; each result file holds its complete configuration."""
 
 SIMILARITY = """Of each client's three most similar clients, what share is of its own domain? Somebody without
@@ -37,18 +40,21 @@ are of the same run, and the paper's number stands beside both. The accuracy of 
 points from round to round, so that after 250 epochs is the mean of its last five rounds (230 to 250 epochs)."""
 
 SPARSITY = """Sizes count u, v and the entries of mu that survive the threshold lambda. With the penalty of Eq. 6 in
-the gradient mu keeps shrinking; in the authors' code the penalty is computed on detached tensors, has no gradient, and
-only the threshold is left. Both are here."""
+the gradient most of mu falls below the threshold in the first rounds, and part of it comes back later; in the authors'
+code the penalty is computed on detached tensors, has no gradient, and only the threshold is left."""
 
 HETEROGENEITY = """Equally initialised ResNet-9s are trained on MNIST partition 1 and on other data. A distance is that
 of two updates since the start, each scaled to length 1: 0 for the same direction, 1.414 for unrelated ones. The paper
-states neither sizes nor lengths; we take 2,400 images each and no augmentation. The paper's figures show no numbers."""
+states neither sizes nor lengths; we take 2,400 images each and no augmentation. For the *accuracy of averages* two
+models, classifiers included, are averaged after every third of 30 epochs and go on from there; it is that of the
+average on partition 1, the mean over the ten times. Where u is said to come closer it is averaged after every epoch,
+and it is the updates of one epoch that are compared. The paper's figures show no numbers."""
 
 BEYOND = """Factorized-Peers ([fingerprints.md](fingerprints.md)) shares what beta shares, with those whose images look
 like one's own, and measures BatchNorm's statistics anew on a client's plain training images after its local training
 ("settled"); columns marked so show what that alone does for others, one what is left without it. The harder settings
 are variants of the five domains: 1, 2, 3, 6 and 8 clients per domain; Dirichlet(0.5) shares of the classes inside each
-domain; one client whose training labels are drawn at random."""
+domain; one client whose training labels are drawn at random, which counts in that row's mean."""
 
 HELPED = """What its clients gained, in points, each against the same client of the same seed; a client with random
 labels does not count. *Own-domain weight* is what a client gives to itself and to others of its domain when models are
@@ -56,20 +62,27 @@ mixed, the mean over clients and rounds."""
 
 DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
-For Factorized-FL and its beta the departures of the authors' code were switched on, all together and one by one, and
-for the factorised networks of a single client that of its classifier; for FedFOMO the two choices that its sources
-leave open ([methods.md](methods.md)), for pFedPara larger learning rates, for Per-FedAvg, on the domains, what PFLlib
-does differently and its own paper's test. On the domains one row has TF32 instead of bfloat16 convolutions, which are
-our own departure. *Comes within {CLOSE} points with* names those whose run agrees with the published number. The
-authors published no code for the baselines, so for the others there is nothing to switch on."""
+Means over all domains count here, and single clients after 250 epochs. What can be switched on: for Factorized-FL and
+its beta the departures of the authors' code, all together and one by one, and for the factorised networks of a single
+client that of its classifier; for FedFOMO the two choices that its sources leave open ([methods.md](methods.md)), for
+pFedPara larger learning rates, for Per-FedAvg, on the domains, what PFLlib does differently and its own paper's test;
+on the domains TF32 instead of bfloat16 convolutions, which are our own departure. *Comes within {CLOSE} points with*
+names those whose run agrees with the published number; *not run* means that none of them was run yet. The authors
+published no code for the baselines, so for the others there is nothing to switch on."""
 
 CLAIMS = """## Claims
 
-A check compares two cells by the mean difference of their accuracies, paired by seed and client. Its standard error is
-the larger of two: from all pairs as if they were independent, and between the seeds' means where there are several
-(with a single client, from the size of its test and the ups and downs of its last five rounds). A check comes out as
-claimed if the difference has the claimed sign and exceeds two standard errors. "Consistent" means no loss beyond two
-standard errors or one point, a sharp drop five points or more; sizes must agree within 5%, costs within 2%. Single
-clients are compared after 250 epochs, their sizes after 20 as well. A claim *holds* if all checks that were run do,
-*holds in part* if some do, *does not hold* if none does. Clients of one seed share initial weights and, in the label
-settings, test images, so with a single seed the error says nothing about other seeds."""
+A check compares two cells by the mean difference of their accuracies, paired by seed and client. Its standard error has
+two parts. One is the largest of three: from all pairs as if they were independent, between the means of the clients of
+one domain and seed, who share their test images, and between the seeds' means. The other is the standard deviation of
+the difference over the last ten rounds, since one round is compared with one. (With a single client it comes from the
+size of its test and the ups and downs of its last five rounds.) A check comes out as claimed, or not, if the difference
+exceeds two standard errors; else it is undecided. "Consistent" means no loss beyond two standard errors or one point, a
+sharp drop five points or more; sizes must agree within 5%, costs within 2%; u or v groups clients by domain if most of
+a client's nearest are of its own. Checks of distances, similarities and bytes have no error. Single clients are
+compared after 250 epochs, their sizes after 20 as well. A claim *holds* if all checks that were run do, *holds in part*
+if some do; if none does, it *does not hold*, or is *undecided* if all checks are.
+
+What this cannot say: clients of one seed share initial weights and, with CIFAR-10 and SVHN, all test images, so a check
+of one seed says nothing about other seeds, and two seeds tell little of the spread between seeds. Nothing was corrected
+for the number of checks: of twenty differences that are none, one exceeds two standard errors by chance."""

@@ -47,7 +47,7 @@ def test_what_settling_alone_gives_and_notes_on_results_are_told(tmp_path: Path)
     write(tmp_path, "beyond", PEERS, [65.0] * 20, setting="domains", mixing=mixing(20), note="made by hand")
     (one,) = helped(collect(tmp_path))
     assert (one.over, one.mean) == ("Stand-Alone (statistics settled)", pytest.approx(2))
-    assert "\nFactorized-Peers, domains: made by hand.\n" in document(collect(tmp_path))
+    assert "\nFactorized-Peers, domains, seed 1: made by hand.\n" in document(collect(tmp_path))
 
 
 def test_a_client_that_loses_a_point_and_no_more_is_not_harmed(tmp_path: Path) -> None:

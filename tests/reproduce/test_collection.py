@@ -33,7 +33,7 @@ def test_difference_is_paired_by_client_and_seed(tmp_path: Path) -> None:
     gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
     assert gap is not None
     # Differences 2, 1, 3, 1, 3: mean 2, standard deviation 1, so a standard error of 1 / sqrt(5).
-    assert (gap.points, gap.error, gap.pairs) == (pytest.approx(2), pytest.approx(1 / 5**0.5), 5)
+    assert (gap.points, gap.error, gap.seeds) == (pytest.approx(2), pytest.approx(1 / 5**0.5), (1,))
     assert gap.word == "more"
     back = difference(found.of("domains", "domains", "stand-alone"), found.of("domains", "domains", "fedavg"))
     assert back is not None
@@ -51,6 +51,31 @@ def test_seeds_that_disagree_make_the_error_larger(tmp_path: Path) -> None:
     # The seeds' means are 1 and 5: standard deviation sqrt(8), divided by sqrt(2).
     assert (gap.points, gap.error) == (pytest.approx(3), pytest.approx(2))
     assert gap.word == "same"
+
+
+def test_clients_that_share_test_images_count_as_one(tmp_path: Path) -> None:
+    """Two of each of five domains, which differ by 2, 1, 3, 1, 3 points each."""
+    write(tmp_path, "domains", "fedavg", [50, 50, 60, 60, 70, 70, 80, 80, 90, 90])
+    write(tmp_path, "domains", "stand-alone", [48, 48, 59, 59, 67, 67, 79, 79, 87, 87])
+    found = collect(tmp_path)
+    gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
+    assert gap is not None
+    assert gap.error == pytest.approx(1 / 5**0.5)  # as of five clients, not of ten
+
+
+def test_the_ups_and_downs_of_the_last_ten_rounds_are_part_of_the_error(tmp_path: Path) -> None:
+    """The difference is 2 and 6 points in turn: a variance of 4 * 10 / 9."""
+    steady, lively = [[500] * 5] * 12, [[520] * 5, [560] * 5] * 6
+    write(tmp_path, "domains", "stand-alone", [50] * 5, correct=steady)
+    write(tmp_path, "domains", "fedavg", [56] * 5, correct=lively)
+    found = collect(tmp_path)
+    one, other = (found.of("domains", "domains", row) for row in ("fedavg", "stand-alone"))
+    gap, early = difference(one, other), difference(one, other, round=2)
+    assert gap is not None
+    assert early is not None
+    assert (gap.points, gap.error) == (pytest.approx(6), pytest.approx((40 / 9) ** 0.5))
+    assert early.error == 0
+    assert str(gap) == "+6.00 ± 2.11 points, seed 1"
 
 
 def test_a_single_clients_last_rounds_count_together_and_their_ups_and_downs_as_error(tmp_path: Path) -> None:

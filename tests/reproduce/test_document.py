@@ -34,11 +34,15 @@ def results(tmp_path: Path) -> Path:
         "seed": 1,
         "parties": ["partition 1", "partition 2", "partition 2, permuted", "CIFAR-10"],
         "tests": 100,
+        "seconds": 3600.0,
         "average_every": 3,
         "dense": {"body": {"total": [[0.5, 0.6, 0.7], [0.6, 0.8, 1.0]]}},
         "factorised": {kind: {"total": [[0.1, 0.2, 0.3]] * 2} for kind in ("u", "v", "mu")},
         "factorised_together": {
-            party: {"u": {"total": [[0.5], [0.2]]}, "v": {"total": [[0.9], [1.0]]}}
+            party: {
+                "u": {"epoch": [[0.5], [0.2]], "total": [[0.4], [0.1]]},
+                "v": {kind: [[0.9], [1.0]] for kind in ("epoch", "total")},
+            }
             for party in ("partition 2", "partition 2, permuted", "CIFAR-10")
         },
         "averaged": {
