@@ -12,6 +12,8 @@ import json
 import statistics
 from pathlib import Path
 
+from factorized_fl.reproduce.cells import Result, read_result
+
 LAST = 10
 PAPER = Path("results/paper")
 NAMES = {
@@ -20,17 +22,9 @@ NAMES = {
 }
 
 
-def accuracies(cell: dict) -> list[float]:
-    """The clients' mean accuracy after every round, in percent."""
-    scored = cell["clients"]["scored"]
-    return [
-        100 * statistics.fmean(right / total for right, total in zip(row, scored, strict=True))
-        for row in cell["correct"]
-    ]
-
-
-def described(cell: dict) -> dict[str, float]:
-    found = accuracies(cell)
+def described(result: Result) -> dict[str, float]:
+    """The clients' mean accuracy in percent."""
+    found = [100 * statistics.fmean(score for score in row if score is not None) for row in result.curve]
     return {
         "last_round": found[-1],
         "last_ten": statistics.fmean(found[-LAST:]),
@@ -44,10 +38,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("results/performance/precision.json"))
     arguments = parser.parse_args()
-    cells: dict[str, dict[int, dict]] = {}
+    cells: dict[str, dict[int, Result]] = {}
     for name, pattern in NAMES.items():
-        read = [json.loads(path.read_text()) for path in getattr(arguments, name) or sorted(PAPER.glob(pattern))]
-        cells[name] = {cell["seed"]: cell for cell in read}
+        paths = getattr(arguments, name) or sorted(PAPER.glob(pattern))
+        cells[name] = {result.seed: result for path in paths if (result := read_result(path))}
     rows = []
     for seed in sorted(cells["bf16"].keys() & cells["exact"].keys()):
         pair = {name: described(cells[name][seed]) for name in NAMES}

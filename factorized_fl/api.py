@@ -30,11 +30,6 @@ def _table(preset: str) -> Mapping[str, Any]:
     return read_table(Path(preset)) if preset.endswith(".toml") else find_preset(preset)
 
 
-def own_seed(preset: str) -> int:
-    """The seed that a preset or a file has if nothing else is said."""
-    return _table(preset).get("seed", Config.seed)
-
-
 def run(
     config: Config | str,
     out: Path | str | None = None,
@@ -73,7 +68,7 @@ def compare(
     preset: str,
     /,
     methods: Sequence[str],
-    seeds: Sequence[int] = (1,),
+    seeds: Sequence[int] | None = None,
     out: Path | str | None = None,
     *,
     data: Path | str | None = None,
@@ -82,7 +77,11 @@ def compare(
     device: str = "auto",
     **settings: Any,
 ) -> list[Comparison]:
-    """Run several methods over several seeds and compare them; rows also go to comparison.json."""
+    """Run several methods over several seeds and compare them; rows also go to comparison.json.
+
+    Without seeds it is the one that the preset or file has.
+    """
+    seeds = [_table(preset).get("seed", Config.seed)] if seeds is None else seeds
     if not methods or not seeds:
         raise UserError("A comparison needs at least one method and one seed.")
     if "seed" in settings:

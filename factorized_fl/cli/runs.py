@@ -108,7 +108,7 @@ def compare(
     watch: Watch = False,
 ) -> None:
     """Run several methods over several seeds and compare them."""
-    numbers = [api.own_seed(preset)] if seeds is None else parse_numbers("--seeds", seeds)
+    numbers = None if seeds is None else parse_numbers("--seeds", seeds)
     out = out or api.comparison_directory(preset)
     with page_while_running(out, watch):
         rows = api.compare(
@@ -122,7 +122,8 @@ def compare(
             watch=None if quiet else _watch,
             **parse_settings(settings),
         )
-    _print_comparison(rows, f"{preset}, {len(numbers)} seed{'s' if len(numbers) > 1 else ''}")
+    count = 1 if numbers is None else len(numbers)
+    _print_comparison(rows, f"{preset}, {count} seed{'s' if count > 1 else ''}")
     end_with_page(out)
 
 

@@ -20,7 +20,7 @@ import json
 import os
 import tomllib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -257,15 +257,7 @@ class RunDirectory:
 
     def clients(self) -> list[Record]:
         """Who takes part, in order; nobody if nothing says so."""
-        path = self.path / "clients.json"
-        try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-            if isinstance(found, list) and all(isinstance(who, dict) and "name" in who for who in found):
-                return found
-            reason = "it lists no clients"
-        except ValueError as error:
-            reason = str(error)
-        raise UserError(f"'{path}' is damaged ({reason}): {_RESTORE}")
+        return self._read("clients.json", _is_list_of_clients, _RESTORE) or []
 
     def metrics(self) -> list[Record]:
         """All lines of metrics.jsonl."""
@@ -302,15 +294,21 @@ class RunDirectory:
 
     def summary(self) -> Record | None:
         """The summary, if the run is complete."""
-        path = self.path / "summary.json"
+        again = "remove it, then --resume writes it again."
+        return self._read("summary.json", _is_summary, again)
+
+    def _read(self, name: str, fits: Callable[[Any], bool], advice: str) -> Any:
+        """The content of a JSON file that lists clients; nothing if there is none."""
+        path = self.path / name
+        if not path.exists():
+            return None
         try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-            if found is None or (isinstance(found, dict) and isinstance(found.get("clients"), list)):
-                return found
-            reason = "it lists no clients"
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not fits(found):
+                raise ValueError("it lists no clients")
         except ValueError as error:
-            reason = str(error)
-        raise UserError(f"'{path}' is damaged ({reason}): remove it, then --resume writes it again.")
+            raise UserError(f"'{path}' is damaged ({error}): {advice}") from None
+        return found
 
     def _records(self, name: str) -> Iterator[Record]:
         """Whole lines only: a torn last line is what a killed process leaves."""
@@ -321,6 +319,14 @@ class RunDirectory:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n"):
                     yield _record(line, f"'{path}', line {number},")
+
+
+def _is_list_of_clients(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(who, dict) and "name" in who for who in found)
+
+
+def _is_summary(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("clients"), list)
 
 
 def _line(record: Record) -> str:

@@ -9,8 +9,8 @@ from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
 
 
-def load_methods(path: Path) -> list[str]:
-    """Run a file that registers methods; returns their names. It is as trusted as any program one starts."""
+def load_methods(path: Path) -> None:
+    """Run a file that registers methods. It is as trusted as any program one starts."""
     before = dict(METHODS)
     name = f"factorized_fl_loaded_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -27,7 +27,5 @@ def load_methods(path: Path) -> list[str]:
         where = f", line {lines[-1]}" if lines else ""
         reason = f"{type(error).__name__}: {error}{where}"
         raise UserError(f"'{path}' cannot be loaded ({reason}): run it by itself with Python to see more.") from error
-    new = [name for name in METHODS if METHODS[name] is not before.get(name)]
-    if not new:
+    if before == METHODS:
         raise UserError(f"'{path}' registers no method: put @ffl.register before its class.")
-    return new

@@ -169,13 +169,13 @@ def _seeds(rows: Sequence[Row]) -> str:
 
 def _unsplit(found: Collection, what: str) -> list[str]:
     """Where Clustered-FL never split it is FedAvg, which a reader should know."""
-    runs = [(key, result) for key, results in found.cells.items() for result in results if key[2] == "clustered-fl"]
     places = [
-        key[1]
-        for key, result in runs
-        if key[0] == what and len(set(result.record.get("mixing", {}).get("clusters", (0, 1)))) == 1
+        setting
+        for (study, setting, row), results in found.cells.items()
+        if (study, row) == (what, "clustered-fl")
+        and all(len(set(result.record["mixing"]["clusters"])) == 1 for result in results)
     ]
-    told = ", ".join(dict.fromkeys(places))
+    told = ", ".join(places)
     return [f"Clustered-FL, with the thresholds below, never split ({told}): there it is FedAvg."] if told else []
 
 
@@ -240,14 +240,14 @@ def _differences(found: Collection) -> list[str]:
 
 def _notes(found: Collection, what: str) -> list[str]:
     """What has to be known about single results of a study."""
-    notes: dict[str, list[int]] = {}
+    noted: dict[tuple[str, str], list[int]] = {}
     for (study, setting, row), results in found.cells.items():
         for result in results if study == what else []:
             if "note" in result.record:
-                notes.setdefault(f"{title(row)}, {setting}|{result.record['note']}", []).append(result.seed)
+                noted.setdefault((f"{title(row)}, {setting}", result.record["note"]), []).append(result.seed)
     return sorted(
         f"{cell}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {note}."
-        for (cell, _, note), seeds in ((told.partition("|"), seeds) for told, seeds in notes.items())
+        for (cell, note), seeds in noted.items()
     )
 
 
