@@ -1,6 +1,7 @@
 """From a finished run's directory to the compact record that is kept of it."""
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +27,7 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
         "preset": cell.preset,
         "commit": environment.pop("commit"),
         "environment": environment,
-        "seconds": {
-            "rounds": round(sum(line["seconds"] for line in timing), 2),
-            "start": round(start_seconds, 2),
-        },
+        "seconds": {"start": round(start_seconds, 2), **round_seconds(timing)},
         **peak_memory(timing),
         "configuration": as_record(config),
         "clients": {
@@ -45,6 +43,12 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
     if traces := directory.traces():
         record["factors"] = factor_summary(traces, directory.analysis()["sizes"], domains)
     return record
+
+
+def round_seconds(timing: Sequence[Record]) -> Record:
+    """The time of all rounds, and of an ordinary one: the first compiles and captures, others may have been resumed."""
+    seconds = [line["seconds"] for line in timing]
+    return {"rounds": round(sum(seconds), 2), "ordinary_round": round(statistics.median(seconds), 4)}
 
 
 def peak_memory(timing: Sequence[Record]) -> Record:

@@ -1,6 +1,6 @@
 import torch
 
-from factorized_fl.reproduce.measures import factor_summary, peak_memory
+from factorized_fl.reproduce.measures import factor_summary, peak_memory, round_seconds
 
 DOMAINS = ["a", "a", "b", "b"]
 
@@ -48,3 +48,8 @@ def test_peak_memory_is_the_largest_of_all_rounds_where_there_is_one() -> None:
     assert peak_memory(lines) == {"peak_gib": 5.5}
     assert peak_memory([{"round": 1, "seconds": 1.0}, lines[1]]) == {"peak_gib": 4.25}
     assert peak_memory([{"round": 1, "seconds": 1.0}]) == {}
+
+
+def test_an_ordinary_round_is_neither_the_one_that_compiles_nor_one_after_a_pause() -> None:
+    lines = [{"round": k, "seconds": seconds} for k, seconds in enumerate([20.0, 1.5, 1.25, 9.0, 1.25], start=1)]
+    assert round_seconds(lines) == {"rounds": 33.0, "ordinary_round": 1.5}
