@@ -188,8 +188,9 @@ class RunDirectory:
     def save_mixing(self, round: int, mixing: Mixing) -> None:
         """Keep the round's matrices and what the method remembers of it."""
         tensors = {"matrix": mixing.matrix} | {f"state.{name}": tensor for name, tensor in mixing.state.items()}
-        if mixing.similarity is not None:
-            tensors["similarity"] = mixing.similarity
+        for name, tensor in (("similarity", mixing.similarity), ("revert", mixing.revert)):
+            if tensor is not None:
+                tensors[name] = tensor
         path = self._round_file("mixing", round)
         # Cloned, for a matrix and the method's memory may be one and the same tensor.
         write_atomically(path, safetensors.torch.save({name: t.cpu().clone() for name, t in tensors.items()}))
@@ -272,7 +273,7 @@ class RunDirectory:
         return self._rounds("mixing")
 
     def mixing(self, round: int) -> dict[str, torch.Tensor]:
-        """The matrices of a round: `matrix`, `similarity` where the method has one, `state.*` what it remembered."""
+        """Of a round `matrix`; where the method has them `similarity`, `revert`, and `state.*` what it remembered."""
         return safetensors.torch.load_file(self._round_file("mixing", round))
 
     def traces(self) -> dict[int, dict[str, torch.Tensor]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.federation.rundir import Record, write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, ROWS, SETTLED, helped, matching_bytes
@@ -155,7 +155,7 @@ def _label(found: Collection, what: str, heading: str) -> list[str]:
     ]
     headings = ("method", *settings, "paper, GB", "formula, GB", "serialised, GB")
     note = f"{_seeds(rows)} Costs are those of the permuted IID setting."
-    return [heading, _table(headings, lines), note, *_unsplit(found, what), *_figures(found, what)]
+    return [heading, _table(headings, lines), note, *_remarks(found, what), *_figures(found, what)]
 
 
 def _seeds(rows: Sequence[Row]) -> str:
@@ -167,16 +167,31 @@ def _seeds(rows: Sequence[Row]) -> str:
     return f"Seeds: {words[0]}; where ± stands {' or '.join(words[1:])}."
 
 
-def _unsplit(found: Collection, what: str) -> list[str]:
-    """Where Clustered-FL never split it is FedAvg, which a reader should know."""
-    places = [
-        setting
-        for (study, setting, row), results in found.cells.items()
-        if (study, row) == (what, "clustered-fl")
-        and all(len(set(result.record["mixing"]["clusters"])) == 1 for result in results)
-    ]
-    told = ", ".join(places)
-    return [f"Clustered-FL, with the thresholds below, never split ({told}): there it is FedAvg."] if told else []
+def _remarks(found: Collection, what: str) -> list[str]:
+    """What a reader should know of methods that came down to simpler ones."""
+    unsplit, told = [], []
+    for (study, setting, row), results in found.cells.items():
+        mixed = [result.record["mixing"] for result in results if study == what and "mixing" in result.record]
+        if mixed and row == "clustered-fl" and all(len(set(run["clusters"])) == 1 for run in mixed):
+            unsplit.append(setting)
+        if mixed and row == "fedfomo":
+            told.append(_alone(setting, mixed))
+    if unsplit:
+        places = ", ".join(unsplit)
+        told.insert(0, f"Clustered-FL, with the thresholds below, never split ({places}): there it is FedAvg.")
+    return told
+
+
+def _alone(setting: str, runs: Sequence[Record]) -> str:
+    """How far FedFOMO's clients trained by themselves; `own` and `reverted` begin with the second round."""
+    last = max((index + 2 for run in runs for index, weight in enumerate(run["own"]) if weight < 1), default=1)
+    told = f"FedFOMO, {setting}: after round {last} no client gave a weight to any other's model."
+    shares = [share for run in runs for share in run.get("reverted", ())]
+    if shares:
+        told += (
+            f" In {statistics.fmean(shares):.0%} of their rounds clients first went back to where the last had begun."
+        )
+    return told
 
 
 def _domains(found: Collection) -> list[str]:
@@ -190,7 +205,7 @@ def _domains(found: Collection) -> list[str]:
     return [
         _table(("method", *places, "paper, GB", "formula, GB", "serialised, GB"), lines),
         f"{_seeds(rows)} The paper has no row for beta here.",
-        *_unsplit(found, "domains"),
+        *_remarks(found, "domains"),
         *_figures(found, "domains", "domains-clients"),
     ]
 

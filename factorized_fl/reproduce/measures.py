@@ -96,6 +96,8 @@ def mixing_summary(rounds: Sequence[dict[str, torch.Tensor]], domains: Sequence[
     if "state.norms" in rounds[0]:  # Clustered-FL's, and what it came to
         summary["norms"] = [[float(f"{norm:.6g}") for norm in tensors["state.norms"].tolist()] for tensors in rounds]
         summary["clusters"] = rounds[-1]["state.clusters"].tolist()
+    if "revert" in rounds[0]:  # FedFOMO's: the share of clients that went back to where their last training began
+        summary["reverted"] = _rounded(torch.stack([tensors["revert"].double().mean() for tensors in rounds]))
     if "similarity" in rounds[0] and same.any():
         summary["found"] = _rounded(torch.stack([found(tensors["similarity"], same).mean() for tensors in rounds]))
     return summary

@@ -88,6 +88,19 @@ def test_fedfomos_open_choices_are_looked_at_where_it_differs(results: Path) -> 
     assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in page
 
 
+def test_says_where_a_method_came_down_to_a_simpler_one(results: Path) -> None:
+    write(results, "label-svhn", "clustered-fl", [80.0] * 20, setting="permuted-iid", mixing={"clusters": [3] * 20})
+    write(results, "label-svhn", "clustered-fl", [80.0] * 20, setting="standard-iid", mixing={"clusters": [0, 1] * 10})
+    write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1, 0.5, 1]})
+    kept = {"own": [1.0, 1.0], "reverted": [0.25, 0.75]}
+    write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="standard-iid", mixing=kept)
+    page = document(collect(results))
+    assert "Clustered-FL, with the thresholds below, never split (permuted-iid): there it is FedAvg." in page
+    assert "FedFOMO, permuted-iid: after round 4 no client gave a weight to any other's model.\n" in page
+    assert "FedFOMO, standard-iid: after round 1 no client gave" in page
+    assert "In 50% of their rounds clients first went back to where the last had begun." in page
+
+
 def test_how_the_classifier_begins_is_looked_at_where_a_single_client_differs(results: Path) -> None:
     for row, percent in (("mixed-layout", 30), ("mixed-layout+head-mu", 62)):
         what = "departures" if "+" in row else "architectures"

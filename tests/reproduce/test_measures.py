@@ -1,6 +1,6 @@
 import torch
 
-from factorized_fl.reproduce.measures import factor_summary, peak_memory, round_seconds
+from factorized_fl.reproduce.measures import factor_summary, mixing_summary, peak_memory, round_seconds
 
 DOMAINS = ["a", "a", "b", "b"]
 
@@ -53,3 +53,9 @@ def test_peak_memory_is_the_largest_of_all_rounds_where_there_is_one() -> None:
 def test_an_ordinary_round_is_neither_the_one_that_compiles_nor_one_after_a_pause() -> None:
     lines = [{"round": k, "seconds": seconds} for k, seconds in enumerate([20.0, 1.5, 1.25, 9.0, 1.25], start=1)]
     assert round_seconds(lines) == {"rounds": 33.0, "ordinary_round": 1.5}
+
+
+def test_of_methods_that_go_back_the_share_of_clients_is_kept() -> None:
+    rounds = [{"matrix": torch.eye(4), "revert": torch.tensor(flags)} for flags in ([True] * 4, [False, True] * 2)]
+    assert mixing_summary(rounds, ["all"] * 4)["reverted"] == [1.0, 0.5]
+    assert "reverted" not in mixing_summary([{"matrix": torch.eye(4)}], ["all"] * 4)
