@@ -22,19 +22,19 @@ METHODS: dict[str, type[Method]] = {}
 
 def register(method: type[Method]) -> type[Method]:
     """Make a method known by its name; usable as a class decorator. What comes with the package stays what it is."""
-    if method.name in _OURS:
+    if method.name in INSTALLED:
         raise UserError(f"There is a method '{method.name}' already: give yours another name.")
     METHODS[method.name] = method
     return method
 
 
-_OURS: frozenset[str] = frozenset()
+INSTALLED: frozenset[str] = frozenset()  # the names of what comes with the package
 for _method in (
     *(StandAlone, FedAvg, FedProx, ClusteredFL, PerFedAvg, FedFOMO, PFedPara, FactorizedFL, FactorizedFLBeta),
     *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout, FactorizedPeers),
 ):
     register(_method)
-_OURS = frozenset(METHODS)
+INSTALLED = frozenset(METHODS)
 
 
 def find_method(name: str) -> type[Method]:
@@ -50,6 +50,7 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
 
 
 __all__ = [
+    "INSTALLED",
     "METHODS",
     "Batch",
     "Cost",

@@ -11,6 +11,7 @@ from typing import Any
 
 from factorized_fl.config import Config, from_table, read_table
 from factorized_fl.errors import UserError, unknown
+from factorized_fl.methods import INSTALLED
 from factorized_fl.options import check, make, option
 
 COORDINATOR = "coordinator"
@@ -129,6 +130,8 @@ def _config(table: Mapping[str, Any], sites: int) -> Config:
     config = from_table({**table, "dataset": "folder", "clients": sites})
     if not config.image_size or config.channels not in (1, 3):
         raise UserError("sites.toml must set image_size, and channels to 1 or 3: all sites train the same network.")
+    if config.method not in INSTALLED:
+        raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")
     return config
 
 

@@ -12,6 +12,7 @@ import torch
 
 from factorized_fl import cli
 from factorized_fl.errors import UserError
+from factorized_fl.methods import METHODS
 from factorized_fl.model.predict import predict
 from factorized_fl.network.kits import make_kits, readme
 from factorized_fl.network.plan import COORDINATOR, read_kit, read_plan, write_kit
@@ -61,6 +62,14 @@ def test_mistakes_in_the_agreement(settings: dict, words: str, tmp_path: Path) -
     with pytest.raises(UserError) as caught:
         read_plan(write(tmp_path / "sites.toml", **settings))
     assert words in str(caught.value)
+
+
+def test_a_method_of_ones_own_would_not_be_there_in_the_parties_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "mine", METHODS["fedavg"])
+    with pytest.raises(UserError, match="'mine' is a method of your own: between organisations only installed code"):
+        read_plan(write(tmp_path / "sites.toml", method="mine"))
 
 
 def test_a_site_has_a_name_and_nothing_else(tmp_path: Path) -> None:
@@ -223,6 +232,7 @@ for name in ("nvflare", "onnx", "onnxruntime", "onnxscript", "psutil"):
     sys.modules[name] = None
 import factorized_fl.cli
 from factorized_fl.errors import UserError
+from factorized_fl.methods import METHODS
 from factorized_fl.network.kits import make_kits
 from pathlib import Path
 try:
