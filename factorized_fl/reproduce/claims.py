@@ -17,6 +17,13 @@ from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.studies import DOMAIN_METHODS
 
 SHARP = 5.0  # points that count as a sharp drop
+VERDICTS = {  # on one claim, and said of several
+    "holds": "hold",
+    "holds in part": "hold in part",
+    "does not hold": "do not hold",
+    "undecided": "are undecided",
+    "not tested": "are not tested",
+}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """docs/reproduction.md and the README's short table, from the results alone: the same results give the same bytes."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from factorized_fl.federation.rundir import Record, write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, ROWS, SETTLED, helped, matching_bytes
-from factorized_fl.reproduce.claims import judge
+from factorized_fl.reproduce.claims import VERDICTS, judge
 from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.figures import drawings
 from factorized_fl.reproduce.names import title, variant_title
@@ -27,6 +28,8 @@ def document(found: Collection) -> str:
     """The whole page."""
     parts = [
         prose.INTRODUCTION,
+        _in_short(found),
+        prose.SETTING,
         _machines(found),
         "## Label heterogeneity (Table 1, top)",
         *_label(found, "label-cifar10", "### CIFAR-10"),
@@ -123,6 +126,19 @@ def _figures(found: Collection, *names: str) -> list[str]:
 # -- sections
 
 
+def _in_short(found: Collection) -> str:
+    """How much agrees, before how it was done."""
+    gaps = [abs(row.difference) for row in _compared(found) if row.difference is not None]
+    near = sum(gap <= CLOSE for gap in gaps)
+    verdicts = Counter(judged.verdict for judged in judge(found))
+    told = ", ".join(f"{verdicts[one]} {several}" for one, several in VERDICTS.items() if verdicts[one])
+    return (
+        f"In short: of {len(gaps)} published means that we have run {near} are within {CLOSE:g} points of ours "
+        "([the others](#where-we-differ-by-more-than-25-points)). "
+        f"Of {verdicts.total()} [claims of the paper](#claims), as far as they are tested, {told}."
+    )
+
+
 def _machines(found: Collection) -> str:
     results = [result for runs in found.cells.values() for result in runs]
     if not results:
@@ -210,8 +226,8 @@ def _domains(found: Collection) -> list[str]:
     ]
 
 
-def _differences(found: Collection) -> list[str]:
-    """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
+def _compared(found: Collection) -> list[Row]:
+    """The rows with a number of the paper beside which ours is held: no single domains, no half-trained clients."""
     compared = [*rows_of("label-cifar10", found), *rows_of("label-svhn", found)]
     compared += [replace(row, setting="domains") for row in rows_of("domains", found) if row.setting == AVERAGE]
     compared += [
@@ -219,7 +235,12 @@ def _differences(found: Collection) -> list[str]:
         for row in rows_of("architectures", found)
         if row.setting.endswith(ALL_EPOCHS)
     ]
-    far = [row for row in compared if row.difference is not None and abs(row.difference) > CLOSE]
+    return compared
+
+
+def _differences(found: Collection) -> list[str]:
+    """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
+    far = [row for row in _compared(found) if row.difference is not None and abs(row.difference) > CLOSE]
     departures = rows_of("departures", found)
     switchable = {row.method.partition("+")[0] for row in departures}
     lines = []

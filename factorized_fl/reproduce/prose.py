@@ -6,9 +6,9 @@ INTRODUCTION = """# Reproduction of the paper
 
 This page sets our numbers beside those of *Factorized-FL: Agnostic Personalized Federated Learning* (Jeong and Hwang,
 2022), table by table and claim by claim. `ffl reproduce --show` writes it from the files under `results/paper/`, one
-per cell and seed; `ffl reproduce WHAT` runs the cells that are missing.
+per cell and seed; `ffl reproduce WHAT` runs the cells that are missing."""
 
-## Setting
+SETTING = """## Setting
 
 Twenty clients, all of them in every round; ResNet-9; five local epochs per round, 50 rounds with CIFAR-10 and SVHN and
 100 with the five domains of CIFAR-100; SGD with learning rate 1e-3, momentum 0.9, weight decay 1e-6, batches of 256,
@@ -28,8 +28,8 @@ CHOICES = """## What was chosen, and how
 
 What the paper leaves open was fixed by short runs scored on the *validation* images, which no table uses, before the
 runs above, but for Factorized-Peers without settled statistics, which came first: one run per candidate, first seed,
-best mean over clients. Clustered-FL's thresholds follow from a pilot
-that never splits. What is not listed has its preset's value; each result file holds its complete configuration."""
+best mean over clients. Clustered-FL's thresholds follow from a pilot that never splits. What is not listed has its
+preset's value; each result file holds its complete configuration."""
 
 SIMILARITY = """Of each client's three most similar clients, what share is of its own domain? Somebody without
 knowledge would find 3/19 = 0.158. `factors` in the result files has every round."""
