@@ -57,9 +57,16 @@ def in_place(matrix: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def mix(matrix: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
-    """Personalised aggregation of one tensor for all rows of the matrix: a new tensor, the old one is only read."""
-    used = (matrix != 0).any(0)
-    if not used.all():  # weight 0 must mean nothing at all, even of a client whose training diverged
-        matrix, stacked = matrix[:, used], stacked[used.to(stacked.device)]
+    """Personalised aggregation of one tensor for all rows of the matrix: a new tensor, the old one is only read.
+
+    Weight 0 means nothing at all, even of a client whose training diverged; who gives such a client weight is lost.
+    """
     flat = stacked.flatten(1)
-    return (matrix.to(flat) @ flat).view(len(matrix), *stacked.shape[1:])
+    weights = matrix.to(flat)
+    diverged = ~flat.isfinite().all(1)
+    if not diverged.any():
+        mixed = weights @ flat
+    else:  # 0 * nan would be nan
+        mixed = weights @ flat.masked_fill(diverged[:, None], 0.0)
+        mixed[(weights[:, diverged] != 0).any(1)] = torch.nan
+    return mixed.view(len(matrix), *stacked.shape[1:])

@@ -121,5 +121,9 @@ def test_a_client_that_diverged_ruins_nobody_who_gives_it_no_weight() -> None:
     matrix = matched(cosine(vectors), everybody, tau=0.5, epsilon=1.0, minimum=2)
     assert matrix[:2, 2].tolist() == [0, 0]
     assert torch.allclose(matrix.sum(1), torch.ones(3, dtype=torch.float64))
-    mixed = mix(matrix[:2], torch.tensor([[1.0], [3.0], [float("nan")]]))
-    assert mixed.isfinite().all()
+    values = torch.tensor([[1.0], [3.0], [float("nan")]])
+    for infinite in (float("nan"), float("inf")):
+        values[2] = infinite
+        mixed = mix(matrix, values)  # the third one's own row included
+        assert torch.allclose(mixed[:2], mix(matrix[:2, :2], values[:2]))
+        assert mixed[2].isnan().all()

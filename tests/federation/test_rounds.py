@@ -138,3 +138,16 @@ def test_what_is_no_mixing_of_all_clients_is_refused(answer: object, monkeypatch
     monkeypatch.setattr(type(federation.method), "mix", lambda self, server: answer)
     with pytest.raises(UserError, match="mix of fedavg must be a Mixing of 4 x 4 clients whose rows sum to 1"):
         run_round(federation, 2)
+
+
+@pytest.mark.parametrize("method", ["factorized-fl", "factorized-fl-beta", "fedfomo", "factorized-peers"])
+def test_who_matches_is_not_lost_with_somebody_whose_training_diverged(method: str) -> None:
+    federation = tiny_federation(method)
+    run_round(federation, 1)
+    for tensor in federation.state.client(3).values():
+        if tensor.is_floating_point():
+            tensor.fill_(torch.nan)
+    records, mixing = run_round(federation, 2)
+    assert mixing is not None
+    assert mixing.matrix[:3, 3].tolist() == [0, 0, 0]
+    assert [record["loss"] is not None for record in records] == [True, True, True, False]
