@@ -44,6 +44,8 @@ def run(
     """Run a federation: ``run("demo", method="factorized-fl", rounds=3)``."""
     if isinstance(config, str):
         config = configure(config, method, **settings)
+    elif method is not None or settings:
+        raise UserError("A Config is complete: give method and settings to `configure`, or a preset's name here.")
     return federation_run.run(
         config,
         out or default_directory(config),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorized_fl.api import configure
+from factorized_fl.api import configure, run
 from factorized_fl.config import Config, parse_setting, read_config, resolve
 from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
@@ -151,3 +151,9 @@ def test_bad_files(tmp_path) -> None:
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(UserError, match="Cannot read the configuration"):
         configure(str(tmp_path / "bad.toml"))
+
+
+def test_a_whole_configuration_takes_no_more_settings(tmp_path) -> None:
+    for more in ({"method": "stand-alone"}, {"rounds": 7}, {"nonsense": 3}):
+        with pytest.raises(UserError, match="A Config is complete: give method and settings to `configure`"):
+            run(configure("demo"), tmp_path / "run", **more)

@@ -1,7 +1,7 @@
 """A party's own images: one folder per class, or parquet; split by seed, or already split; and a first look at them.
 
-Four layouts are understood: class folders; `train`, `test` and perhaps `validation` folders that hold class folders;
-one parquet file; parquet files whose names begin with train, test and perhaps validation.
+Four layouts are understood: class folders; `train`, `test` and perhaps `validation` (or `val`) folders that hold class
+folders; one parquet file; parquet files whose names begin with train, test and perhaps validation (or val).
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from factorized_fl.data.parquet import NO_LABEL, read_parquet, read_rows
 from factorized_fl.errors import UserError
 
 SPLITS = ("train", "validation", "test")
+_SPLIT_OF = {"val": "validation", "valid": "validation", **{split: split for split in SPLITS}}
 _WHOLE = ""  # the name of the only part of a set that is not split yet
 _FEW = 10  # images of a class below which its accuracy says next to nothing
 
@@ -39,15 +40,26 @@ def parts_of(path: Path) -> list[Part]:
     if not path.is_dir():
         raise UserError(f"There is no folder or parquet file {path}: check the path.")
     if files := sorted(path.glob("*.parquet")):
-        named = {split: tuple(file for file in files if file.name.startswith(split)) for split in SPLITS}
+        beginnings = {"train": "train", "validation": "val", "test": "test"}
+        named = {split: tuple(f for f in files if f.name.startswith(word)) for split, word in beginnings.items()}
         if named["train"] and named["test"]:
             return [Part(split, files=found) for split, found in named.items() if found]
         return [Part(_WHOLE, files=tuple(files))]
-    folders = {folder.name: folder for folder in subfolders(path)}
-    given = {"train", "test"} <= folders.keys() <= set(SPLITS)
-    if given and all(subfolders(folder) for folder in folders.values()):
-        return [Part(split, folder=folders[split]) for split in SPLITS if split in folders]
-    return [Part(_WHOLE, folder=path)]
+    return _split_folders(path) or [Part(_WHOLE, folder=path)]
+
+
+def _split_folders(path: Path) -> list[Part]:
+    """The parts of a folder that is split, nothing of one that is not; what is only half a split is refused."""
+    folders = subfolders(path)
+    if not any(folder.name in _SPLIT_OF and subfolders(folder) and not image_files(folder) for folder in folders):
+        return []
+    found = {_SPLIT_OF.get(folder.name, ""): folder for folder in folders}
+    if len(found) < len(folders) or not {"train", "test"} <= found.keys() <= set(SPLITS):
+        raise UserError(
+            f"{path} has the folders {', '.join(folder.name for folder in folders)}: images that are split lie in train "
+            "and test, perhaps in validation, and nowhere else."
+        )
+    return [Part(split, folder=found[split]) for split in SPLITS if split in found]
 
 
 def read_own(path: Path, name: str, *, size: int | None, channels: int) -> ImageSet:

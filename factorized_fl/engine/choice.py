@@ -16,7 +16,8 @@ def build_engine(name: str, task: Task) -> Engine:
     if name == "reference" or task.device.type != "cuda":
         return reference
     if reason := _why_not(task):
-        warnings.warn(f"The reference engine runs this, as {reason}.", stacklevel=2)
+        instead = ", with TF32 convolutions" if task.config.precision == "bf16" else ""
+        warnings.warn(f"The reference engine runs this{instead}, as {reason}.", stacklevel=2)
         return reference
     from factorized_fl.engine.cuda.engine import CudaEngine
 

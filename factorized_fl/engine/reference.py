@@ -33,6 +33,11 @@ class ReferenceEngine:
         self.mean = torch.tensor(self.scenario.mean, device=self.device)
         self.std = torch.tensor(self.scenario.std, device=self.device)
 
+    def describe(self) -> dict[str, str]:
+        """It has no bf16: on a GPU TF32 stands in for it."""
+        exact = self.device.type != "cuda" or self.config.precision == "fp32"
+        return {"engine": "reference", "convolutions": "fp32" if exact else "tf32"}
+
     def train(
         self,
         round: int,

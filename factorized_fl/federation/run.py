@@ -68,7 +68,8 @@ def run(
         who = describe_clients(federation.scenario)
         directory.refuse_other_data(who)
         size = _restore(federation, directory) if done else None
-        directory.begin(config, describe_environment(config.seed, device), who, done, size)
+        environment = describe_environment(config.seed, device) | federation.engine.describe()
+        directory.begin(config, environment, who, done, size)
         for observer in observers:
             observer.started(federation, done)
         _go_on(federation, directory, done, observers, place)

@@ -19,10 +19,11 @@ agree. The methods follow the papers to the letter; [methods.md](methods.md) say
 authors' code departs from their paper. Each departure is an option here, off unless a row says so.
 
 In the tables an entry reads *paper / ours (difference)*; ± is the standard deviation between seeds where there are
-several. Convolutions are computed in bfloat16. Costs are gigabytes of a whole run: the paper's number, ours by the
-paper's formula without the first download, and ours as really serialised. The formula counts what the paper's own
-numbers imply rather than what travels: of dense methods all tensors, with the classifier; of Factorized-FL the
-classifier's u, but not the norms that travel, too; of beta the entries of mu that survive the threshold."""
+several. Convolutions are computed in bfloat16, those of ResNet-18 and of networks with two FC layers, which the fast
+engine does not take, in TF32. Costs are gigabytes of a whole run: the paper's number, ours by the paper's formula
+without the first download, and ours as really serialised. The formula counts what the paper's own numbers imply rather
+than what travels: of dense methods all tensors, with the classifier; of Factorized-FL the classifier's u, but not the
+norms that travel, too; of beta the entries of mu that survive the threshold."""
 
 CHOICES = """## What was chosen, and how
 
@@ -37,7 +38,8 @@ knowledge would find 3/19 = 0.158. `factors` in the result files has every round
 ARCHITECTURES = """The paper trains one client on CIFAR-10's first IID partition for 20 epochs. Ours has 2,400 images
 drawn at random, as many as such a partition, and we show 20 and 250 epochs, as many as Stand-Alone has in Table 1; both
 are of the same run, and the paper's number stands beside both. The accuracy of a client alone goes up and down by some
-points from round to round, so that after 250 epochs is the mean of its last five rounds (230 to 250 epochs)."""
+points from round to round, so that after 250 epochs is the mean of its last five rounds (230 to 250 epochs). ResNet-9
+with one FC layer computes in bfloat16, everything else here in TF32."""
 
 SPARSITY = """Sizes count u, v and the entries of mu that survive the threshold lambda. With the penalty of Eq. 6 in
 the gradient most of mu falls below the threshold in the first rounds, and part of it comes back later; in the authors'

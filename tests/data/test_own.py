@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from factorized_fl.data.folder import read_folder
-from factorized_fl.data.own import inspect, read_own
+from factorized_fl.data.own import inspect, parts_of, read_own
 from factorized_fl.data.scenarios import build_scenario
+from factorized_fl.data.sources import load
 from factorized_fl.errors import UserError
 
 
@@ -47,6 +48,31 @@ def test_a_split_that_is_given_is_kept(tmp_path: Path) -> None:
     client = build_scenario([own], ((0.5,), (0.25,)), clients=1).clients[0]
     assert [len(client.train), len(client.validation), len(client.test)] == [6, 2, 2]
     assert own.labels[client.test].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_validation_has_more_than_one_name(name: str, tmp_path: Path) -> None:
+    for index, split in enumerate(("train", name, "test")):
+        for kind in "ab":
+            picture(tmp_path / split / kind / "1.png", 2 * index + (kind == "b"))
+    assert [part.split for part in parts_of(tmp_path)] == ["train", "validation", "test"]
+    (found,) = load("folder", tmp_path, size=8, channels=1)
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("train", "test", "extra"), ("train", "test", "val", "valid")])
+def test_half_a_split_is_not_taken_for_domains(names: tuple[str, ...], tmp_path: Path) -> None:
+    for index, split in enumerate(names):
+        picture(tmp_path / split / "a" / "1.png", index)
+    with pytest.raises(UserError, match="images that are split lie in train and test, perhaps in validation"):
+        load("folder", tmp_path, size=8, channels=1)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for index, name in enumerate(("bus", "train")):
+        picture(tmp_path / name / "1.png", index)
+    (found,) = load("folder", tmp_path, size=8, channels=1)
+    assert found.classes == ("bus", "train")
 
 
 def test_a_test_class_that_nobody_trains_is_refused(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["seed"] == 1
+    assert (environment["engine"], environment["convolutions"]) == ("reference", "fp32")  # whatever was asked for
     clients = directory.clients()
     assert [client["domain"] for client in clients] == ["bars", "bars", "lines", "lines"]
     assert sorted(clients[0]["classes"]) == ["bars-0", "bars-1", "bars-2"]
