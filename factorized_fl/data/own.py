@@ -56,8 +56,8 @@ def _split_folders(path: Path) -> list[Part]:
     found = {_SPLIT_OF.get(folder.name, ""): folder for folder in folders}
     if len(found) < len(folders) or not {"train", "test"} <= found.keys() <= set(SPLITS):
         raise UserError(
-            f"{path} has the folders {', '.join(folder.name for folder in folders)}: images that are split lie in train "
-            "and test, perhaps in validation, and nowhere else."
+            f"{path} has the folders {', '.join(folder.name for folder in folders)}: images that are split lie in "
+            "train and test, perhaps in validation, and nowhere else."
         )
     return [Part(split, folder=found[split]) for split in SPLITS if split in found]
 

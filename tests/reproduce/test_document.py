@@ -89,8 +89,8 @@ def test_fedfomos_open_choices_are_looked_at_where_it_differs(results: Path) -> 
 
 
 def test_says_first_how_much_agrees(results: Path, tmp_path: Path) -> None:
-    # Ours is 61.5 on the domains and for the first two of permuted-iid, 60 for Factorized-FL there. The paper has 61.35,
-    # 56.42 and 64.49, and 63.93, 65.31 and 67.91.
+    # Ours is 61.5 on the domains and for the first two of permuted-iid, 60 for Factorized-FL there. The paper has
+    # 61.35, 56.42 and 64.49, and 63.93, 65.31 and 67.91.
     page = document(collect(results))
     assert "In short: of 6 published means that we have run 2 are within 2.5 points of ours" in page
     assert "of 0 published means" in document(collect(tmp_path / "nothing"))
