@@ -31,4 +31,4 @@ def _why_not(task: Task) -> str | None:
         from factorized_fl.engine.cuda.stacked import supported
     except ImportError:
         return "Triton is not installed"
-    return supported(next(iter(task.models.values())), task.scenario.images)
+    return supported(next(iter(task.models.values())), task.scenario.images, task.config.batch_size)

@@ -14,8 +14,9 @@ from factorized_fl.data.augment import augment, draw, normalise
 from factorized_fl.engine.cuda import norm_kernels as k
 from factorized_fl.engine.cuda.augment import make_batch, plain_row, plan_rows
 from factorized_fl.engine.cuda.norm import PACKED, STACKED, NormReLU, PatchNormReLU, Shape
-from factorized_fl.engine.cuda.stacked import PATCH, StackedResNet9
+from factorized_fl.engine.cuda.stacked import PATCH, StackedResNet9, supported
 from factorized_fl.engine.cuda.weights import RankOneWeight
+from factorized_fl.nn.models import build_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 G, C, B, H, W = 3, 64, 2, 4, 6
@@ -118,3 +119,17 @@ def test_augmentation(jitter: bool) -> None:
     got = make_batch(pool, positions, rows, torch.empty(24, 3, 16, 16, device=DEVICE), mean, std, jitter)
     pixels = augment(pool[positions], draws) if jitter else pool[positions].float() / 255
     assert torch.allclose(got, normalise(pixels, *(torch.tensor(t, device=DEVICE) for t in (mean, std))), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "pixels", "batch", "fits"),
+    [(1, 32, 256, True), (4, 32, 256, True), (8, 32, 256, False), (1, 64, 1024, True), (1, 64, 2048, False)],
+)
+def test_what_offsets_of_32_bits_do_not_reach_is_left_to_the_reference_engine(
+    width: float, pixels: int, batch: int, fits: bool
+) -> None:
+    with torch.device("meta"):
+        model = build_model("resnet9", 10, width=width)
+        images = torch.empty(1, 3, pixels, pixels)
+    reason = supported(model, images, batch)
+    assert reason is None if fits else "offsets of 32 bits" in reason

@@ -16,13 +16,12 @@ from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
 from factorized_fl.engine.confusion import count_confusion, empty_confusion
 from factorized_fl.engine.cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
 from factorized_fl.engine.cuda.lanes import Stay, choose_lanes, plan
-from factorized_fl.engine.cuda.stacked import StackedResNet9
+from factorized_fl.engine.cuda.stacked import TEST_PIXELS, StackedResNet9
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
 from factorized_fl.nn.models import NORM_MOMENTUM
 
-_TEST_PIXELS = 1024 * 1000  # of one client at once
 _TOGETHER = 10  # clients that are tested at once
 
 
@@ -258,7 +257,7 @@ class CudaEngine:
         self.model.eval()
         height, width = self.images.shape[2:]
         longest = max(len(getattr(self.scenario.clients[k], part)) for k in group)
-        size = min(_TEST_PIXELS // (height * width), longest)
+        size = min(TEST_PIXELS // (height * width), longest)
         positions, labels = self._questions(group, part, size)
         weights = self.stacked.weights(tensors)
         for first in range(0, positions.shape[1], size):

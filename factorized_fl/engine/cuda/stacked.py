@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d, pad
 
 from factorized_fl.engine.cuda import input_kernels, norm_kernels
 from factorized_fl.engine.cuda.convolution import LaneConvolution
+from factorized_fl.engine.cuda.lanes import COST
 from factorized_fl.engine.cuda.norm import PACKED, STACKED, NormReLU, PatchNormReLU, Shape, normalise
 from factorized_fl.engine.cuda.weights import layer_weights
 from factorized_fl.methods.base import Tensors
@@ -21,9 +22,10 @@ from factorized_fl.nn.models import NORM_EPS, ResNet9
 
 _PIXELS = 64  # of one program
 PATCH = 32  # 3 x 3 x 3 numbers of a patch, filled up with zeros
+TEST_PIXELS = 1024 * 1000  # of one client at once
 
 
-def supported(model: nn.Module, images: torch.Tensor) -> str | None:
+def supported(model: nn.Module, images: torch.Tensor, batch_size: int) -> str | None:
     """Why a model cannot be stacked, or nothing."""
     if not isinstance(model, ResNet9):
         return f"{type(model).__name__} is not a ResNet-9"
@@ -37,7 +39,9 @@ def supported(model: nn.Module, images: torch.Tensor) -> str | None:
         return f"channel counts are not multiples of {norm_kernels.CHANNELS}"
     if not isinstance(model.head, nn.Linear):
         return "the classifier has more than one layer"
-    return None
+    # Behind conv2 the lanes lie side by side, one more than train when FedFOMO tries models.
+    numbers = max(batch_size * height * width, TEST_PIXELS) // 4 * channels[1] * (max(COST) + 1)
+    return "its batches are too large for offsets of 32 bits" if numbers >= 2**31 else None
 
 
 class StackedResNet9:
