@@ -106,7 +106,9 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
     )
     if method.looks_at_images:
         _fingerprint_images(config, method, scenario, models, state)
-    kept = shared if method.needs_start or method.tests_start else frozenset()
+    # What is tested as it was when a round began needs all of that; a classifier whose shape is a client's own is not
+    # in the stack and stays as trained.
+    kept = frozenset(state.common) if method.tests_start else shared if method.needs_start else frozenset()
     reset = {name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)}
     return Federation(
         config=config,

@@ -2,11 +2,12 @@ import pytest
 import torch
 from torch.func import functional_call
 
+from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.methods import Batch
 from factorized_fl.methods.per_fedavg import PerFedAvg
 from tests.methods.hand import local, server
-from tests.tiny import tiny_federation
+from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 
 
 def quadratic(seed: int) -> Batch:
@@ -114,13 +115,16 @@ def put_to_the_test(federation, monkeypatch, round: int) -> dict[int, dict[str, 
 
 
 def test_adapted_protocol_tests_the_rounds_start_after_one_inner_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = tiny_federation("per-fedavg", options={"test": "adapted", "inner": 0.3})
+    config = tiny_config("per-fedavg", options={"test": "adapted", "inner": 0.3})
+    federation = build_federation(config, tiny_scenario(config, (tiny_set(),)), torch.device("cpu"))
     run_round(federation, 1)
+    mean = {name: federation.state.common[name].mean(0) for name in federation.shared}
+    before = {k: {n: t.clone() for n, t in federation.state.client(k).items()} | mean for k in (1, 2)}
     found = put_to_the_test(federation, monkeypatch, 2)
     assert sorted(found) == [0, 1, 2, 3]
     for k in (1, 2):
         own = federation.state.client(k)
-        begin = {n: (federation.start[n][k] if n in federation.start else own[n]).clone() for n in own}
+        begin = {name: tensor.clone() for name, tensor in before[k].items()}  # the classifier's among them
         parameters = {n: begin[n].requires_grad_() for n in federation.momentum.client(k)}
         model = federation.engine._model(k).train()
         batch = next(federation.engine.batches(2, k))
