@@ -53,6 +53,18 @@ def test_the_example_method_takes_whom_it_finds(example) -> None:
     assert mixing.matrix.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
+# A field that is no option of ours has neither limits nor help.
+PLAIN = """
+from dataclasses import dataclass
+from factorized_fl.methods import METHODS, register
+@register
+@dataclass(frozen=True)
+class Plain(METHODS["fedavg"]):
+    name = "plain"
+    depth: int = 3
+"""
+
+
 def test_the_example_method_in_a_file_is_there_for_commands(tmp_path, monkeypatch, capsys) -> None:
     from factorized_fl import cli
 
@@ -60,13 +72,14 @@ def test_the_example_method_in_a_file_is_there_for_commands(tmp_path, monkeypatc
     monkeypatch.setenv("COLUMNS", "200")
     for text, words in (
         ((ROOT / "tests" / "example_method.py").read_text(), "nearest-neighbours"),
+        (PLAIN, "plain: depth = 3\n"),
         ("x = 1\n", "registers no method: put @ffl.register"),
         ("x = 1\nx / 0\n", "(ZeroDivisionError: division by zero, line 2)"),
         ("from factorized_fl.methods import *\nregister(METHODS['fedavg'])\n", "a method 'fedavg' already"),
         (None, "There is no Python file"),
     ):
         file.write_text(text) if text else file.unlink()
-        monkeypatch.setattr("sys.argv", ["ffl", "--load", str(file), "methods"])
+        monkeypatch.setattr("sys.argv", ["ffl", "--load", str(file), "methods", "--options"])
         with pytest.raises(SystemExit):
             cli.main()
         found = capsys.readouterr()

@@ -9,6 +9,7 @@ from factorized_fl.cli.common import console
 from factorized_fl.data.fetch import fetch as fetch_data
 from factorized_fl.data.own import inspect as inspect_data
 from factorized_fl.report.inspection import inspection_line, inspection_table
+from factorized_fl.report.tables import size
 
 app = typer.Typer(help="Fetch and look at data sets.", no_args_is_help=True)
 
@@ -19,7 +20,11 @@ def fetch(
     dest: Annotated[Path | None, typer.Option("--dest", help="Where to; default: the cache folder.")] = None,
 ) -> None:
     """Download a data set from the Hugging Face hub, check it, keep it."""
-    console.print(f"{name} is in {fetch_data(name, dest)}", highlight=False)
+
+    def progress(file: str, done: int, total: int) -> None:
+        console.print(f"{file}: {size(done)} of {size(total)}", highlight=False)
+
+    console.print(f"{name} is in {fetch_data(name, dest, on_progress=progress)}", highlight=False)
 
 
 @app.command("inspect")

@@ -54,4 +54,5 @@ def methods(
     if options:
         for name, method in METHODS.items():
             for field in dataclasses.fields(method):
-                console.print(f"{name}: {field.name} = {field.default}  ({field.metadata['limits'].help})")
+                help = f"  ({field.metadata['limits'].help})" if "limits" in field.metadata else ""
+                console.print(f"{name}: {field.name} = {field.default}{help}")

@@ -19,7 +19,7 @@ from factorized_fl.data.images import ImageSet
 from factorized_fl.errors import UserError
 
 # Raise this whenever decoding, scaling or the layout of the file changes.
-_VERSION = 1
+_VERSION = 2
 
 
 def cache_folder() -> Path:
@@ -40,9 +40,13 @@ def cached(key_files: Sequence[Path], params: dict[str, Any], build: Callable[[]
     entry = cache_folder() / "decoded" / f"{_key(key_files, params)}.safetensors"
     if (found := _read(entry)) is not None:
         return found
-    built = build()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        built = build()
+    notes = [str(warning.message) for warning in caught]
+    _tell(notes)
     try:
-        _write(entry, built)
+        _write(entry, built, notes)
     except (OSError, SafetensorError) as error:
         # Without the temporary file's name, so that the same trouble gives the same words.
         _warn_once(entry.parent, getattr(error, "strerror", None) or str(error))
@@ -60,12 +64,18 @@ def _key(files: Sequence[Path], params: dict[str, Any]) -> str:
     return key.hexdigest()
 
 
-def _write(entry: Path, images: ImageSet) -> None:
+def _tell(notes: Sequence[str]) -> None:
+    """What was left out is said every time, not only when the images are decoded."""
+    for note in notes:
+        warnings.warn(note, stacklevel=4)
+
+
+def _write(entry: Path, images: ImageSet, notes: Sequence[str]) -> None:
     tensors = {"images": images.images, "labels": images.labels}
     if images.split is not None:
         tensors["split"] = images.split
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    about = json.dumps({"name": images.name, "classes": images.classes})
+    about = json.dumps({"name": images.name, "classes": images.classes, "notes": notes})
     entry.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")
     os.close(handle)
@@ -85,7 +95,9 @@ def _read(entry: Path) -> ImageSet | None:
         if metadata["checksum"] != _checksum(metadata["about"], tensors):
             return None
         about = json.loads(metadata["about"])
-        return ImageSet(name=about["name"], classes=tuple(about["classes"]), **tensors)
+        found = ImageSet(name=about["name"], classes=tuple(about["classes"]), **tensors)
+        _tell(about["notes"])
+        return found
     except (OSError, SafetensorError, UserError, KeyError, TypeError, ValueError):
         return None
 

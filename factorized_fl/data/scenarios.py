@@ -159,10 +159,16 @@ def try_validation(scenario: Scenario) -> Scenario:
 
 
 def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:
-    """Let every client keep a share of its training images aside, at least one and never all."""
+    """Let every client keep a share of its training images aside, at least one, and train on enough others."""
     clients = []
     for k, client in enumerate(scenario.clients):
-        count = min(max(1, round(share * len(client.train))), len(client.train) - 1)
+        most = len(client.train) - FEWEST_IMAGES
+        if most < 1:
+            raise UserError(
+                f"{client.name} has {len(client.train)} training images, too few to hold one out: "
+                f"every client needs at least {FEWEST_IMAGES + 1} with this method."
+            )
+        count = min(max(1, round(share * len(client.train))), most)
         order = torch.from_numpy(numpy_rng(seed, "holdout", client.draws_as(k)).permutation(len(client.train)))
         kept = client.train[order[count:].sort().values]
         clients.append(replace(client, train=kept, holdout=client.train[order[:count].sort().values]))

@@ -18,6 +18,7 @@ from factorized_fl.federation import fingerprints
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Method, Tensors
 from factorized_fl.nn import Role, build_model, roles
+from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.seeds import derive, torch_rng
 
 
@@ -91,7 +92,10 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
         if config.score == "validation":
             raise UserError("Images that models are tried on cannot score them, too: set score or tried_on otherwise.")
         scenario = try_validation(scenario)
-    channels = scenario.images.shape[1]
+    channels, *pixels = scenario.images.shape[1:]
+    if min(pixels) < FEWEST_PIXELS:
+        size = " x ".join(map(str, pixels))
+        raise UserError(f"Images of {size} pixels are too small: set image_size to {FEWEST_PIXELS} or more.")
     counts = {len(client.classes) for client in scenario.clients}
     models = {classes: initial_model(config, classes, channels, scenario.labels_agree) for classes in counts}
     initial = {classes: model.state_dict() for classes, model in models.items()}

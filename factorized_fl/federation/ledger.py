@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from factorized_fl.federation.build import Federation
+from factorized_fl.federation.fingerprints import NAME as FINGERPRINT
 from factorized_fl.federation.payload import data_bytes, measure, occupied
 from factorized_fl.nn import Role
 
@@ -67,7 +68,8 @@ class Payloads:
     def _by_role(self, row: int) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for name, shape, dtype, nonzero in self.entries:
-            kind = self.role_of[name].kind if name in self.role_of else name
+            # The fingerprint is among a client's tensors as a statistic, which none of those that travel is.
+            kind = name if name == FINGERPRINT or name not in self.role_of else self.role_of[name].kind
             sizes[kind] = sizes.get(kind, 0) + data_bytes(shape, dtype, nonzero[row])
         return sizes
 
@@ -83,7 +85,7 @@ def upload_loads(federation: Federation, clients: Sequence[int]) -> dict[int, Lo
             sent.add(name, stacked[list(clients)])
     vectors = [method.fingerprint(state.client(k), federation.roles) for k in clients]
     if not method.fingerprint_is_shared and all(vector is not None for vector in vectors):
-        sent.add("fingerprint", torch.stack([vector for vector in vectors if vector is not None]))
+        sent.add(FINGERPRINT, torch.stack([vector for vector in vectors if vector is not None]))
     return sent.loads()
 
 

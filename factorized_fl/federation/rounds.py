@@ -58,7 +58,7 @@ def download(
         if mixing.revert is not None:
             back = [client for client in clients if mixing.revert[client]]
             stacked[back] = federation.start[name][back]
-    federation.method_state = mixing.state
+    federation.method_state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
     return mixing, sent.loads(copies=mixing.downloads)
 
 

@@ -192,8 +192,9 @@ class RunDirectory:
             if tensor is not None:
                 tensors[name] = tensor
         path = self._round_file("mixing", round)
-        # Cloned, for a matrix and the method's memory may be one and the same tensor.
-        write_atomically(path, safetensors.torch.save({name: t.cpu().clone() for name, t in tensors.items()}))
+        # A method may answer with one tensor twice, or with views.
+        apart = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+        write_atomically(path, safetensors.torch.save(apart))
 
     def save_trace(self, round: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep what there is to see of the factors."""

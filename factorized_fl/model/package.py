@@ -83,7 +83,10 @@ def read_package(folder: Path) -> Package:
     """What a model's folder says about it."""
     try:
         content = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        return make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
+        package = make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
+        if {len(package.mean), len(package.std)} != {package.channels}:
+            raise ValueError("mean and std must have a number for each channel")
+        return package
     except FileNotFoundError:
         inside = [*folder.glob(f"model/{ABOUT}"), *sorted(folder.glob(f"model/*/{ABOUT}"))]
         advice = f"did you mean '{inside[0].parent}'?" if inside else "make one with `ffl export RUN --client K`."

@@ -100,6 +100,7 @@ class SmallCNN(nn.Module):
         return self.head(x.amax((2, 3)))
 
 
+FEWEST_PIXELS = 8  # of an image's sides
 MODELS: dict[str, Callable[[int, Scale, Head], nn.Module]] = {
     "resnet9": ResNet9,
     "resnet18": ResNet18,

@@ -118,13 +118,16 @@ class Result:
 
 def read_result(path: Path) -> Result | None:
     """A finished cell, or nothing if it was not run."""
+    return Result(read_record(path, "clients", "correct")) if path.exists() else None
+
+
+def read_record(path: Path, *needed: str) -> Record:
+    """What a file of the results holds."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if missing := sorted({"clients", "correct"} - set(record)):
+        if missing := sorted(set(needed) - set(record)):
             raise ValueError(f"it has no '{missing[0]}'")
-        return Result(record)
-    except FileNotFoundError:
-        return None
+        return record
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"The result '{path}' cannot be read ({error}): remove it to run this cell again.") from None
 

@@ -57,10 +57,10 @@ def judged(text: str, gap: Difference | None, word: str, least: float = 0.0) -> 
     """The same of a difference; it decides nothing while its error allows for both."""
     if gap is None:
         return Check(text)
-    towards = gap.points if word == "more" else -gap.points
-    if gap.word == "same" and towards + 2 * gap.error >= least:
+    towards, margin = gap.points if word == "more" else -gap.points, 2 * gap.error
+    if towards - margin <= least <= towards + margin:
         return Check(text, UNDECIDED, str(gap))
-    return decided(text, gap.word == word and towards >= least, str(gap))
+    return decided(text, towards > least, str(gap))
 
 
 def unhurt(found: Collection, text: str, one: Key, other: Key) -> Check:

@@ -1,6 +1,5 @@
 """All finished cells, and the statistics that tables and claims are made of."""
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from factorized_fl.federation.rundir import Record
-from factorized_fl.reproduce.cells import Cell, Result, read_result
+from factorized_fl.reproduce.cells import Cell, Result, read_record, read_result
 from factorized_fl.reproduce.choices import read_choices
 from factorized_fl.reproduce.studies import STUDIES
 
@@ -43,7 +42,7 @@ def collect(results: Path) -> Collection:
             if found:
                 cells[cell.what, cell.setting, cell.row] = sorted(found, key=lambda result: result.seed)
     others = sorted((results / "heterogeneity").glob("seed*.json"))
-    return Collection(cells, [json.loads(path.read_text(encoding="utf-8")) for path in others], read_choices(results))
+    return Collection(cells, [read_record(path, "dense", "averaged") for path in others], read_choices(results))
 
 
 @dataclass(frozen=True)

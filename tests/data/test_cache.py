@@ -126,3 +126,13 @@ def test_where_the_cache_lies(monkeypatch, tmp_path, own_cache) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "factorized-fl"
+
+
+def test_what_was_left_out_is_told_every_time(source) -> None:
+    def build() -> ImageSet:
+        warnings.warn("Left out one.", stacklevel=2)
+        return Builder()()
+
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="Left out one"):
+            cached([source], {}, build)

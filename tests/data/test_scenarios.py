@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorized_fl.data.images import ImageSet
-from factorized_fl.data.scenarios import build_scenario, deal_evenly, divide, permutation, score_validation, scramble
+from factorized_fl.data.scenarios import (
+    build_scenario,
+    deal_evenly,
+    divide,
+    hold_out,
+    permutation,
+    score_validation,
+    scramble,
+)
 from factorized_fl.errors import UserError
 
 NORMAL = ((0.5,), (0.25,))
@@ -176,3 +184,13 @@ def test_nothing_is_learned_from_one_class_nor_scored_without_images() -> None:
     split = replace(one, labels=labels, classes=("a", "b"), split=torch.tensor([0, 2] * 20, dtype=torch.uint8))
     with pytest.raises(UserError, match="client 1 has no validation images to be scored on"):
         score_validation(build_scenario([split], ((0.5,), (0.5,)), clients=2))
+
+
+def test_who_holds_images_out_trains_on_two_or_more() -> None:
+    for count, kept in ((12, 2), (20, 4)):
+        scenario = build_scenario([grey("a", count, 2)], NORMAL, clients=1, train_share=count // 4 / count)
+        held = hold_out(scenario, 0.2, seed=1).clients[0]
+        assert (len(held.train), len(held.holdout)) == (kept, 1)
+    scenario = build_scenario([grey("a", 8, 2)], NORMAL, clients=1, train_share=0.25)
+    with pytest.raises(UserError, match="2 training images, too few to hold one out: every client needs at least 3"):
+        hold_out(scenario, 0.2, seed=1)

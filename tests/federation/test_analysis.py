@@ -127,3 +127,12 @@ def test_bytes_by_role_and_the_headers_make_up_the_payload() -> None:
         assert record["down_roles"] == {kind: 4 * count for kind, count in numbers.items()}
         assert record["up_roles"] == record["down_roles"] | {"fingerprint": 4 * vector.numel()}
         assert 0 < record["up_bytes"] - sum(record["up_roles"].values()) < 100 * (len(federation.shared) + 2)
+
+
+def test_a_fingerprint_of_images_is_no_statistic_in_the_books() -> None:
+    federation = tiny_federation("factorized-peers")
+    run_round(federation, 1)
+    records, _ = run_round(federation, 2)
+    for record in records:
+        assert "stat" not in record["up_roles"]
+        assert record["up_roles"]["fingerprint"] > 0

@@ -1,11 +1,16 @@
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from factorized_fl.errors import UserError
+from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.mixing import mix
 from factorized_fl.federation.rounds import choose, download, run_round
-from factorized_fl.methods import METHODS, Mixing
-from tests.tiny import tiny_config, tiny_federation
+from factorized_fl.federation.run import run
+from factorized_fl.methods import METHODS, Mixing, Server
+from tests.tiny import tiny_config, tiny_federation, tiny_scenario
 
 
 def copy(federation) -> dict[str, torch.Tensor]:
@@ -151,3 +156,25 @@ def test_who_matches_is_not_lost_with_somebody_whose_training_diverged(method: s
     assert mixing is not None
     assert mixing.matrix[:3, 3].tolist() == [0, 0, 0]
     assert [record["loss"] is not None for record in records] == [True, True, True, False]
+
+
+def test_images_below_8_pixels_are_refused() -> None:
+    config = tiny_config()
+    scenario = tiny_scenario(config)
+    small = replace(scenario, images=scenario.images[..., :4])
+    with pytest.raises(UserError, match="Images of 8 x 4 pixels are too small: set image_size to 8 or more"):
+        build_federation(config, small, torch.device("cpu"))
+
+
+def test_a_method_may_answer_with_views_and_with_one_tensor_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mix_with_views(self: object, server: Server) -> Mixing:
+        matrix = torch.eye(4, dtype=torch.float64).T.flip(0).T.flip(0).T
+        return Mixing(matrix, matrix, {"one": matrix, "two": matrix})
+
+    config = tiny_config("fedavg", rounds=2)
+    monkeypatch.setattr(METHODS["fedavg"], "mix", mix_with_views)
+    directory = run(config, tmp_path / "run", scenario=tiny_scenario(config))
+    assert torch.equal(directory.mixing(2)["state.two"], torch.eye(4, dtype=torch.float64))
+    assert directory.load_checkpoint()["method/one"].tolist() == torch.eye(4).tolist()

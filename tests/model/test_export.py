@@ -119,6 +119,14 @@ def test_a_description_that_does_not_fit_the_model(run: Path, images: Path, tmp_
         predict.predict(tmp_path / "model", [images / "bars" / "bars-0"], "onnx")
 
 
+def test_a_description_with_numbers_for_other_channels(run: Path, images: Path, tmp_path: Path) -> None:
+    export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
+    file = tmp_path / "model" / "model.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mean": [0.5, 0.5]}))
+    with pytest.raises(UserError, match="model.json' is damaged.*mean and std must have a number for each channel"):
+        predict.predict(tmp_path / "model", [images / "bars" / "bars-0"], "torch")
+
+
 def test_a_model_is_not_exported_with_other_data(run: Path, images: Path, tmp_path: Path) -> None:
     shutil.copytree(images, tmp_path / "images")
     (tmp_path / "images" / "bars" / "bars-0").rename(tmp_path / "images" / "bars" / "else")

@@ -46,6 +46,9 @@ def test_a_sharp_drop_must_be_sharp(tmp_path: Path) -> None:
     assert verdicts(tmp_path)["mu-matters"] == "holds"
     write(tmp_path, "ablation", "without-mu", [40, 41, 62, 63, 84])  # -20, -20, 0, 0, +20
     assert verdicts(tmp_path)["mu-matters"] == "undecided"
+    for drops in ([2, 4, 5, 6, 7], [3, 5, 6, 7, 9]):  # about 4.8 and 6, but 5 is within their errors
+        write(tmp_path, "ablation", "without-mu", [60 + k - drop for k, drop in enumerate(drops)])
+        assert verdicts(tmp_path)["mu-matters"] == "undecided"
 
 
 def test_permutation_hurts_one_and_spares_the_other(tmp_path: Path) -> None:

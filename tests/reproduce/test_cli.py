@@ -113,3 +113,9 @@ def test_a_damaged_result_is_named(content: str, capsys, tmp_path: Path) -> None
     code, _, err = ffl(capsys, "reproduce", "--show", "domains", "--results", tmp_path)
     assert code == 2
     assert "fedavg-seed1.json' cannot be read" in err
+    (tmp_path / "domains" / "fedavg-seed1.json").unlink()
+    (tmp_path / "heterogeneity").mkdir()
+    (tmp_path / "heterogeneity" / "seed1.json").write_text(content)
+    code, _, err = ffl(capsys, "reproduce", "--show", "domains", "--results", tmp_path)
+    assert code == 2
+    assert "seed1.json' cannot be read" in err
