@@ -123,7 +123,7 @@ def test_a_description_with_numbers_for_other_channels(run: Path, images: Path, 
     export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
     file = tmp_path / "model" / "model.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mean": [0.5, 0.5]}))
-    with pytest.raises(UserError, match="model.json' is damaged.*mean and std must have a number for each channel"):
+    with pytest.raises(UserError, match=r"model.json' is damaged.*mean and std must have a number for each channel"):
         predict.predict(tmp_path / "model", [images / "bars" / "bars-0"], "torch")
 
 
