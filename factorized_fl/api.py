@@ -87,7 +87,7 @@ def compare(
     if not methods or not seeds:
         raise UserError("A comparison needs at least one method and one seed.")
     if "seed" in settings:
-        raise UserError("A comparison takes several seeds: give them with --seeds.")
+        raise UserError("A comparison takes several seeds: `ffl compare PRESET --seeds 1,2,3`.")
     for named in (methods, seeds):
         if again := [name for name in named if list(named).count(name) > 1]:
             raise UserError(f"{again[0]} is named twice: once is enough.")

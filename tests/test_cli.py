@@ -64,7 +64,7 @@ def test_square_brackets_are_printed_as_they_are(
         (["run", "--set", "scrambled=100"], "scrambled = 100, but there are only 4 clients"),
         (["compare", "--methods", "fedavg", "--seeds", ""], "at least one method and one seed"),
         (["compare", "--methods", "", "--seeds", "1"], "at least one method and one seed"),
-        (["compare", "--methods", "fedavg", "--set", "seed=5"], "give them with --seeds"),
+        (["compare", "--methods", "fedavg", "--set", "seed=5"], "takes several seeds: `ffl compare PRESET --seeds"),
         (["compare", "--methods", "fedavg", "--seeds", "1,2,1"], "1 is named twice"),
         (["compare", "--methods", "fedavg,fedavg"], "fedavg is named twice"),
         (["compare", "--methods", "fedavg", "--set", "method=fedprox"], "given twice"),

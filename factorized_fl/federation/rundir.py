@@ -29,7 +29,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 
-from factorized_fl.config import Config, from_table, read_table
+from factorized_fl.config import Config, read_config
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.errors import UserError
 from factorized_fl.methods import Mixing
@@ -255,7 +255,7 @@ class RunDirectory:
 
     def config(self) -> Config:
         """The run's configuration."""
-        return from_table(read_table(self.path / "config.toml"))
+        return read_config(self.path / "config.toml")
 
     def clients(self) -> list[Record]:
         """Who takes part, in order; nobody if nothing says so."""
