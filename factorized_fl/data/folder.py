@@ -12,7 +12,7 @@ from factorized_fl.errors import UserError
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
 # A few broken downloads are a fact of life; more than this share means that something else is wrong.
-_MOST_UNREADABLE = 0.1
+MOST_UNREADABLE = 0.1
 
 
 def read_folder(path: Path, *, size: int | None, channels: int, name: str | None = None) -> ImageSet:
@@ -91,7 +91,7 @@ def _report(path: Path, unreadable: list[Path], total: int) -> None:
         return
     named = ", ".join(str(file.relative_to(path)) for file in unreadable[:3])
     named += f" and {len(unreadable) - 3} more" if len(unreadable) > 3 else ""
-    if len(unreadable) > _MOST_UNREADABLE * total:
+    if len(unreadable) > MOST_UNREADABLE * total:
         raise UserError(
             f"{len(unreadable)} of {total} images in {path} are unreadable ({named}): repair or remove them."
         )

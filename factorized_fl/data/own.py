@@ -4,6 +4,7 @@ Four layouts are understood: class folders; `train`, `test` and perhaps `validat
 folders; one parquet file; parquet files whose names begin with train, test and perhaps validation (or val).
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 
 from factorized_fl.data.cache import cached
-from factorized_fl.data.folder import image_files, read_folder, subfolders
+from factorized_fl.data.folder import MOST_UNREADABLE, image_files, read_folder, subfolders
 from factorized_fl.data.images import ImageSet, decode_each
 from factorized_fl.data.parquet import NO_LABEL, read_parquet, read_rows
 from factorized_fl.errors import UserError
@@ -22,6 +23,7 @@ SPLITS = ("train", "validation", "test")
 _SPLIT_OF = {"val": "validation", "valid": "validation", **{split: split for split in SPLITS}}
 _WHOLE = ""  # the name of the only part of a set that is not split yet
 _FEW = 10  # images of a class below which its accuracy says next to nothing
+_DARK = 32  # of 255; 12-bit pictures in 16-bit files have at most 15
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def read_own(path: Path, name: str, *, size: int | None, channels: int) -> Image
     """All of a party's images, cropped and scaled to a size, if one is given, and the split that their layout gives."""
     parts = parts_of(path)
     sets = [_read(part, name, size, channels) for part in parts]
+    if (brightest := max(int(found.images.max()) for found in sets)) < _DARK:
+        warnings.warn(f"The images in {path} are nearly black: {_dark(brightest)}", stacklevel=2)
     if len(sets) == 1:
         return sets[0]
     classes = sets[0].classes  # those to train on
@@ -80,6 +84,10 @@ def read_own(path: Path, name: str, *, size: int | None, channels: int) -> Image
         labels.append(own[found.labels])
         split.append(torch.full((len(found),), SPLITS.index(part.split), dtype=torch.uint8))
     return ImageSet(name, torch.cat([s.images for s in sets]), torch.cat(labels), classes, torch.cat(split))
+
+
+def _dark(brightest: int) -> str:
+    return f"no value is above {brightest} of 255. Scale 16-bit pictures that use fewer bits to 8 bits first."
 
 
 def _read(part: Part, name: str, size: int | None, channels: int) -> ImageSet:
@@ -102,6 +110,7 @@ class Inspection:
     counts: dict[str, Counter[str]] = field(default_factory=dict)  # split -> class -> images
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
     grey: int = 0
+    brightest: int = 0  # value of all pictures, of 255
     unreadable: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)  # class folders without a readable image
     repeated: list[tuple[str, str]] = field(default_factory=list)  # the same picture twice in one split and class
@@ -129,8 +138,15 @@ class Inspection:
             if (count := sum(counts[name] for counts in self.counts.values())) < _FEW
         ]
         lines += [f"The class folder '{name}' holds no readable image: no run takes it." for name in self.empty]
+        if self.counts.get("train"):
+            strange = [name for name in self.classes if not self.counts["train"][name]]
+            lines += [f"The class '{name}' has no training images: no run takes it." for name in strange]
         if self.unreadable:
-            lines.append(f"{len(self.unreadable)} files cannot be read: {_some(self.unreadable)}.")
+            refused = len(self.unreadable) > MOST_UNREADABLE * (self.total + len(self.unreadable))
+            ending = ", so many that no run takes them" if refused else ""
+            lines.append(f"{len(self.unreadable)} files cannot be read{ending}: {_some(self.unreadable)}.")
+        if self.brightest < _DARK:
+            lines.append(f"The pictures are nearly black: {_dark(self.brightest)}")
         for found, what in (
             (self.across, "pictures are in two splits, so a test would meet what was trained on"),
             (self.contradicted, "pictures stand under two classes"),
@@ -153,6 +169,7 @@ def inspect(path: Path) -> Inspection:
             continue
         found.counts[split][label] += 1
         found.sizes[pixels.shape[2], pixels.shape[1]] += 1
+        found.brightest = max(found.brightest, int(pixels.max()))
         found.grey += bool((pixels[0] == pixels[1]).all() and (pixels[1] == pixels[2]).all())
         picture = blake2b(pixels.tobytes() + str(pixels.shape).encode(), digest_size=16).digest()
         first_split, first_label, first = seen.setdefault(picture, (split, label, where))

@@ -1,5 +1,6 @@
 """A party's own data: every layout gives the same images, and a first look finds what is wrong."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -134,3 +135,25 @@ def test_first_look_at_nothing(tmp_path: Path) -> None:
         inspect(tmp_path)
     with pytest.raises(UserError, match="no folder or parquet"):
         inspect(tmp_path / "nowhere")
+
+
+def test_pictures_of_12_bits_in_16_are_told_before_they_are_trained_on(tmp_path: Path) -> None:
+    for index, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        pixels = np.full((8, 8), 4095 - index, dtype=np.uint16)
+        Image.fromarray(pixels).save(tmp_path / name / "1.png")
+    dark = r"nearly black: no value is above 15 of 255\. Scale 16-bit pictures"
+    with pytest.warns(UserWarning, match=dark):
+        read_own(tmp_path, "clinic", size=8, channels=1)
+    assert any(re.search(dark, line) for line in inspect(tmp_path).complaints())
+
+
+def test_first_look_says_what_no_run_takes(tmp_path: Path) -> None:
+    for index in range(8):
+        picture(tmp_path / "train" / "ab"[index % 2] / f"{index}.png", index)
+        picture(tmp_path / "test" / "abc"[index % 3] / f"{index}.png", 10 + index)
+    assert "The class 'c' has no training images: no run takes it." in inspect(tmp_path).complaints()
+    for index in range(2):
+        (tmp_path / "test" / "a" / f"bad{index}.png").write_bytes(b"broken")
+        said = [line for line in inspect(tmp_path).complaints() if "cannot be read" in line]
+        assert ("so many that no run takes them" in said[0]) == bool(index)
