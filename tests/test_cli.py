@@ -117,6 +117,16 @@ def test_a_model_is_some_clients_and_an_image_has_to_exist(capsys, config: Path,
     code, _, err = ffl(capsys, "predict", run / "model" / "client-1", tmp_path / "nowhere.png")
     assert code == 2
     assert "There is no image" in err
+    (tmp_path / "torn.png").write_bytes(b"no picture")
+    picture = next(images.rglob("*.png"))
+    code, out, err = ffl(
+        capsys, "predict", run / "model" / "client-1", tmp_path / "torn.png", picture, "--format", "json"
+    )
+    assert code == 0
+    assert "torn.png is not a readable image: left out" in err
+    (found,) = json.loads(out)
+    assert found["image"] == str(picture)
+    assert sum(found["classes"].values()) == pytest.approx(1)
 
 
 def test_what_is_shown_is_not_chosen_and_has_to_be_there(capsys, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Commands about a model to take away: export, predict."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -51,8 +52,15 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option("--top", help="So many classes for each image.", min=1)] = 3,
     runtime: Annotated[str, typer.Option("--runtime", help="onnx, torch or auto.")] = "auto",
+    format: Annotated[str, typer.Option("--format", help="lines, or json with every class.")] = "lines",
 ) -> None:
     """What an exported model says of pictures: class names and probabilities."""
-    for prediction in predict_images(folder, images, runtime):
+    if format not in ("lines", "json"):
+        raise UserError(f"--format '{format}' must be lines or json.")
+    found = predict_images(folder, images, runtime)
+    if format == "json":
+        typer.echo(json.dumps([{"image": str(one.image), "classes": dict(one.classes)} for one in found], indent=1))
+        return
+    for prediction in found:
         shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in prediction.classes[:top])
         console.print(f"{prediction.image}: {shares}", highlight=False, soft_wrap=True)

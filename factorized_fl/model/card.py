@@ -1,5 +1,6 @@
 """The model card: what the model is, what it was made from, how good it is, in plain words."""
 
+import json
 from collections.abc import Mapping
 
 from factorized_fl.config import Config
@@ -24,10 +25,12 @@ def card(
     colour = "grey" if package.channels == 1 else "colour (RGB)"
     done = f"{rounds}" if rounds == config.rounds else f"{rounds} of {config.rounds}"
     scored = f"{config.score} images of {package.name}"
+    names = ", ".join(json.dumps(name, ensure_ascii=False) for name in package.classes)  # they may hold commas
+    side = package.image_size
     files = "`model.safetensors` (PyTorch, dense)" + (" and `model.onnx` (from raw pixels to scores)" if onnx else "")
     return f"""# Model of {package.name}
 
-A {config.model} (width {config.width:g}) for {len(package.classes)} classes: {", ".join(package.classes)}.
+A {config.model} (width {config.width:g}) for {len(package.classes)} classes: {names}.
 
 Trained with {method.title} ({method.paper}), {done} rounds of {config.epochs} epochs with {config.clients}
 parties, on {counts["train"]:,} images of {package.name} alone; nobody else saw them, nor these class names.
@@ -41,10 +44,18 @@ parties, on {counts["train"]:,} images of {package.name} alone; nobody else saw 
 
 ## How to use it
 
-    ffl predict FOLDER IMAGES...
+    ffl predict FOLDER IMAGES...    # for a program with --format json
 
-Images are cropped to their centre square, scaled to {package.image_size}x{package.image_size} pixels and taken as
-{colour}; pixels are divided by 255, then shifted by {_numbers(package.mean)} and scaled by {_numbers(package.std)}.
+    # From Python, with pixels as uint8 [N, {package.channels}, {side}, {side}]:
+    (scores,) = onnxruntime.InferenceSession("model.onnx").run(None, {{"pixels": pixels}})
+
+    # The same in PyTorch:
+    from factorized_fl.model.package import load_network, read_package
+    scores = load_network(folder, read_package(folder))(pixels)
+
+Scores stand in the order of `classes` in model.json; their softmax are the probabilities. Before `ffl predict` asks
+the model, images are cropped to their centre square, scaled to {side}x{side} pixels and taken as {colour}; inside the
+model pixels are divided by 255, then shifted by {_numbers(package.mean)} and scaled by {_numbers(package.std)}.
 {files} gave the trained model's scores on all {total:,} images, to {difference:.1e}.
 """
 

@@ -27,10 +27,13 @@ class Prediction:
 
 
 def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list[Prediction]:
-    """Look at the pictures in order; a folder stands for all images in it and in its sub-folders."""
+    """Look at the pictures in order; a folder stands for all images in it and in its sub-folders.
+
+    What cannot be read is left out with a warning.
+    """
     package = read_package(folder)
     files = [file for image in images for file in _files(image)]
-    named, unreadable = set(images), []
+    unreadable = []
     if not files:
         raise UserError("There is no image to look at: name image files, or a folder with some.")
     scores = find_runtime(folder, runtime)
@@ -43,8 +46,6 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
                 decoded.append((file, torch.from_numpy(pixels.copy())))
             elif not file.exists():
                 raise UserError(f"There is no image '{file}'.")
-            elif file in named:
-                raise UserError(f"{file} is not a readable image: leave it out, or repair it.")
             else:
                 unreadable.append(file)
         if decoded:
