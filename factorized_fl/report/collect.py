@@ -122,7 +122,7 @@ def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
 def _find_baseline(
     run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
 ) -> tuple[RunFiles | None, str | None]:
-    """A Stand-Alone run of the same clients: the one named, one among those reported, or one beside this run."""
+    """A Stand-Alone run of the same clients: the one named, or a complete one among those reported or beside this."""
     if run.method == "stand-alone":
         return None, None
     if given:
@@ -132,7 +132,7 @@ def _find_baseline(
     beside = run.path.resolve().parent / (ALONE if run.party else f"stand-alone-seed{run.seed}")
     if not found and is_run(beside):
         found = [read_run(beside)]
-    fitting = [other for other in found if other.final and not different_data([run, other])]
+    fitting = [other for other in found if other.complete and not different_data([run, other])]
     fitting.sort(key=lambda other: len(differing(run, other)))
     return (fitting[0], _how(run, fitting[0])) if fitting else (None, None)
 

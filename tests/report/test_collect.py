@@ -41,6 +41,13 @@ def test_no_baseline_is_said_plainly_with_the_command_that_makes_one(tmp_path: P
     assert run["baseline_command"] == "ffl run run/config.toml --method stand-alone --data FOLDER"
 
 
+def test_a_model_that_is_still_trained_alone_judges_nobody_unless_it_is_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    beside = write_run(tmp_path / "stand-alone-seed1", "stand-alone", complete=False)
+    assert (only(path)["verdicts"], only(path)["baseline"]) == ([], None)
+    assert "It is in round" in only(path, baseline=beside)["baseline"]
+
+
 def test_baseline_by_name_must_be_of_the_same_clients_and_seed(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     base = write_run(tmp_path / "alone", "stand-alone", rounds=5)
