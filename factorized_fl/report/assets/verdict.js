@@ -9,7 +9,7 @@ function verdictCard(run) {
   if (run.baseline)
     card.append(
       soft(
-        `${run.baseline} A client counts as helped or harmed when the difference exceeds two standard errors, ` +
+        `${run.baseline} A client counts as helped or harmed when the difference exceeds two standard errors (±), ` +
           "which come from the number of its test images; by chance alone about one client in twenty would.",
       ),
     );
