@@ -37,7 +37,7 @@ def new(
     sites: Annotated[Path, typer.Argument(metavar="sites.toml", help="Who takes part and what is trained.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the kits.")] = Path("kits"),
 ) -> None:
-    """Make one kit for each party: certificates, policies, configuration, a README."""
+    """Make one kit for each party: certificates, the agreement, a README."""
     plan = kits.make_kits(sites, out)
     for party in (COORDINATOR, *plan.sites):
         _show(f"{out / party}: give this folder to {party}, over a channel that you trust")

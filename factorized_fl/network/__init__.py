@@ -1,7 +1,7 @@
 """The same methods between organisations, over NVIDIA FLARE. No mathematics here: `methods/` and `engine/` do it.
 
 plan         what the parties agree on: sites.toml, and the kit that each of them gets
-kits         certificates, policies and configuration for every party
+kits         keys and certificates for every party, and FLARE's configuration at every start
 messages     what travels, and the checks on whatever arrives
 mailbox      the coordinator's open requests and the answers to them
 coordinator  rounds with deadlines and a quorum, resumed from a checkpoint

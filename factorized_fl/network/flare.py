@@ -193,7 +193,7 @@ class Trainer:
             self.pause = min(30.0, 2 * self.pause + 0.5)
             with (self.kit.logs / "trainer.txt").open("ab") as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "factorized_fl.network.trainer", str(self.kit.path)],
+                    [sys.executable, "-P", "-m", "factorized_fl.network.trainer", str(self.kit.path)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

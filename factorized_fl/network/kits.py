@@ -1,8 +1,9 @@
-"""One kit per party: certificates, policies that let nobody run anything, configuration, a README in plain words.
+"""One kit per party: a key, certificates, the agreement, a README in plain words; and FLARE's workspace made of it.
 
-FLARE's provisioning makes keys and certificates. Its policies are then replaced: no administrator has any right, no job
-may be submitted, no process launcher is installed, only classes of this package may be built, and a site streams no
-log to the coordinator. What runs at a party is what that party installed.
+FLARE's provisioning makes keys and certificates. A kit comes from somebody else, so nothing in it says what code runs:
+a party that starts lets its own installation write FLARE's configuration and policies anew. No administrator has any
+right, no job may be submitted, no process launcher is installed, only classes of this package may be built, and a site
+streams no log to the coordinator.
 """
 
 import contextlib
@@ -26,6 +27,9 @@ from factorized_fl.network.plan import AUTHORITY, COORDINATOR, FEDERATION, Kit, 
 _OWN = "factorized_fl.network.flare"
 _RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc")
 _ROLES = ("project_admin", "org_admin", "lead", "member")
+_GATEWAY, _AGENT = f"{_OWN}.Gateway", f"{_OWN}.Agent"
+_SERVER_PARTS = ("job_scheduler", "job_manager", "job_store")
+_CLIENT_PARTS = ("resource_manager", "resource_consumer")
 # What may be built in a FLARE process: nothing of FLARE's own library, nothing that a job brings.
 ALLOWED = [_OWN]
 
@@ -44,9 +48,10 @@ def make_kits(sites: Path, out: Path) -> Plan:
         for party in (COORDINATOR, *plan.sites):
             kit = out / party
             kit.mkdir(mode=0o700)
-            shutil.copytree(provisioned / party / "startup", kit / "flare" / "startup")
-            (kit / "flare" / "local").mkdir()
-            _configure(kit / "flare", provisioned / party, party == COORDINATOR, plan)
+            keys = kit / "flare" / "startup"
+            keys.mkdir(parents=True)
+            for name in key_files(party):
+                shutil.copy(provisioned / party / "startup" / name, keys)
             write_atomically(kit / FEDERATION, write_kit(kit, party, plan, config).encode())
             write_atomically(kit / "README.md", readme(party, plan, config).encode())
         authority = out / AUTHORITY
@@ -57,6 +62,12 @@ def make_kits(sites: Path, out: Path) -> Plan:
             for file in files:
                 os.chmod(Path(folder) / file, 0o600)
     return plan
+
+
+def key_files(party: str) -> tuple[str, str, str]:
+    """The names of a party's certificate, its private key, and the authority's certificate."""
+    kind = "server" if party == COORDINATOR else "client"
+    return f"{kind}.crt", f"{kind}.key", "rootCA.pem"
 
 
 def with_size(plan: Plan, config: Config) -> Plan:
@@ -105,46 +116,59 @@ def provision(plan: Plan, folder: Path, administrator: str | None = None) -> Pat
     return folder / plan.name / "prod_00"
 
 
-def _configure(flare: Path, provisioned: Path, server: bool, plan: Plan) -> None:
+def make_workspace(kit: Kit) -> None:
+    """FLARE's folder, written anew by what is installed here; of the kit it has keys, certificates, names and address.
+
+    So a kit that somebody changed, or made with another version, runs what an unchanged one would.
+    """
+    with plain_errors(kit.path), tempfile.TemporaryDirectory() as scratch:
+        provisioned = provision(kit.plan, Path(scratch)) / kit.party
+        if kit.workspace.exists():
+            shutil.rmtree(kit.workspace)
+        for name in ("startup", "local"):
+            (kit.workspace / name).mkdir(mode=0o700, parents=True)
+        certificate, key, root = key_files(kit.party)
+        for name in (certificate, root):
+            shutil.copy(kit.keys / name, kit.workspace / "startup")
+        _configure(kit, provisioned, key)
+
+
+def _configure(kit: Kit, provisioned: Path, key: str) -> None:
     """FLARE's configuration of one party, tightened."""
-    local = provisioned / "local"
-    resources = json.loads((local / "resources.json.default").read_text())
-    keep = ("job_scheduler", "job_manager", "job_store") if server else ("resource_manager", "resource_consumer")
+    startup, local = kit.workspace / "startup", kit.workspace / "local"
+    resources = json.loads((provisioned / "local" / "resources.json.default").read_text())
+    keep = _SERVER_PARTS if kit.is_coordinator else _CLIENT_PARTS
     components = [part for part in resources["components"] if part["id"] in keep]
-    component = "Gateway" if server else "Agent"
+    component = _GATEWAY if kit.is_coordinator else _AGENT
     resources |= {
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": ALLOWED,
         "allow_log_streaming": False,
-        "components": [*components, {"id": "ffl", "path": f"{_OWN}.{component}", "args": {"kit": ".."}}],
+        "components": [*components, {"id": "ffl", "path": component, "args": {"kit": ".."}}],
     }
-    if server:
-        resources["servers"][0]["max_num_clients"] = len(plan.sites)
-    (flare / "local" / "resources.json").write_text(json.dumps(resources, indent=2))
+    config = f"fed_{'server' if kit.is_coordinator else 'client'}.json"
+    content = json.loads((provisioned / "startup" / config).read_text())
+    if kit.is_coordinator:
+        resources["servers"][0]["max_num_clients"] = len(kit.plan.sites)
+        _store_inside(resources, kit.workspace / "storage")
+        # FLARE listens on loopback alone if this is a loopback address, else on all.
+        content["servers"][0]["service"]["target"] = f"{kit.plan.address}:{kit.plan.port}"
+    own = content["servers"][0] if kit.is_coordinator else content["client"]
+    own["ssl_private_key"] = os.path.relpath(kit.keys / key, startup)  # there is no second copy of it
+    (startup / config).write_text(json.dumps(content, indent=2))
+    (local / "resources.json").write_text(json.dumps(resources, indent=2))
     nothing = {role: dict.fromkeys(_RIGHTS, "none") for role in _ROLES}
     policy = {"format_version": "1.0", "permissions": nothing}
-    (flare / "local" / "authorization.json").write_text(json.dumps(policy, indent=2))
-    shutil.copy(local / "log_config.json.default", flare / "local" / "log_config.json")
-    for script in (flare / "startup").glob("*.sh"):
-        script.unlink()  # `ffl serve` and `ffl join` start FLARE, with what it needs to know
-    if server:
-        path = flare / "startup" / "fed_server.json"
-        content = json.loads(path.read_text())
-        # FLARE listens on loopback alone if this is a loopback address, else on all.
-        content["servers"][0]["service"]["target"] = f"{plan.address}:{plan.port}"
-        path.write_text(json.dumps(content, indent=2))
+    (local / "authorization.json").write_text(json.dumps(policy, indent=2))
+    shutil.copy(provisioned / "local" / "log_config.json.default", local / "log_config.json")
 
 
-def settle(kit: Kit) -> None:
-    """Tell FLARE's server where its kit lies now: it wants whole paths, and would use the system's temporary folder."""
-    path = kit.path / "flare" / "local" / "resources.json"
-    resources = json.loads(path.read_text())
-    storage = kit.path / "flare" / "storage"
+def _store_inside(resources: dict[str, Any], storage: Path) -> None:
+    """FLARE's server wants whole paths, and would use the system's temporary folder."""
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
     for part in resources["components"]:
         if part["id"] == "job_manager":
             part["args"]["uri_root"] = str(storage / "jobs")
-    write_atomically(path, json.dumps(resources, indent=2).encode())
 
 
 def readme(party: str, plan: Plan, config: Config) -> str:

@@ -65,6 +65,16 @@ class Kit:
         return self.plan.sites.index(self.party)
 
     @property
+    def keys(self) -> Path:
+        """Where the party's key and certificates are."""
+        return self.path / "flare" / "startup"
+
+    @property
+    def workspace(self) -> Path:
+        """The folder of FLARE's process, which a start makes anew."""
+        return self.path / "workspace"
+
+    @property
     def run(self) -> Path:
         """Where the party's results go, in the shape of every run's directory."""
         return self.path / RUN
@@ -111,12 +121,19 @@ def read_plan(path: Path) -> tuple[Plan, Config]:
         raise unknown("option", strange[0], {*known, "sites"})
     values = {key: value for key, value in table.items() if key in own}
     plan = make(Plan, {**values, "sites": names, "id": secrets.token_hex(8)}, "option of a federation")
-    check_name(plan.name, "federation")
-    if not _HOST.fullmatch(plan.address):
-        raise UserError(f"address = '{plan.address}' must be a host name or an IPv4 address, without the port.")
+    _check_plan(plan)
     if plan.needed > len(names):
         raise UserError(f"quorum = {plan.quorum} can never be met by {len(names)} sites.")
     return plan, _config({key: value for key, value in table.items() if key not in own}, len(names))
+
+
+def _check_plan(plan: Plan) -> None:
+    """Refuse a name or an address that would say more than that where FLARE's configuration is written."""
+    check_name(plan.name, "federation")
+    for site in plan.sites:
+        check_name(site, "site")
+    if not _HOST.fullmatch(plan.address):
+        raise UserError(f"address = '{plan.address}' must be a host name or an IPv4 address, without the port.")
 
 
 def check_name(name: Any, what: str) -> str:
@@ -153,6 +170,7 @@ def read_kit(path: Path) -> Kit:
         party, plan, config = table["party"], make(Plan, table["federation"], "entry"), from_table(table["run"])
     except (KeyError, TypeError) as error:
         raise UserError(f"'{path / FEDERATION}' is incomplete ({error}): ask for a new kit.") from None
+    _check_plan(plan)
     if party not in (COORDINATOR, *plan.sites):
         raise UserError(f"'{path / FEDERATION}' is for '{party}', who is no party of {plan.name}: ask for a new kit.")
     return Kit(path, party, plan, config)

@@ -9,23 +9,21 @@ from pathlib import Path
 
 from factorized_fl.errors import UserError
 from factorized_fl.network.journal import Journal
+from factorized_fl.network.kits import key_files
 from factorized_fl.network.plan import Kit
 from factorized_fl.network.status import write_status
 
-_LOCAL = ("resources.json", "authorization.json", "log_config.json")
 _EVERY = 5.0  # seconds between two looks at the way to the coordinator
 _PATIENCE = 5.0  # seconds that a killed coordinator's process may still hold the port
 
 
 def check_kit(kit: Kit) -> None:
     """Refuse a kit that has lost a file, or whose certificate is not valid today or not of this federation."""
-    startup, local = kit.path / "flare" / "startup", kit.path / "flare" / "local"
-    kind = "server" if kit.is_coordinator else "client"
-    own = [startup / name for name in (f"{kind}.crt", f"{kind}.key", "rootCA.pem", f"fed_{kind}.json")]
-    for file in (*own, *(local / name for name in _LOCAL)):
+    files = [kit.keys / name for name in key_files(kit.party)]
+    for file in files:
         if not file.is_file():
             raise UserError(f"The kit has lost '{file.relative_to(kit.path)}': ask for a new one.")
-    _check_certificate(*own[:3])
+    _check_certificate(*files)
 
 
 def _check_certificate(certificate: Path, key: Path, root: Path) -> None:
@@ -95,12 +93,11 @@ class Way:
 
 def find_trouble(kit: Kit) -> str:
     """Why the coordinator cannot be reached, nothing if it can."""
-    startup = kit.path / "flare" / "startup"
     where = f"{kit.plan.address}:{kit.plan.port}"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.load_verify_locations(startup / "rootCA.pem")
-    context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    context.load_verify_locations(kit.keys / "rootCA.pem")
+    context.load_cert_chain(kit.keys / "client.crt", kit.keys / "client.key")
     try:
         with (
             socket.create_connection((kit.plan.address, kit.plan.port), timeout=3) as line,

@@ -14,7 +14,7 @@ from types import FrameType
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import RunDirectory, plain_errors, write_atomically
 from factorized_fl.network.journal import Journal, journal_path
-from factorized_fl.network.kits import settle
+from factorized_fl.network.kits import make_workspace
 from factorized_fl.network.plan import Kit
 from factorized_fl.network.preflight import Way, check_kit, check_port
 
@@ -39,6 +39,7 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
     try:
         with RunDirectory(kit.logs).lock():
             (kit.path / _PIDS).unlink(missing_ok=True)  # of one that was killed
+            make_workspace(kit)
             way = Way(kit, journal)
             while True:
                 began = time.monotonic()
@@ -84,13 +85,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _start(kit: Kit) -> "subprocess.Popen[bytes]":
-    """FLARE's own program for this kind of party, in a session of its own."""
-    if kit.is_coordinator:
-        settle(kit)
+    """FLARE's own program for this kind of party, in a session of its own; -P: modules come from no kit."""
     kind, config = ("server", "fed_server.json") if kit.is_coordinator else ("client", "fed_client.json")
     who = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
-    command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"]
-    command += ["-m", str(kit.path / "flare"), "-s", config, "--set", "secure_train=true", "config_folder=config", *who]
+    command = [sys.executable, "-P", "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"]
+    command += ["-m", str(kit.workspace), "-s", config, "--set", "secure_train=true", "config_folder=config", *who]
     limit = str(max(kit.plan.largest, 1_000_000))
     with (kit.logs / "flare.txt").open("ab") as log:
         return subprocess.Popen(

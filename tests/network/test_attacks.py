@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from factorized_fl.network import kits, supervise
-from factorized_fl.network.journal import journal_path
+from factorized_fl.network.journal import Journal, journal_path
+from factorized_fl.network.kits import key_files
+from factorized_fl.network.messages import Message
 from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
 from tests.network.parties import NAMES
 from tests.network.processes import PATIENCE, Party, wait_for, write_sites
 
 nvflare = pytest.importorskip("nvflare", reason="FLARE is not installed")
+flare = pytest.importorskip("factorized_fl.network.flare")
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("network")
 
@@ -84,6 +87,7 @@ def test_without_or_with_a_foreign_certificate_there_is_no_connection(
 
 def run_agent(kit: Kit) -> "subprocess.Popen[bytes]":
     kit.logs.mkdir(exist_ok=True)
+    kits.make_workspace(kit)
     return supervise._start(kit)
 
 
@@ -159,23 +163,20 @@ def test_not_even_an_administrator_can_submit_a_job(server: Party, administrator
     for what in ("submit shipped", "submit plain", "look"):
         assert found[what].startswith("refused")
         assert "authoriz" in found[what].lower()
-    assert not list((server.kit.path / "flare" / "storage").rglob("*meta*"))
+    assert not list((server.kit.workspace / "storage").rglob("*meta*"))
 
 
 def test_a_malicious_member_is_refused_and_named(server: Party, folder: Path) -> None:
     """A valid certificate and bad messages: each is refused, the coordinator stands, an honest message still works."""
     kit = read_kit(folder / "aster")
-    resources = kit.path / "flare" / "local" / "resources.json"
-    honest = resources.read_text()
-    resources.write_text(honest.replace("factorized_fl.network.flare.Agent", "tests.network.evil.EvilAgent"))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kits, "_AGENT", "tests.network.evil.EvilAgent")  # it can do what it likes with its own machine
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         agent = run_agent(kit)
     try:
         replies = json.loads(wait_for(lambda: _text(kit.path / "replies.json"), "the evil agent's work"))
     finally:
         supervise._end(agent)
-        resources.write_text(honest)
     assert replies.pop("honest") == "ok"
     journal = journal_path(server.kit).read_text()
     for words in (
@@ -198,9 +199,12 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_policies_in_every_kit(folder: Path) -> None:
+def test_policies_of_every_party(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "kits", ignore=shutil.ignore_patterns("workspace"))
     for party in (COORDINATOR, *NAMES):
-        local = folder / party / "flare" / "local"
+        kit = read_kit(tmp_path / "kits" / party)
+        kits.make_workspace(kit)
+        local = kit.workspace / "local"
         resources = json.loads((local / "resources.json").read_text())
         assert resources["class_allow_list"] == ["factorized_fl.network.flare"]
         assert resources["class_list_enforcement_mode"] == "enforce"
@@ -208,6 +212,61 @@ def test_policies_in_every_kit(folder: Path) -> None:
         assert not any("launcher" in part["id"] or "log" in part["id"] for part in resources["components"])
         rights = json.loads((local / "authorization.json").read_text())["permissions"]
         assert {right for role in rights.values() for right in role.values()} == {"none"}
-        assert not list((folder / party).rglob("*.sh"))
-    client = json.loads((folder / "aster" / "flare" / "startup" / "fed_client.json").read_text())
+        assert not list(kit.path.rglob("*.sh"))
+        assert not list(kit.workspace.rglob("*.key"))  # one copy of it is enough
+    client = json.loads((kit.workspace / "startup" / "fed_client.json").read_text())
     assert client["client"]["connection_security"] == "mtls"
+
+
+def marking(mark: Path) -> str:
+    """Code that leaves a mark where it runs."""
+    return f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
+
+
+def test_nothing_in_a_kit_says_what_code_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configuration in either folder, modules wherever Python or FLARE might look for them: none is used."""
+    shutil.copytree(folder / "cedar", tmp_path / "kit", ignore=shutil.ignore_patterns("workspace"))
+    kit, mark = read_kit(tmp_path / "kit"), tmp_path / "mark"
+    evil = {"components": [{"id": "x", "path": "subprocess.Popen", "args": {"args": ["touch", str(mark)]}}]}
+    for name in ("flare", "workspace"):
+        for path in ("local/resources.json", "local/x__p_resources.json", "startup/x__resources.json"):
+            (kit.path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (kit.path / name / path).write_text(json.dumps({"format_version": 2, **evil}))
+        (kit.path / name / "local" / "custom").mkdir()
+    for place in (kit.path, kit.path / "workspace", kit.path / "workspace" / "local" / "custom"):
+        for module in ("queue", "torch", "nvflare", "sitecustomize"):
+            (place / f"{module}.py").write_text(marking(mark))
+    for name in key_files("cedar"):
+        shutil.copy(kit.keys / name, kit.workspace / "startup")
+    monkeypatch.chdir(kit.path)  # as the kit's README has it: ffl join .
+    agent = run_agent(kit)
+    try:
+        wait_for(lambda: "cannot connect" in flare_log(kit) or "Connector" in flare_log(kit), "the agent's start")
+    finally:
+        supervise._end(agent)
+    made = {str(path.relative_to(kit.workspace)) for path in kit.workspace.rglob("*.json")}
+    assert {name for name in made if not name.startswith("log")} == {
+        "startup/fed_client.json",
+        "local/resources.json",
+        "local/authorization.json",
+        "local/log_config.json",
+    }
+    assert not mark.exists(), flare_log(kit)
+
+
+def test_a_trainer_takes_no_module_from_the_folder_it_runs_in(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text(marking(tmp_path / "mark") + "raise SystemExit")
+    kit = read_kit(folder / "cedar")
+    trainer = flare.Trainer(kit, Journal(kit))
+
+    def end(meanwhile: object) -> Message:
+        assert trainer.process is not None
+        trainer.process.communicate(timeout=PATIENCE)
+        return Message("hello", kit.plan.id)
+
+    monkeypatch.setattr(trainer, "_next", end)
+    monkeypatch.chdir(tmp_path)
+    trainer.hello()
+    assert not (tmp_path / "mark").exists()

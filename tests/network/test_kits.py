@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -94,6 +95,17 @@ def test_a_kit_says_what_was_agreed(tmp_path: Path) -> None:
             looking = readme(party, kit.plan, other)
             assert "a fingerprint of the images" in looking
             assert "matching v" not in looking
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "../outside"}, {"address": 'x", "scheme": "y'}, {"sites": (*NAMES, "a/../../b")}]
+)
+def test_a_kits_names_and_address_say_no_more_than_that(change: dict, tmp_path: Path) -> None:
+    """They become folders and parts of FLARE's configuration."""
+    kit = kits_of(tmp_path, trio_config())["birch"]
+    (kit.path / "federation.toml").write_text(write_kit(kit.path, "birch", replace(kit.plan, **change), kit.config))
+    with pytest.raises(UserError, match="must be"):
+        read_kit(kit.path)
 
 
 def ffl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:

@@ -53,7 +53,7 @@ def test_a_whole_kit_passes_and_one_that_lost_a_file_does_not(
     kit = copy(made, party, tmp_path / "kit")
     check_kit(kit)
     kind = "server" if party == COORDINATOR else "client"
-    for name in (f"startup/{kind}.key", "startup/rootCA.pem", "local/resources.json"):
+    for name in (f"startup/{kind}.key", "startup/rootCA.pem", f"startup/{kind}.crt"):
         file = kit.path / "flare" / name
         content = file.read_bytes()
         file.unlink()
