@@ -95,7 +95,8 @@ class Coordinator:
             down = load_of(sent[k], self.memory.roles) * self._models(k, mixing) if k in sent else Load()
             if k in good:
                 self.memory.keep(k, good[k].tensors, sent.get(k, {}))
-                records.append(good[k].record(round, k, self.sites[k], down, self.memory.roles))
+                formula = self.memory.formula(good[k].tensors)
+                records.append(good[k].record(round, k, self.sites[k], down, self.memory.roles, formula))
             else:
                 cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes, down_roles=down.roles)
                 records.append(make_record(round, k, self.sites[k], None, None, cost))

@@ -6,7 +6,7 @@ import torch
 
 from factorized_fl.config import Config
 from factorized_fl.federation.build import initial_model, travels
-from factorized_fl.methods import Tensors
+from factorized_fl.methods import Cost, Tensors
 from factorized_fl.network.updates import FINGERPRINT
 from factorized_fl.nn import roles
 
@@ -23,6 +23,7 @@ class Memory:
         model = initial_model(config, 2, config.channels, labels_agree=False)
         first = model.state_dict()
         self.roles = roles(model)
+        self.body = {name: first[name] for name, role in self.roles.items() if not role.head}
         shared = [name for name, role in self.roles.items() if travels(self.method, role, labels_agree=False)]
         self.stack: Tensors = {name: torch.stack([first[name]] * count) for name in shared}
         # Where each site's last training began, for methods that look at it.
@@ -72,6 +73,11 @@ class Memory:
         if self.vectors is not None:
             expected[FINGERPRINT] = self.vectors[k]
         return expected
+
+    def formula(self, sent: Tensors) -> Cost:
+        """The paper's cost of a site that sent these tensors, without the classifier: that would tell its classes."""
+        tensors = self.body | {name: tensor for name, tensor in sent.items() if name in self.body}
+        return self.method.formula(tensors, {name: self.roles[name] for name in tensors})
 
     def keep(self, k: int, tensors: Tensors, sent: Tensors) -> None:
         """Site k has sent these tensors after beginning with what it was sent."""

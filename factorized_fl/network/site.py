@@ -190,8 +190,6 @@ class Site:
             "result": "trained",
             "round": round,
             "steps": trained.steps,
-            "up_formula": cost.up_formula,
-            "down_formula": cost.down_formula,
             "seconds": seconds,
             **self._reported(result, trained),
         }

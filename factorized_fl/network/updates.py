@@ -10,7 +10,7 @@ from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.federation.ledger import Load, Payloads, Traffic
 from factorized_fl.federation.rounds import make_record
 from factorized_fl.federation.rundir import Record
-from factorized_fl.methods import Roles, Tensors
+from factorized_fl.methods import Cost, Roles, Tensors
 from factorized_fl.network.checks import read_tensors
 from factorized_fl.network.messages import BadMessage, Message
 
@@ -24,11 +24,9 @@ class Update:
     tensors: Tensors
     trained: Trained
     result: Evaluated | None  # its test, if it chooses to report that
-    up_formula: int
-    down_formula: int
     seconds: float  # of its own work
 
-    def record(self, round: int, k: int, site: str, down: Load, roles: Roles) -> Record:
+    def record(self, round: int, k: int, site: str, down: Load, roles: Roles, formula: Cost) -> Record:
         """The line of the coordinator's metrics."""
         up = load_of(self.tensors, roles)
         cost = Traffic(
@@ -36,8 +34,8 @@ class Update:
             down_parameters=down.parameters,
             up_bytes=up.bytes,
             down_bytes=down.bytes,
-            up_formula=self.up_formula,
-            down_formula=self.down_formula,
+            up_formula=formula.up,
+            down_formula=formula.down,
             up_roles=up.roles,
             down_roles=down.roles,
         )
@@ -53,8 +51,6 @@ def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update
         tensors=read_tensors(answer.payload, expected),
         trained=Trained(math.nan if loss is None else loss, answer.whole("steps")),
         result=read_result(answer),
-        up_formula=answer.whole("up_formula"),
-        down_formula=answer.whole("down_formula"),
         seconds=answer.number("seconds") or 0.0,
     )
 

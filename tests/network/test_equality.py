@@ -48,7 +48,7 @@ def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> 
         for tensor in own:
             torch.testing.assert_close(own[tensor], theirs[tensor], rtol=0, atol=1e-6, msg=tensor)
     got = RunDirectory(kits[COORDINATOR].run).metrics()
-    assert [_comparable(record) for record in got] == [_comparable(record) for record in wanted]
+    assert [_known(record) for record in got] == [_known(record) for record in wanted]
     for k, site in enumerate(NAMES):
         rows = [_comparable({**record, "client": k}) for record in RunDirectory(kits[site].run).metrics()]
         assert rows == [_comparable(record) for record in wanted if record["client"] == k]
@@ -59,3 +59,8 @@ def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> 
 def _comparable(record: dict) -> dict:
     """Losses to six digits; everything else as it is."""
     return {key: round(value, 6) if isinstance(value, float) else value for key, value in record.items()}
+
+
+def _known(record: dict) -> dict:
+    """What the coordinator knows as well: the paper's formula counts classifiers, of which it knows nothing."""
+    return {key: value for key, value in _comparable(record).items() if not key.endswith("_formula")}
