@@ -11,6 +11,8 @@ client with the same classes in equal shares and endless images. So the squared 
 the sum of their noises is about 1 for clients of one kind, and large for clients of two.
 """
 
+import math
+
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -24,6 +26,8 @@ _DOUBT = 0.5  # about the chance in a contrast
 UNKNOWN = 0.0  # contrast of a single class
 _CLEAREST = 1000.0  # contrast beyond which labels tell no more; CIFAR-100's domains reach 55
 _LEAST = 1e-12
+_LARGEST = 100.0  # size of a log-variance that images can have; the demo's are from -9 to 0
+_OUTLIER = math.log(100)  # by which a log-variance exceeds the middle one; the demo's by 0.9 at most
 
 
 class _Seen(Exception):
@@ -110,12 +114,20 @@ def blur(fingerprint: torch.Tensor, noise: float, clip: float, generator: torch.
     return torch.cat([mean, logs, rest]).to(fingerprint)
 
 
+def plausible(fingerprint: torch.Tensor) -> bool:
+    """Whether images can have it."""
+    channels = (len(fingerprint) - 2) // 2
+    return bool((fingerprint[channels : 2 * channels].abs() <= _LARGEST).all())
+
+
 def apart(fingerprints: torch.Tensor) -> torch.Tensor:
     """Squared distances of all pairs over what chance alone would make them, float64 [K, K]: about 1 for like ones."""
     prints = fingerprints.double().cpu()
     channels = (prints.shape[1] - 2) // 2
     mean, logs, rest = prints.split([channels, channels, 2], 1)
-    scale = logs.exp().mean(0).clamp_min(_LEAST).sqrt()
+    # Or a single client could make all others look alike.
+    highest = logs.sort(0).values[len(logs) // 2 :][:1] + _OUTLIER
+    scale = logs.minimum(highest).exp().mean(0).clamp_min(_LEAST).sqrt()
     places = torch.cat([mean / scale, logs], 1)
     noise = rest[:, 0].clamp_min(0)
     square = (places[:, None] - places[None]).square().sum(2)

@@ -171,8 +171,9 @@ class Coordinator:
             for site, answer in answers.items():
                 k = self.sites.index(site)
                 try:
-                    good[k] = read_update(answer, self.memory.expected(k, sent.get(k, {})))
-                    self.memory.strikes[k] = 0
+                    update = read_update(answer, self.memory.expected(k, sent.get(k, {})))
+                    self.memory.check(update.tensors)
+                    good[k], self.memory.strikes[k] = update, 0
                 except BadMessage as error:
                     self._strike(k, str(error))
         return good

@@ -6,7 +6,9 @@ import torch
 
 from factorized_fl.config import Config
 from factorized_fl.federation.build import initial_model, travels
+from factorized_fl.federation.fingerprints import plausible
 from factorized_fl.methods import Cost, Tensors
+from factorized_fl.network.messages import BadMessage
 from factorized_fl.network.updates import FINGERPRINT
 from factorized_fl.nn import roles
 
@@ -73,6 +75,11 @@ class Memory:
         if self.vectors is not None:
             expected[FINGERPRINT] = self.vectors[k]
         return expected
+
+    def check(self, sent: Tensors) -> None:
+        """Refuse a fingerprint of images that no images have."""
+        if self.vectors is not None and self.method.looks_at_images and not plausible(sent[FINGERPRINT]):
+            raise BadMessage("its fingerprint has a variance that no images have")
 
     def formula(self, sent: Tensors) -> Cost:
         """The paper's cost of a site that sent these tensors, without the classifier: that would tell its classes."""

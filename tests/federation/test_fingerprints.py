@@ -89,6 +89,29 @@ def test_clients_of_two_kinds_are_told_apart_and_a_stranger_is_alone() -> None:
             assert (alike[i, j] > 0.05) == (one == other)
 
 
+@pytest.mark.parametrize("log", [20.0, 88.0, 900.0])
+def test_one_clients_variance_does_not_change_how_others_are_matched(log: float) -> None:
+    """The unit of the means is made of everybody's variance: a huge one would make all means the same."""
+    centres = [0.0, 0.0, 2.0, 2.0, 0.0]
+    prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate(centres)])
+    honest = likeness(prints[:4], everybody(prints[:4]))
+    prints[4, C : 2 * C] = log
+    found = likeness(prints, everybody(prints))[:4, :4]
+    assert (found[:2, :2] > 0.05).all()
+    assert (found[2:, 2:] > 0.05).all()
+    assert (found[:2, 2:] < 0.05).all()
+    assert torch.equal(found > 0.05, honest > 0.05)
+
+
+def test_honest_clients_are_measured_in_the_mean_of_their_variances() -> None:
+    prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate([0.0, 1.0, 3.0])])
+    prints[0, C : 2 * C] += 4.0  # 50 times the others' variance is not beyond belief
+    mean, logs, rest = prints.double().split([C, C, 2], 1)
+    places = torch.cat([mean / logs.exp().mean(0).sqrt(), logs], 1)
+    square = (places[:, None] - places[None]).square().sum(2)
+    assert torch.equal(apart(prints), square / (rest[:, :1] + rest[:, :1].T))
+
+
 def test_other_shares_of_the_same_classes_are_no_other_kind() -> None:
     """Half of the classes are rare here and the other half there; the plain means would be far apart."""
     rows, labels = moments(0.0, 4000, 1, far=1.0)

@@ -94,6 +94,19 @@ def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, 
     assert next(site["doing"] for site in status["sites"]) == "set aside"
 
 
+def test_a_fingerprint_that_no_images_have_is_dropped(data: Path, tmp_path: Path) -> None:
+    """Its norm is within what a start at zero may reach."""
+    kits = kits_of(tmp_path, trio_config("factorized-peers", rounds=1))
+    sites = make_sites(kits, data)
+    honest = sites["aster"].answer
+    change = spoil(lambda tensors: {**tensors, "fingerprint": tensors["fingerprint"] + 800.0})
+    sites["aster"].answer = lambda request: change(honest(request))  # type: ignore[method-assign]
+    parties = Loopback(kits, {name: Handler(site).handle for name, site in sites.items()})
+    assert parties.run()
+    words = "dropped its answer, as its fingerprint has a variance that no images have"
+    assert [line for line in parties.journal if "dropped" in line] == [f"aster: {words} (1 in a row)"]
+
+
 class Handler:
     """A site whose answers are not its own."""
 
