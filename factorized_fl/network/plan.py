@@ -20,7 +20,10 @@ FEDERATION = "federation.toml"
 RUN, ALONE = "run", "alone"  # folders of a kit
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-_FIXED = ("dataset", "clients", "clients_per_domain", "partition", "permuted", "images_per_client", "dropout", "preset")
+_FIXED = (
+    *("dataset", "preset", "clients", "clients_per_domain", "images_per_client", "partition", "alpha"),
+    *("permuted", "permutation_seed", "scrambled", "dropout", "score"),
+)
 
 
 @dataclass(frozen=True)
