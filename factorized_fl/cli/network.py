@@ -67,7 +67,8 @@ def join(
         _settle(party, data, report_accuracy, alone, device)
         if not supervise.supervise(party, _show):
             raise _stopped()
-    _show(f"Done. Your model: {party.model}; how it went: {party.run}")
+    found = f"Your model: {party.model}" if party.model.is_dir() else "You took part in no round and have no model"
+    _show(f"Done. {found}; how it went: {party.run}")
 
 
 def _stopped() -> typer.Exit:

@@ -138,7 +138,7 @@ class Agent(_Component):
                 trainer.ask(reply, lambda: self.alive("end"))
                 trainer.close()
                 write_status(self.kit, "done")
-                self.journal("done: the model is in model/")
+                self.journal("done: the model is in model/" if self.kit.model.is_dir() else "done, without a model")
                 return
             if reply.kind != "wait":
                 name = str(reply.fields.get("request", ""))[:60]

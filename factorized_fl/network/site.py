@@ -29,7 +29,7 @@ from factorized_fl.federation.ledger import Load, Traffic, traffic, upload_loads
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rounds import make_record, train_from_here
 from factorized_fl.federation.run import run, summarise
-from factorized_fl.federation.rundir import RunDirectory, describe_clients, plain_errors, write_atomically
+from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients, plain_errors, write_atomically
 from factorized_fl.methods import Tensors
 from factorized_fl.model.export import Exported, export_client
 from factorized_fl.network.checks import read_tensors
@@ -235,16 +235,36 @@ class Site:
 
     # -- the end
 
-    def finish(self, alone: bool = True) -> Exported:
-        """The model out: with its accuracy, and with a Stand-Alone model's beside it unless that is not wanted."""
-        self.directory.save_analysis(analyse(self.federation))
+    def finish(self, alone: bool = True) -> Exported | None:
+        """The model out: with its accuracy, and with a Stand-Alone model's beside it unless that is not wanted.
+
+        Who never trained with the others has no model of the federation: the Stand-Alone model is all it has.
+        """
+        if self.done:
+            self.directory.save_analysis(analyse(self.federation))
         self.directory.save_summary(summarise(self.directory))
-        baseline = None
-        if alone:
-            self.log("training a model alone, to see whether the federation helped")
-            same = {"settle": self.config.options["settle"]}  # or that would count as the federation's help
-            config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0)
-            baseline = run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
-        exported = export_client(self.federation, 0, self.done, self.kit.model, self.kit.party, baseline)
+        baseline = self._train_alone() if alone else None
+        if self.done:
+            exported = export_client(self.federation, 0, self.done, self.kit.model, self.kit.party, baseline)
+        elif alone:
+            self.log("took part in no round: the model is the one that was trained alone")
+            exported = self._export_alone()
+        else:
+            self.log("took part in no round and trained none alone: there is no model")
+            return None
         self.log(f"model: {100 * exported.accuracy:.2f}% on {exported.images} own test images")
         return exported
+
+    def _train_alone(self) -> Record | None:
+        self.log("training a model alone, to see whether the federation helped")
+        same = {"settle": self.config.options["settle"]}  # or that would count as the federation's help
+        config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0)
+        return run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
+
+    def _export_alone(self) -> Exported:
+        directory = RunDirectory(self.kit.alone)
+        config = directory.config()
+        federation = build_federation(config, self.scenario, torch.device("cpu"), "reference")
+        with directory.reading_checkpoint():
+            federation.load(directory.load_checkpoint())
+        return export_client(federation, 0, config.rounds, self.kit.model, self.kit.party)

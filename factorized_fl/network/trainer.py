@@ -57,8 +57,8 @@ def main(folder: Path) -> None:
                 while (content := read_frame(sys.stdin.buffer)) is not None:
                     request = unpack(content, kit.plan.id, _LOCAL)
                     if request.kind == "end":
-                        exported = site.finish(settings.alone)
-                        answer = Message("done", kit.plan.id, {"accuracy": exported.accuracy})
+                        site.finish(settings.alone)
+                        answer = Message("done", kit.plan.id)
                     else:
                         answer = site.answer(request)
                     write_frame(answers, pack(answer))

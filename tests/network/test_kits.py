@@ -13,6 +13,7 @@ import torch
 
 from factorized_fl import cli
 from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
 from factorized_fl.model.predict import predict
 from factorized_fl.network.kits import make_kits, readme
@@ -156,6 +157,23 @@ def test_a_model_at_any_time(tmp_path: Path) -> None:
     assert exported.accuracy == site.directory.metrics()[0]["accuracy"]
     assert predict(kits["cedar"].model, [data / "cedar" / "column-1"])[0].classes[0][0].startswith("column-")
     assert before == {path: path.read_bytes() for path in kits["cedar"].run.rglob("*") if path.is_file()}
+
+
+def test_who_took_part_in_no_round_has_no_model_of_the_federation(tmp_path: Path) -> None:
+    """Not an untrained network with a verdict: the model that it trained alone, or none."""
+    data = write_trio(tmp_path / "data")
+    kits = kits_of(tmp_path / "kits", trio_config())
+    said: list[str] = []
+    site = make_sites(kits, data, said.append)["aster"]
+    assert site.finish(alone=False) is None
+    assert not kits["aster"].model.exists()
+    assert said == ["took part in no round and trained none alone: there is no model"]
+    exported = site.finish(alone=True)
+    assert exported is not None
+    assert exported.verdict is None
+    assert exported.accuracy == RunDirectory(kits["aster"].alone).summary()["accuracy_mean"]
+    assert "Trained with Stand-Alone" in (kits["aster"].model / "README.md").read_text()
+    assert "took part in no round: the model is the one that was trained alone" in said
 
 
 def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None:
