@@ -55,7 +55,10 @@ class FedFOMO(FedAvg):
         return Cost(up, self.models * up)
 
     def mix(self, server: Server) -> Mixing:
-        """Try, weigh, remember; whom nothing helps goes back to where its last training began, or keeps what it has."""
+        """Try, weigh, remember; whom nothing helps goes back to where its last training began, or keeps what it has.
+
+        Who cannot say how good that beginning was, as it diverged or the client is too slow, keeps what it has.
+        """
         count = len(server.sizes)
         matrix = torch.eye(count, dtype=torch.float64)
         preference = server.state.get("preference", 0.1 * torch.eye(count, dtype=torch.float64)).clone()
@@ -65,6 +68,8 @@ class FedFOMO(FedAvg):
             tried = self.candidates(preference[i].numpy(), i, server)
             weights = self.weigh(server, i, tried)
             downloads[i] = len(tried) - (i in tried)  # a client need not be sent its own model
+            if weights is None:
+                continue
             if total := weights.sum().abs():
                 preference[i, tried] += weights / total
             positive = weights.clamp(min=0)
@@ -90,13 +95,15 @@ class FedFOMO(FedAvg):
             tried.append(int(choice))
         return tried
 
-    def weigh(self, server: Server, i: int, tried: list[int]) -> torch.Tensor:
-        """First-order weights of the tried models."""
+    def weigh(self, server: Server, i: int, tried: list[int]) -> torch.Tensor | None:
+        """First-order weights of the tried models, if there is a start to compare them with."""
         models = {name: torch.cat([server.start[name][[i]], stacked[tried]]) for name, stacked in server.stack.items()}
         losses = torch.tensor(server.validation_losses(i, models), dtype=torch.float64)
+        if not losses[0].isfinite():
+            return None
         square = torch.zeros(len(tried), dtype=torch.float64)
         for stacked in models.values():
             square = (stacked[1:] - stacked[0]).double().flatten(1).square().sum(1) + square.to(stacked.device)
         weights = (losses[0] - losses[1:]) / (square.sqrt().cpu() + 1e-5)
-        # A model that diverged, or a start that did, says nothing about anybody.
+        # A model that diverged says nothing about anybody.
         return weights.nan_to_num(0.0, 0.0, 0.0)

@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 
 from factorized_fl.federation.environment import describe_environment
@@ -132,10 +133,7 @@ class Coordinator:
             received=self.memory.received,
             state=self.memory.method_state,
             rng=mixing_rng(self.config, round),
-            validation_losses=lambda k, candidates: [
-                self._validation_loss(round, k, dict(zip(candidates, tensors, strict=True)))
-                for tensors in zip(*candidates.values(), strict=True)
-            ],
+            validation_losses=partial(self._validation_losses, round),
         )
         mixing = self.memory.method.mix(server)
         self.memory.method_state = mixing.state
@@ -193,18 +191,30 @@ class Coordinator:
         if aside:
             self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
 
-    def _validation_loss(self, round: int, k: int, tensors: Tensors) -> float:
-        """Ask site k for its loss on its held-out images with these tensors; who does not answer says nothing."""
+    def _validation_losses(self, round: int, k: int, candidates: Tensors) -> list[float]:
+        """Site k's losses with each candidate; who leaves one out is asked for no other, and none of them counts."""
+        losses: list[float] = []
+        for tensors in zip(*candidates.values(), strict=True):
+            loss = self._validation_loss(round, k, dict(zip(candidates, tensors, strict=True)))
+            if loss is None:
+                return [math.nan] * len(next(iter(candidates.values())))
+            losses.append(loss)
+        return losses
+
+    def _validation_loss(self, round: int, k: int, tensors: Tensors) -> float | None:
+        """Site k's loss on its held-out images with these tensors, if it answers; NaN if they diverged."""
         payload = encode(tensors)
         name = f"loss-{round}-{blake2b(payload, digest_size=8).hexdigest()}"
         site = self.sites[k]
         self.mailbox.post({site: Message("loss", self.kit.plan.id, {"request": name, "round": round}, payload)})
         answers = self.mailbox.collect({site}, 0, min(_LOSS_DEADLINE, self.kit.plan.deadline), self.stop)
+        if site not in answers or "loss" not in answers[site].fields:
+            return None
         try:
-            loss = answers[site].number("loss") if site in answers else None
+            loss = answers[site].number("loss")
         except BadMessage as error:
             self._strike(k, str(error))
-            loss = None
+            return None
         return math.nan if loss is None else loss
 
     def _last_tests(self, round: int, answered: set[int]) -> list[Record]:

@@ -55,6 +55,7 @@ def test_distance_is_euclidean_over_all_tensors_and_counted_from_ones_own_start(
     stack = {"a": [[0.0], [4.0]], "b": [[0.0], [6.0]]}
     start = {"a": [[1.0], [9.0]], "b": [[2.0], [9.0]]}
     weights = ALL.weigh(server(stack, start=start, loss=lambda client, t: float(10 - t["a"].sum())), 0, [1])
+    assert weights is not None
     assert weights.tolist() == pytest.approx([(9 - 6) / (5 + 1e-5)], rel=1e-9)  # 3-4-5
 
 
@@ -84,6 +85,20 @@ def test_whom_nothing_helps_can_keep_its_current_model() -> None:
     assert torch.equal(keeping.state["preference"], usual.state["preference"])
     assert keeping.downloads is not None
     assert keeping.downloads.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("unknown", [np.nan, np.inf])
+def test_who_cannot_say_how_good_its_start_was_keeps_what_it_has(unknown: float) -> None:
+    """All began at 0; client 0 wants 2, but nobody knows by how much that was missed."""
+    usual = ALL.mix(server(STACK, loss=squared))
+    mixing = ALL.mix(
+        server(STACK, loss=lambda client, t: unknown if client == 0 and not t["w"] else squared(client, t))
+    )
+    assert mixing.revert is not None
+    assert mixing.revert.tolist() == [False, False, True]
+    assert mixing.matrix[0].tolist() == [1, 0, 0]
+    assert mixing.state["preference"][0].tolist() == [0.1, 0, 0]
+    assert torch.equal(mixing.matrix[1:], usual.matrix[1:])
 
 
 def test_only_the_clients_of_the_round_try_and_remember() -> None:

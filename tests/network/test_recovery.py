@@ -9,6 +9,7 @@ import torch
 
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.network import coordinator
 from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import Message, pack
 from factorized_fl.network.plan import COORDINATOR
@@ -145,6 +146,31 @@ def test_a_slow_site_stops_nobody_for_longer_than_the_deadline(data: Path, tmp_p
     assert [(record["accuracy"], record["up_bytes"]) for record in late] == [(None, 0)]
     # The late training is not lost: it is in the site's own records.
     assert [record["round"] for record in RunDirectory(kits["cedar"].run).metrics()][:2] == [1, 2]
+
+
+def test_who_is_too_slow_to_try_models_is_asked_once_and_keeps_its_own(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_LOSS_DEADLINE", 0.4)
+    kits = kits_of(tmp_path, trio_config("fedfomo", rounds=2, options={"models": 3}))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    asked: list[str] = []
+
+    class Slow(Handler):
+        def handle(self, request: Message) -> Message:
+            if request.kind == "loss":
+                asked.append(request.text("request"))
+                time.sleep(1.0)
+            return self.site.answer(request)
+
+    parties.handlers["aster"] = Slow(sites["aster"]).handle
+    assert parties.run()
+    assert len(asked) == 1
+    mixing = RunDirectory(kits[COORDINATOR].run).mixing(2)
+    assert mixing["matrix"][0].tolist() == [1, 0, 0]
+    assert not mixing["revert"][0]
+    assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
 
 
 class Clock:
