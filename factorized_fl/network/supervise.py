@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from types import FrameType
+from typing import TextIO
 
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import RunDirectory, plain_errors, write_atomically
@@ -158,16 +160,30 @@ def start_in_background(kit: Kit) -> None:
         kit.logs.mkdir(parents=True, exist_ok=True)
     if os.fork():
         return
-    os.setsid()
-    with (kit.logs / "supervisor.txt").open("ab") as log, open(os.devnull, "rb") as nothing:
-        for stream, target in ((nothing, 0), (log, 1), (log, 2)):
-            os.dup2(stream.fileno(), target)
+    code = 1
+    try:
+        os.setsid()
+        with (kit.logs / "supervisor.txt").open("a", encoding="utf-8") as log, open(os.devnull, "rb") as nothing:
+            for stream, target in ((nothing, 0), (log, 1), (log, 2)):
+                os.dup2(stream.fileno(), target)
+            code = _supervise_unseen(kit, log)
+    finally:
+        os._exit(code)
+
+
+def _supervise_unseen(kit: Kit, log: TextIO) -> int:
+    """Supervise where nobody looks: whatever ends it is in the journal; returns the exit code."""
     try:
         supervise(kit)
     except UserError as error:
         Journal(kit)(f"Error: {error}")
-    finally:
-        os._exit(0)
+        return 1
+    except BaseException as error:
+        traceback.print_exc(file=log)
+        log.flush()
+        Journal(kit)(f"the supervisor was ended by an error ({error!r}): log/supervisor.txt says more")
+        return 1
+    return 0
 
 
 def stop(kit: Kit) -> None:

@@ -162,6 +162,29 @@ def test_a_number_left_by_a_crash_is_nobodys_process(made: dict[str, Path], tmp_
         stranger.wait()
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (UserError("the disk is full"), "Error: the disk is full"),
+        (RuntimeError("out of luck"), "the supervisor was ended by an error (RuntimeError('out of luck'))"),
+    ],
+)
+def test_a_supervisor_in_the_background_says_why_it_ended(
+    error: Exception, words: str, made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(kit: Kit) -> bool:
+        raise error
+
+    kit = copy(made, "aster", tmp_path / "kit")
+    monkeypatch.setattr(supervise, "supervise", fail)
+    supervise.start_in_background(kit)
+    _, status = os.wait()
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert words in journal_path(kit).read_text()
+    details = (kit.logs / "supervisor.txt").read_text()
+    assert ("Traceback" in details) == isinstance(error, RuntimeError)
+
+
 def test_copies_of_one_kit_are_told_apart_from_a_restart() -> None:
     said: list[str] = []
     box = Mailbox("f", ("aster",), said.append)
