@@ -1,10 +1,9 @@
 """What a site decides for itself and nobody else learns: where its data is, on what it trains, what it reports."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from factorized_fl.config import read_table
+from factorized_fl.config import read_table, to_toml_value
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import write_atomically
 from factorized_fl.network.plan import Kit
@@ -25,8 +24,12 @@ class Settings:
 def save_settings(kit: Kit, settings: Settings) -> None:
     """Keep them in the site's kit."""
     values = {**asdict(settings), "data": str(settings.data.resolve())}
-    text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
-    write_atomically(kit.path / _FILE, text.encode())
+    text = "".join(f"{name} = {to_toml_value(value)}\n" for name, value in values.items())
+    try:
+        content = text.encode()
+    except UnicodeEncodeError:  # bytes of a file name that are no characters
+        raise UserError(f"The path {values['data']!a} is no text: rename the folder.") from None
+    write_atomically(kit.path / _FILE, content)
 
 
 def has_settings(kit: Kit) -> bool:

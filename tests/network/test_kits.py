@@ -249,11 +249,18 @@ def test_a_site_that_is_done_says_so(capsys: pytest.CaptureFixture[str], tmp_pat
     assert status_lines(kit) == ["aster of trio: never started."]
 
 
-def test_a_sites_choices_stay_in_its_kit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["my images", 'a "name"', "Bilder \u00e4", "\U0001f600", "a\x7fb"])
+def test_a_sites_choices_stay_in_its_kit(folder: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
-    chosen = Settings(tmp_path / "my images", "cpu", report=True, alone=False)
+    chosen = Settings(tmp_path / folder, "cpu", report=True, alone=False)
     save_settings(kit, chosen)
     assert read_settings(kit) == chosen
+
+
+def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    kit = kits_of(tmp_path, trio_config())["aster"]
+    with pytest.raises(UserError, match="is no text: rename the folder"):
+        save_settings(kit, Settings(tmp_path / "a\udcffb"))
 
 
 def test_without_flare_there_is_one_line_and_everything_else_works(tmp_path: Path) -> None:
