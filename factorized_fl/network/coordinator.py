@@ -5,11 +5,13 @@ It holds what travels and nothing else: no image, no label, no class name, no cl
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import Load, Traffic
@@ -27,6 +29,7 @@ from factorized_fl.network.updates import Update, load_of, read_result, read_upd
 
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 _CONTROL = "control.json"
+_TAKEN = "control.taken.json"
 
 
 class Coordinator:
@@ -249,16 +252,20 @@ class Coordinator:
         ]
 
     def _control(self) -> None:
-        """Do what the operator asked for meanwhile."""
-        path = self.kit.path / _CONTROL
-        if not path.exists():
-            return
-        wishes = json.loads(path.read_text(encoding="utf-8"))
-        path.unlink()
-        for site in wishes.get("readmit", []):
+        """Do what the operator asked for meanwhile; what comes while it is read stays for the next time."""
+        taken = self.kit.path / _TAKEN
+        if not taken.exists():  # else a coordinator died over it
+            try:
+                os.replace(self.kit.path / _CONTROL, taken)
+            except FileNotFoundError:
+                return
+        wishes = _read_wishes(taken)
+        if wishes is None:
+            self.log(f"{_CONTROL} cannot be read and is ignored: ask again with `ffl federation readmit`")
+        taken.unlink(missing_ok=True)
+        for site in wishes or ():
             if site in self.sites:
-                k = self.sites.index(site)
-                self.memory.readmit(k)
+                self.memory.readmit(self.sites.index(site))
                 self.log(f"{site}: readmitted by the operator")
 
     def _tell(self, note: str | None = None) -> None:
@@ -293,6 +300,14 @@ def _accuracies(records: Sequence[Record]) -> dict[int, float]:
 def readmit(kit: Kit, site: str) -> None:
     """Ask the coordinator to let a site in again that was set aside."""
     path = kit.path / _CONTROL
-    wishes = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    wishes["readmit"] = sorted({*wishes.get("readmit", []), site})
-    write_atomically(path, json.dumps(wishes).encode())
+    wishes = {*(_read_wishes(path) or ()), site}
+    write_atomically(path, json.dumps({"readmit": sorted(wishes)}).encode())
+
+
+def _read_wishes(path: Path) -> list[str] | None:
+    """The sites that the operator wants back; nothing if the file is missing or makes no sense."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["readmit"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, list) and all(isinstance(site, str) for site in found) else None

@@ -14,7 +14,8 @@ from factorized_fl.federation.fingerprints import describe
 from factorized_fl.federation.payload import decode, encode
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.network.checks import read_tensors
-from factorized_fl.network.coordinator import readmit
+from factorized_fl.network.coordinator import Coordinator, readmit
+from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import COORDINATOR, read_plan
 from factorized_fl.network.site import Site
@@ -159,6 +160,57 @@ def test_three_bad_ones_in_a_row_and_the_operators_word(data: Path, tmp_path: Pa
     assert "aster: readmitted by the operator" in parties.journal
     records = RunDirectory(kits[COORDINATOR].run).metrics()
     assert [r["round"] for r in records if r["client"] == 0 and r["steps"]] == [6, 7, 8]
+
+
+def waiting_coordinator(tmp_path: Path) -> tuple[Coordinator, list[str]]:
+    """One that has set everybody aside, and its journal."""
+    kit = kits_of(tmp_path, trio_config())[COORDINATOR]
+    said: list[str] = []
+    coordinator = Coordinator(kit, Mailbox(FEDERATION, kit.plan.sites), said.append)
+    coordinator.memory.aside[:] = True
+    return coordinator, said
+
+
+def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, said = waiting_coordinator(tmp_path)
+    readmit(coordinator.kit, "aster")
+    unlink = Path.unlink
+
+    def racing(path: Path, missing_ok: bool = False) -> None:
+        if not said:
+            readmit(coordinator.kit, "birch")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", racing)
+    coordinator._control()
+    coordinator._control()
+    assert coordinator.memory.aside.tolist() == [False, False, True]
+
+
+def test_a_readmission_survives_the_death_of_who_was_reading_it(tmp_path: Path) -> None:
+    coordinator, _ = waiting_coordinator(tmp_path)
+    readmit(coordinator.kit, "aster")
+    (coordinator.kit.path / "control.json").rename(coordinator.kit.path / "control.taken.json")
+    readmit(coordinator.kit, "cedar")
+    coordinator._control()
+    coordinator._control()
+    coordinator._control()
+    assert coordinator.memory.aside.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"readmit": "aster"}', '{"readmit": [3]}'])
+def test_a_wish_that_makes_no_sense_is_told_and_stops_nobody(content: str, tmp_path: Path) -> None:
+    coordinator, said = waiting_coordinator(tmp_path)
+    (coordinator.kit.path / "control.json").write_text(content)
+    coordinator._control()
+    coordinator._control()
+    assert said == ["control.json cannot be read and is ignored: ask again with `ffl federation readmit`"]
+    (coordinator.kit.path / "control.json").write_text(content)
+    readmit(coordinator.kit, "birch")
+    coordinator._control()
+    assert coordinator.memory.aside.tolist() == [True, False, True]
 
 
 def site_of(data: Path, tmp_path: Path) -> Site:
