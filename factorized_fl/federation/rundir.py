@@ -35,6 +35,8 @@ from factorized_fl.errors import UserError
 from factorized_fl.methods import Mixing
 
 Record = dict[str, Any]
+_CONFIG = "config.toml"
+_PART = ".part"  # ends the name of a file that is being written
 _MARKS = {"split": "the split is another", "images": "the images are others"}  # what a mark that changed means
 _RESTORE = "restore the file, or remove the checkpoint, and summary.json if there is one, to start this run again."
 
@@ -53,7 +55,7 @@ def plain_errors(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file as a whole: after a crash there is the old one or the new one."""
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(path.name + _PART)
     with plain_errors(path.parent):
         try:
             with temporary.open("wb") as file:
@@ -100,8 +102,8 @@ class RunDirectory:
 
     def rounds_done(self, config: Config, resume: bool) -> int:
         """The last round that is safely on disk (0: none); refuses what would spoil somebody's results."""
-        if not (self.path / "config.toml").exists():
-            if any(self.path.iterdir()):
+        if not (self.path / _CONFIG).exists():
+            if any(found.name != f"{_CONFIG}{_PART}" for found in self.path.iterdir()):
                 raise UserError(f"'{self.path}' is not empty and not a run: choose another --out.")
             return 0
         if not resume:
@@ -121,12 +123,13 @@ class RunDirectory:
 
         `metrics_size` is the size of metrics.jsonl at that checkpoint, where it is known: lost lines are refused.
         """
-        with plain_errors(self.path):
-            (self.path / "mixing").mkdir(exist_ok=True)
         if done == 0:
+            # First, for it marks a run: who is killed after it can resume.
+            write_atomically(self.path / _CONFIG, config.to_toml().encode())
             write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
             write_atomically(self.path / "clients.json", json.dumps(clients, indent=2).encode())
-            write_atomically(self.path / "config.toml", config.to_toml().encode())
+        with plain_errors(self.path):
+            (self.path / "mixing").mkdir(exist_ok=True)
         self._forget_after(done, metrics_size)
 
     def refuse_other_data(self, clients: Sequence[Record]) -> None:
@@ -205,7 +208,7 @@ class RunDirectory:
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, torch.Tensor], **tags: str) -> None:
         """Replace the checkpoint. Tensors are streamed to disk: no second copy of the state is made."""
-        temporary = self.checkpoint_path.with_suffix(".part")
+        temporary = self.checkpoint_path.with_suffix(_PART)
         with plain_errors(self.path):
             try:
                 safetensors.torch.save_file(dict(tensors), temporary, metadata={"round": str(round), **tags})
@@ -255,7 +258,7 @@ class RunDirectory:
 
     def config(self) -> Config:
         """The run's configuration."""
-        return read_config(self.path / "config.toml")
+        return read_config(self.path / _CONFIG)
 
     def clients(self) -> list[Record]:
         """Who takes part, in order; nobody if nothing says so."""

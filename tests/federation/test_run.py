@@ -97,6 +97,32 @@ def test_killed_in_round_2_of_3_and_resumed_is_identical_to_the_unbroken_run(ima
     assert contents(tmp_path / "whole") == contents(broken)
 
 
+@pytest.mark.parametrize("files", range(5))
+def test_killed_while_it_begins_a_run_can_be_resumed(
+    files: int, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With so many files on disk and the next one half written."""
+    config = tiny_config("fedavg", rounds=1)
+    run(config, tmp_path / "whole", data=images)
+    written: list[Path] = []
+    write = rundir.write_atomically
+
+    def killed(path: Path, content: bytes) -> None:
+        if len(written) == files:
+            path.with_name(path.name + ".part").write_bytes(content[:9])
+            raise KeyboardInterrupt
+        write(path, content)
+        written.append(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "broken", data=images)
+    assert len(written) == files
+    run(config, tmp_path / "broken", data=images, resume=True)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "broken")
+
+
 def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path) -> None:
     directory = run(tiny_config(), tmp_path / "run", data=images)
     assert [(r["round"], r["client"]) for r in directory.metrics()] == [(r, k) for r in (1, 2, 3) for k in range(4)]
