@@ -65,16 +65,20 @@ class Engine(Protocol):
     ) -> dict[int, Trained]:
         """Train each client for its local epochs; `done` is told after each."""
 
-    def evaluate(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> dict[int, Evaluated]:
+    def evaluate(
+        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
+    ) -> dict[int, Evaluated]:
         """Test each client's own model on its test images under its own labels.
 
-        A method that tests what a round began with finds that in `start` (name -> [K, ...]).
+        A method that tests what a round began with finds that in `start`.
         """
 
-    def tested(self, round: int, k: int, state: ClientStack, start: Tensors) -> Tensors:
+    def tested(self, round: int, k: int, state: ClientStack, start: ClientStack) -> Tensors:
         """The tensors of the model of client k that `evaluate` tests."""
 
-    def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
+    def confusion(
+        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
+    ) -> list[torch.Tensor]:
         """Of each client, what `evaluate` tests by true class (rows) and predicted class: int64 [C, C] on the CPU."""
 
     def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:

@@ -131,11 +131,15 @@ class ReferenceEngine:
             pixels = images.float() / 255 if draws is None else augment(images, draws.to(self.device))
             yield Batch(self._ready(pixels), self._labels(k, chosen))
 
-    def evaluate(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> dict[int, Evaluated]:
+    def evaluate(
+        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
+    ) -> dict[int, Evaluated]:
         """Test the clients in turn."""
         return {k: self._test(k, self.tested(round, k, state, start), self.scenario.clients[k].test) for k in clients}
 
-    def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
+    def confusion(
+        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
+    ) -> list[torch.Tensor]:
         """Count for the clients in turn, each in its own order of classes."""
         found = []
         for k in clients:
@@ -146,11 +150,11 @@ class ReferenceEngine:
             found.append(counts[0].cpu())
         return found
 
-    def tested(self, round: int, k: int, state: ClientStack, start: Tensors) -> Tensors:
+    def tested(self, round: int, k: int, state: ClientStack, start: ClientStack) -> Tensors:
         """The client's own tensors, or what the method makes of the round's start."""
         if not self.method.tests_start:
             return state.client(k)
-        return self._adapted(round, k, state.client(k) | {name: tensor[k] for name, tensor in start.items()})
+        return self._adapted(round, k, state.client(k) | start.client(k))
 
     def _adapted(self, round: int, k: int, tensors: Tensors) -> Tensors:
         """The tensors that a method makes of a round's start with one training batch; nothing is changed by it."""

@@ -33,7 +33,7 @@ class Federation:
     shared: frozenset[str]
     state: ClientStack
     momentum: ClientStack
-    start: Tensors  # [K, ...]: where each client's last training began, if the method wants to know
+    start: ClientStack  # where each client's last training began: the names that the method wants to know
     initial: Tensors  # [K, ...]: what the method resets
     received: torch.Tensor  # bool [K]
     method_state: Tensors
@@ -46,7 +46,7 @@ class Federation:
             **self.state.flat("state"),
             **self.momentum.flat("momentum"),
             **{f"method/{name}": tensor for name, tensor in self.method_state.items()},
-            **{f"start/{name}": tensor for name, tensor in self.start.items()},
+            **self.start.flat("start"),
             "received": self.received,
         }
 
@@ -54,8 +54,7 @@ class Federation:
         """Go back to where a checkpoint was taken."""
         self.state.load("state", tensors)
         self.momentum.load("momentum", tensors)
-        for name, tensor in self.start.items():
-            tensor.copy_(tensors[f"start/{name}"])
+        self.start.load("start", tensors)
         self.received.copy_(tensors["received"])
         self.method_state = {
             name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
@@ -110,9 +109,7 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
     )
     if method.looks_at_images:
         _fingerprint_images(config, method, scenario, models, state)
-    # What is tested as it was when a round began needs all of that; a classifier whose shape is a client's own is not
-    # in the stack and stays as trained.
-    kept = frozenset(state.common) if method.tests_start else shared if method.needs_start else frozenset()
+    kept = set(role_of) if method.tests_start else shared if method.needs_start else set()
     reset = {name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)}
     return Federation(
         config=config,
@@ -122,7 +119,7 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
         shared=shared,
         state=state,
         momentum=state.zeros_like(trained),
-        start={name: state.common[name].clone() for name in sorted(kept)},
+        start=state.copy_of(kept),
         initial={name: state.common[name].clone() for name in sorted(reset)},
         received=torch.zeros(len(scenario.clients), dtype=torch.bool),
         method_state={},

@@ -57,7 +57,7 @@ def download(
         stacked[places] = mixed[answering]
         if mixing.revert is not None:
             back = [client for client in clients if mixing.revert[client]]
-            stacked[back] = federation.start[name][back]
+            stacked[back] = federation.start.common[name][back]
     federation.method_state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
     return mixing, sent.loads(copies=mixing.downloads)
 
@@ -96,7 +96,7 @@ def _server(federation: Federation, round: int, clients: Sequence[int], stack: T
         round=round,
         clients=clients,
         stack=stack,
-        start=federation.start,
+        start=federation.start.common,
         fingerprints=torch.stack(known) if known else None,
         sizes=federation.scenario.sizes,
         received=federation.received,
@@ -130,8 +130,11 @@ def train_from_here(
     federation: Federation, round: int, clients: Sequence[int], done: Callable[[int], None] = lambda client: None
 ) -> dict[int, Trained]:
     """The clients' own part of a round: remember where it begins, if the method wants to know, and train."""
-    for name, start in federation.start.items():
+    for name, start in federation.start.common.items():
         start[list(clients)] = federation.state.common[name][list(clients)]
+    for k in clients:
+        for name, tensor in federation.start.own[k].items():
+            tensor.copy_(federation.state.own[k][name])
     trained = federation.engine.train(round, clients, federation.state, federation.momentum, done)
     federation.received[list(clients)] = True
     return trained

@@ -1,6 +1,6 @@
 """The state of all clients as a stack: for every tensor name one tensor with a leading client axis."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -37,6 +37,14 @@ class ClientStack:
         return ClientStack(
             {name: torch.zeros_like(t) for name, t in self.common.items() if name in wanted},
             [{name: torch.zeros_like(t) for name, t in own.items() if name in wanted} for own in self.own],
+        )
+
+    def copy_of(self, names: Iterable[str]) -> "ClientStack":
+        """A stack of copies of some of the names."""
+        wanted = set(names)
+        return ClientStack(
+            {name: t.clone() for name, t in self.common.items() if name in wanted},
+            [{name: t.clone() for name, t in own.items() if name in wanted} for own in self.own],
         )
 
     def flat(self, prefix: str) -> Tensors:

@@ -152,9 +152,9 @@ def averaging(federation: Federation, rounds: int, names: Sequence[str]) -> list
     clients = list(range(len(federation.state)))
     for round in range(1, rounds + 1):
         federation.engine.train(round, clients, federation.state, federation.momentum, lambda client: None)
-        trained = federation.engine.evaluate(round, [0], federation.state, {})[0].correct
+        trained = federation.engine.evaluate(round, [0], federation.state, federation.start)[0].correct
         average(federation, names)
-        counts.append([trained, federation.engine.evaluate(round, [0], federation.state, {})[0].correct])
+        counts.append([trained, federation.engine.evaluate(round, [0], federation.state, federation.start)[0].correct])
     return counts
 
 

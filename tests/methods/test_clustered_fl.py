@@ -146,5 +146,5 @@ def test_in_a_federation_each_cluster_gets_its_own_mean() -> None:
     assert len(records) == 4
     assert mixing is not None
     assert len(federation.method_state["clusters"].unique()) == 2
-    for name, start in federation.start.items():
+    for name, start in federation.start.common.items():
         assert torch.equal(start, mix(mixing.matrix, trained[name]))

@@ -181,20 +181,22 @@ def test_whom_nothing_helps_goes_back_to_where_its_training_began_or_stays(
 
     def loss(client, tensors):
         """Client 0 likes nothing but its start; everybody else client 3's model."""
-        liked = federation.start["conv1.conv.weight"][0] if client == 0 else before["state/all/conv1.conv.weight"][3]
-        return float((tensors["conv1.conv.weight"] - liked).norm() > 1e-9)
+        liked = (
+            federation.start.common["conv1.conv.weight"][0] if client == 0 else before["state/all/conv1.conv.weight"][3]
+        )
+        return float((tensors[name] - liked).norm() > 1e-9)
 
     monkeypatch.setattr(federation.engine, "validation_losses", lambda k, own, stacked: each(loss)(k, stacked))
     mixing, _ = download(federation, 2, range(4), range(4))
     assert mixing is not None
     assert mixing.revert is not None
     assert mixing.revert.tolist() == [fallback == "start", False, False, False]
-    kept = "start" if fallback == "start" else "state/all"
+    kept = "start/all" if fallback == "start" else "state/all"
     for name in federation.shared:
         now = federation.state.common[name]
         assert torch.equal(now[0], before[f"{kept}/{name}"][0])
         assert torch.equal(now[1:], before[f"state/all/{name}"][[3, 3, 3]])
-    assert not torch.equal(before["start/conv1.conv.weight"][0], before["state/all/conv1.conv.weight"][0])
+    assert not torch.equal(before["start/all/conv1.conv.weight"][0], before["state/all/conv1.conv.weight"][0])
 
 
 def test_a_fifth_of_the_training_images_is_held_out_and_never_trained_on() -> None:

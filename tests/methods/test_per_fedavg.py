@@ -2,12 +2,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.methods import Batch
 from factorized_fl.methods.per_fedavg import PerFedAvg
 from tests.methods.hand import local, server
-from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
+from tests.tiny import tiny_federation
 
 
 def quadratic(seed: int) -> Batch:
@@ -115,8 +114,7 @@ def put_to_the_test(federation, monkeypatch, round: int) -> dict[int, dict[str, 
 
 
 def test_adapted_protocol_tests_the_rounds_start_after_one_inner_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny_config("per-fedavg", options={"test": "adapted", "inner": 0.3})
-    federation = build_federation(config, tiny_scenario(config, (tiny_set(),)), torch.device("cpu"))
+    federation = tiny_federation("per-fedavg", options={"test": "adapted", "inner": 0.3})
     run_round(federation, 1)
     mean = {name: federation.state.common[name].mean(0) for name in federation.shared}
     before = {k: {n: t.clone() for n, t in federation.state.client(k).items()} | mean for k in (1, 2)}

@@ -182,7 +182,9 @@ class CudaEngine:
 
     # -- testing
 
-    def evaluate(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> dict[int, Evaluated]:
+    def evaluate(
+        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
+    ) -> dict[int, Evaluated]:
         """Test the clients in groups, all test images of a group in few large batches."""
         if self.method.tests_start:
             return self.reference.evaluate(round, clients, state, start)
@@ -193,11 +195,13 @@ class CudaEngine:
             for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
         }
 
-    def tested(self, round: int, k: int, state: ClientStack, start: Tensors) -> Tensors:
+    def tested(self, round: int, k: int, state: ClientStack, start: ClientStack) -> Tensors:
         """As the reference engine has it."""
         return self.reference.tested(round, k, state, start)
 
-    def confusion(self, round: int, clients: Sequence[int], state: ClientStack, start: Tensors) -> list[torch.Tensor]:
+    def confusion(
+        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
+    ) -> list[torch.Tensor]:
         """Count for the clients in the groups that they are tested in."""
         if self.method.tests_start:
             return self.reference.confusion(round, clients, state, start)
