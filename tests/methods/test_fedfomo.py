@@ -181,9 +181,8 @@ def test_whom_nothing_helps_goes_back_to_where_its_training_began_or_stays(
 
     def loss(client, tensors):
         """Client 0 likes nothing but its start; everybody else client 3's model."""
-        liked = (
-            federation.start.common["conv1.conv.weight"][0] if client == 0 else before["state/all/conv1.conv.weight"][3]
-        )
+        name = "conv1.conv.weight"
+        liked = federation.start.common[name][0] if client == 0 else before[f"state/all/{name}"][3]
         return float((tensors[name] - liked).norm() > 1e-9)
 
     monkeypatch.setattr(federation.engine, "validation_losses", lambda k, own, stacked: each(loss)(k, stacked))
