@@ -9,7 +9,7 @@ from factorized_fl.cli.common import console
 from factorized_fl.errors import UserError
 from factorized_fl.federation.run import find_device
 from factorized_fl.network import coordinator, kits, status, supervise
-from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
+from factorized_fl.network.plan import COORDINATOR, LOOPBACK, Kit, read_kit
 from factorized_fl.network.settings import Settings, has_settings, read_settings, save_settings
 from factorized_fl.network.site import site_federation, site_scenario
 
@@ -39,6 +39,8 @@ def new(
 ) -> None:
     """Make one kit for each party: certificates, the agreement, a README."""
     plan = kits.make_kits(sites, out)
+    if plan.address in LOOPBACK:
+        _show(f"Note: the sites will look for the coordinator at {plan.address}, so this works on one machine only.")
     for party in (COORDINATOR, *plan.sites):
         _show(f"{out / party}: give this folder to {party}, over a channel that you trust")
     _show(f"{out / 'authority'}: keep this one to yourself")

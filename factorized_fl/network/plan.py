@@ -17,6 +17,7 @@ from factorized_fl.options import check, make, option
 COORDINATOR = "coordinator"
 AUTHORITY = "authority"  # who signs certificates: a folder beside the kits
 FEDERATION = "federation.toml"
+LOOPBACK = ("localhost", "127.0.0.1")
 RUN, ALONE = "run", "alone"  # folders of a kit
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")

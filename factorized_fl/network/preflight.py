@@ -1,6 +1,7 @@
 """What can be found out before a party starts, or while it waits: a kit that is not whole, a port, the way there."""
 
 import contextlib
+import os
 import socket
 import ssl
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from factorized_fl.errors import UserError
 from factorized_fl.network.journal import Journal
 from factorized_fl.network.kits import key_files
-from factorized_fl.network.plan import Kit
+from factorized_fl.network.plan import LOOPBACK, Kit
 from factorized_fl.network.status import write_status
 
 _EVERY = 5.0  # seconds between two looks at the way to the coordinator
@@ -23,10 +24,12 @@ def check_kit(kit: Kit) -> None:
     for file in files:
         if not file.is_file():
             raise UserError(f"The kit has lost '{file.relative_to(kit.path)}': ask for a new one.")
-    _check_certificate(*files)
+        if not os.access(file, os.R_OK):
+            raise UserError(f"You may not read '{file}': the kit belongs to whoever unpacked it.")
+    _check_certificate(kit.party, *files)
 
 
-def _check_certificate(certificate: Path, key: Path, root: Path) -> None:
+def _check_certificate(party: str, certificate: Path, key: Path, root: Path) -> None:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -43,6 +46,10 @@ def _check_certificate(certificate: Path, key: Path, root: Path) -> None:
         ) from None
     if private.public_key() != own.public_key():
         raise UserError(f"'{key.name}' is not the key of '{certificate.name}': ask for a new kit.")
+    names = [str(name.value) for name in own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    if names != [party]:
+        whose = ", ".join(names)
+        raise UserError(f"The kit is that of {party}, but its certificate that of {whose}: ask for a new one.")
     now = datetime.now(UTC)
     for found in (own, issuer):
         if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
@@ -52,7 +59,7 @@ def _check_certificate(certificate: Path, key: Path, root: Path) -> None:
 
 def check_port(kit: Kit) -> None:
     """Refuse a port that somebody else listens on; FLARE would share it, and sites would come to either."""
-    host = "127.0.0.1" if kit.plan.address in ("localhost", "127.0.0.1") else ""  # as FLARE does
+    host = "127.0.0.1" if kit.plan.address in LOOPBACK else ""  # as FLARE does
     until = time.monotonic() + _PATIENCE
     while True:
         with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:

@@ -46,6 +46,23 @@ def copy(made: dict[str, Path], party: str, to: Path, port: int | None = None) -
     return read_kit(to)
 
 
+def test_another_partys_certificate_is_named(made: dict[str, Path], tmp_path: Path) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    for name in ("client.crt", "client.key"):
+        shutil.copy(made["one"] / "birch" / "flare" / "startup" / name, kit.keys)
+    with pytest.raises(UserError, match="The kit is that of aster, but its certificate that of birch"):
+        check_kit(kit)
+
+
+def test_a_key_that_one_may_not_read_is_not_called_damaged(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "client.key")  # root may read everything
+    with pytest.raises(UserError, match=r"You may not read '.*client\.key'"):
+        check_kit(kit)
+
+
 @pytest.mark.parametrize("party", [COORDINATOR, "aster"])
 def test_a_whole_kit_passes_and_one_that_lost_a_file_does_not(
     party: str, made: dict[str, Path], tmp_path: Path
