@@ -38,6 +38,7 @@ Record = dict[str, Any]
 _CONFIG = "config.toml"
 _PART = ".part"  # ends the name of a file that is being written
 _MARKS = {"split": "the split is another", "images": "the images are others"}  # what a mark that changed means
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RESTORE = "restore the file, or remove the checkpoint, and summary.json if there is one, to start this run again."
 
 
@@ -48,7 +49,7 @@ def plain_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left" in str(error)
+        full = any(os.strerror(code) in f"{reason} {error}" for code in _FULL)
         advice = "free some space, then continue" if full else "make it writable, or choose another folder"
         raise UserError(f"Cannot write to '{path}' ({reason}): {advice}.") from error
 
