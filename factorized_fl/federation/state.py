@@ -1,6 +1,6 @@
 """The state of all clients as a stack: for every tensor name one tensor with a leading client axis."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -31,21 +31,18 @@ class ClientStack:
         """Client k's tensors, as views: writing to them writes to the stack."""
         return {name: stacked[k] for name, stacked in self.common.items()} | self.own[k]
 
-    def zeros_like(self, names: Sequence[str]) -> "ClientStack":
+    def zeros_like(self, names: Iterable[str]) -> "ClientStack":
         """A stack of zeros of the same shapes for some of the names."""
-        wanted = set(names)
-        return ClientStack(
-            {name: torch.zeros_like(t) for name, t in self.common.items() if name in wanted},
-            [{name: torch.zeros_like(t) for name, t in own.items() if name in wanted} for own in self.own],
-        )
+        return self._made(torch.zeros_like, names)
 
     def copy_of(self, names: Iterable[str]) -> "ClientStack":
-        """A stack of copies of some of the names."""
+        """A stack of copies for some of the names."""
+        return self._made(torch.clone, names)
+
+    def _made(self, make: Callable[[torch.Tensor], torch.Tensor], names: Iterable[str]) -> "ClientStack":
         wanted = set(names)
-        return ClientStack(
-            {name: t.clone() for name, t in self.common.items() if name in wanted},
-            [{name: t.clone() for name, t in own.items() if name in wanted} for own in self.own],
-        )
+        common, *own = ({n: make(t) for n, t in part.items() if n in wanted} for part in (self.common, *self.own))
+        return ClientStack(common, own)
 
     def flat(self, prefix: str) -> Tensors:
         """All tensors under distinct names, for a checkpoint; shares memory with the stack."""
