@@ -1,0 +1,67 @@
+"""The CUDA engine as a whole without a GPU: its kernels in Triton's interpreter, its graphs as plain calls."""
+
+import contextlib
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+pytest.importorskip("triton", reason="Triton is not installed (PyTorch's CUDA builds bring it)")
+
+from factorized_fl.config import from_table
+from factorized_fl.data.images import ImageSet
+from factorized_fl.data.scenarios import build_scenario
+from factorized_fl.engine.cuda import engine as cuda
+from factorized_fl.federation.build import Federation, build_federation
+from factorized_fl.federation.rounds import run_round
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py does this on the GPU itself")
+
+
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing to wait for and nothing to capture."""
+
+    class Stream:
+        def wait_stream(self, other: object) -> None: ...
+
+    def capture(step: cuda.Step) -> None:
+        step.graph = SimpleNamespace(replay=lambda: (step.engine.model.train(), step._step()))
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(cuda.Step, "_capture", capture)
+
+
+def federation(method: str) -> Federation:
+    """Two clients with a step of two images of 16 pixels each."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.arange(9) % 3
+    images = torch.randint(0, 140, (9, 3, 16, 16), generator=generator)
+    for label in range(3):
+        images[labels == label, :, 5 * label : 5 * label + 3] += 110
+    source = ImageSet("bands", images.to(torch.uint8), labels, tuple("abc"))
+    settings = {"clients": 2, "batch_size": 2, "epochs": 1, "lr": 1e-6, "permuted": True, "precision": "fp32"}
+    config = from_table({**settings, "method": method, "augment": "none"})
+    scenario = build_scenario([source], ((0.5,) * 3, (0.25,) * 3), clients=2, permuted=True, train_share=0.5)
+    return build_federation(config, scenario, torch.device("cpu"), "reference")
+
+
+def test_two_rounds_are_the_reference_engines() -> None:
+    """Dense: the interpreter takes minutes to rebuild factorised weights, whose kernels have tests of their own."""
+    theirs, ours = federation("fedavg"), federation("fedavg")
+    ours.engine = cuda.CudaEngine(ours.engine, lanes=2)
+    for round in (1, 2):
+        wanted, found = run_round(theirs, round)[0], run_round(ours, round)[0]
+        for one, other in zip(found, wanted, strict=True):
+            assert (one["steps"], one["correct"]) == (other["steps"], other["correct"])
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+            assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+    for name in theirs.momentum.common:
+        assert torch.allclose(ours.state.common[name], theirs.state.common[name], rtol=1e-5, atol=1e-7), name
