@@ -26,6 +26,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
 
 from factorized_fl.network.coordinator import Coordinator
+from factorized_fl.network.finish import end_with_parent, finish
 from factorized_fl.network.journal import Journal
 from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
@@ -46,8 +47,7 @@ class _Component(FLComponent, ABC):  # type: ignore[misc]
         super().__init__()
         self.kit: Kit = read_kit(Path(kit))
         self.journal = Journal(self.kit)
-        self.parent = os.getppid()
-        threading.Thread(target=self._watch_parent, daemon=True).start()
+        end_with_parent(os.getppid())
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """FLARE tells what happens; only its start matters here."""
@@ -71,11 +71,6 @@ class _Component(FLComponent, ABC):  # type: ignore[misc]
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-
-    def _watch_parent(self) -> None:
-        while os.getppid() == self.parent:
-            time.sleep(_RETRY)
-        os._exit(1)
 
 
 class Gateway(_Component):
@@ -134,11 +129,7 @@ class Agent(_Component):
                 continue
             news = ready
             if reply.kind == "end":
-                write_status(self.kit, "making the model")
-                trainer.ask(reply, lambda: self.alive("end"))
-                trainer.close()
-                write_status(self.kit, "done")
-                self.journal("done: the model is in model/" if self.kit.model.is_dir() else "done, without a model")
+                finish(self.kit, self.journal, trainer)
                 return
             if reply.kind != "wait":
                 name = str(reply.fields.get("request", ""))[:60]
@@ -206,7 +197,7 @@ class Trainer:
             if (code := self.process.wait()) != REFUSED:  # else it has said why
                 self.journal(f"the trainer died (exit code {code}): starting another, log/trainer.txt says more")
 
-    def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
+    def ask(self, request: Message, meanwhile: Callable[[], None] = lambda: None) -> Message:
         """The trainer's answer, from as many processes as it takes; `meanwhile` is called every few seconds."""
         while True:
             if self.process is None or self.process.poll() is not None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from factorized_fl.errors import UserError
+from factorized_fl.network.finish import has_ended
 from factorized_fl.network.journal import Journal
 from factorized_fl.network.kits import key_files
 from factorized_fl.network.plan import LOOPBACK, Kit
@@ -88,6 +89,9 @@ class Way:
     def look(self) -> None:
         """Now and then; what is in the way is told once."""
         if self.open or time.monotonic() < self.next:
+            return
+        if has_ended(self.kit):  # nobody is looked for any more
+            self.open = True
             return
         trouble = find_trouble(self.kit)
         self.open = not trouble

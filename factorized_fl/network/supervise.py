@@ -15,6 +15,7 @@ from typing import TextIO
 
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import RunDirectory, plain_errors, write_atomically
+from factorized_fl.network.finish import has_ended
 from factorized_fl.network.journal import Journal, journal_path
 from factorized_fl.network.kits import make_workspace
 from factorized_fl.network.plan import Kit
@@ -41,7 +42,8 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
     try:
         with RunDirectory(kit.logs).lock():
             (kit.path / _PIDS).unlink(missing_ok=True)  # of one that was killed
-            make_workspace(kit)
+            if not has_ended(kit):
+                make_workspace(kit)
             way = Way(kit, journal)
             while True:
                 began = time.monotonic()
@@ -75,6 +77,8 @@ def look_before(kit: Kit) -> None:
         raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
     if processes(kit):
         raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+    if has_ended(kit):
+        return  # nobody else is needed
     check_kit(kit)
     if kit.is_coordinator:
         check_port(kit)
@@ -87,11 +91,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _start(kit: Kit) -> "subprocess.Popen[bytes]":
-    """FLARE's own program for this kind of party, in a session of its own; -P: modules come from no kit."""
-    kind, config = ("server", "fed_server.json") if kit.is_coordinator else ("client", "fed_client.json")
-    who = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
-    command = [sys.executable, "-P", "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"]
-    command += ["-m", str(kit.workspace), "-s", config, "--set", "secure_train=true", "config_folder=config", *who]
+    """The party's program, in a session of its own; -P: modules come from no kit."""
+    command = [sys.executable, "-P", "-u", "-m", *(_finishing(kit) if has_ended(kit) else _flare(kit))]
     limit = str(max(kit.plan.largest, 1_000_000))
     with (kit.logs / "flare.txt").open("ab") as log:
         return subprocess.Popen(
@@ -102,6 +103,19 @@ def _start(kit: Kit) -> "subprocess.Popen[bytes]":
             start_new_session=True,
             env={**os.environ, "NVFLARE_STREAMING_MAX_BLOB_SIZE": limit},
         )
+
+
+def _finishing(kit: Kit) -> list[str]:
+    """What a site needs that has been told the end."""
+    return ["factorized_fl.network.finish", str(kit.path)]
+
+
+def _flare(kit: Kit) -> list[str]:
+    """FLARE's own program for this kind of party."""
+    kind, config = ("server", "fed_server.json") if kit.is_coordinator else ("client", "fed_client.json")
+    who = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
+    where = ["-m", str(kit.workspace), "-s", config, "--set", "secure_train=true", "config_folder=config"]
+    return [f"nvflare.private.fed.app.{kind}.{kind}_train", *where, *who]
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

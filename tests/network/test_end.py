@@ -1,0 +1,65 @@
+"""The end of a federation: sites finish without anybody, the coordinator says for whom it waits."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.network import supervise
+from factorized_fl.network.finish import finish, has_ended, remember_end
+from factorized_fl.network.journal import Journal, journal_path
+from factorized_fl.network.messages import Message
+from factorized_fl.network.plan import FEDERATION, Kit, write_kit
+from factorized_fl.network.settings import Settings, save_settings
+from factorized_fl.network.site import Site
+from factorized_fl.network.status import is_done
+from tests.network.parties import kits_of, trio_config, write_trio
+from tests.network.test_trust import round_request
+
+pytest.importorskip("nvflare")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trio(tmp_path_factory.mktemp("trio"))
+
+
+def written(kit: Kit) -> Kit:
+    """The kit with its agreement on disk, for processes of its own."""
+    (kit.path / FEDERATION).write_text(write_kit(kit.path, kit.party, kit.plan, kit.config))
+    return kit
+
+
+class Dying:
+    """A trainer whose machine fails as soon as it is asked."""
+
+    def ask(self, request: Message) -> Message:
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        raise AssertionError
+
+
+def test_a_site_that_died_after_the_end_makes_its_model_without_a_coordinator(data: Path, tmp_path: Path) -> None:
+    kit = written(kits_of(tmp_path, trio_config(rounds=1))["aster"])
+    Site(kit, data / "aster", print, report=False).answer(round_request(1))
+    save_settings(kit, Settings(data / "aster"))
+    assert not has_ended(kit)
+    with pytest.raises(KeyboardInterrupt):
+        finish(kit, Journal(kit), Dying())
+    assert has_ended(kit)
+    said: list[str] = []
+    assert supervise.supervise(kit, said.append)
+    assert is_done(kit)
+    assert RunDirectory(kit.alone).summary() is not None
+    assert "done: the model is in model/" in journal_path(kit).read_text()
+    assert not any("reached" in line for line in said)
+
+
+def test_the_end_of_another_federation_is_not_this_ones(tmp_path: Path) -> None:
+    old, new = (kits_of(tmp_path / id[0], trio_config(), id=id)["aster"] for id in ("e" * 16, "f" * 16))
+    remember_end(old)
+    shutil.copy(old.path / "ended", new.path / "ended")
+    assert has_ended(old)
+    assert not has_ended(new)
