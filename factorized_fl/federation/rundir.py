@@ -269,6 +269,10 @@ class RunDirectory:
         """All lines of metrics.jsonl."""
         return list(self._records("metrics.jsonl"))
 
+    def rounds_trained(self, client: int, rounds: int) -> int:
+        """In how many of so many rounds a client trained."""
+        return sum(r["client"] == client and r["round"] <= rounds and r["steps"] > 0 for r in self.metrics())
+
     def timing(self) -> list[Record]:
         """All lines of timing.jsonl."""
         return list(self._records("timing.jsonl"))

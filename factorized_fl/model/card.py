@@ -12,7 +12,7 @@ from factorized_fl.report.verdict import Verdict
 def card(
     package: Package,
     config: Config,
-    rounds: int,
+    trained: int,
     counts: Mapping[str, int],
     correct: int,
     total: int,
@@ -23,7 +23,7 @@ def card(
     """The text of README.md."""
     method = METHODS[config.method]
     colour = "grey" if package.channels == 1 else "colour (RGB)"
-    done = f"{rounds}" if rounds == config.rounds else f"{rounds} of {config.rounds}"
+    done = f"{trained}" if trained == config.rounds else f"{trained} of {config.rounds}"
     scored = f"{config.score} images of {package.name}"
     names = ", ".join(json.dumps(name, ensure_ascii=False) for name in package.classes)  # they may hold commas
     side = package.image_size

@@ -66,7 +66,9 @@ def export_run(
         raise UserError(f"Client {client} has not taken part in a round of '{run}': it has no model of its own yet.")
     baseline = _read_baseline(run, rounds, config.rounds, alone) if alone else None
     name = federation.scenario.clients[client - 1].name
-    return export_client(federation, client - 1, rounds, out or run / "model" / f"client-{client}", name, baseline)
+    trained = directory.rounds_trained(client - 1, rounds)
+    out = out or run / "model" / f"client-{client}"
+    return export_client(federation, client - 1, rounds, trained, out, name, baseline)
 
 
 def _read_baseline(run: Path, rounds: int, planned: int, alone: Path) -> Record:
@@ -84,15 +86,18 @@ def _read_baseline(run: Path, rounds: int, planned: int, alone: Path) -> Record:
 
 
 def export_client(
-    federation: Federation, k: int, rounds: int, out: Path, name: str, baseline: Record | None = None
+    federation: Federation, k: int, rounds: int, trained: int, out: Path, name: str, baseline: Record | None = None
 ) -> Exported:
-    """Fold client k's model after so many rounds, compare it with the trained one on all test images, write it."""
+    """Fold client k's model after so many rounds, compare it with the trained one on all test images, write it.
+
+    It has `trained` in some of the rounds or in all.
+    """
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
     channels, size = scenario.images.shape[1], scenario.images.shape[-1]
-    trained = initial_model(config, len(client.classes), channels, scenario.labels_agree)
+    model = initial_model(config, len(client.classes), channels, scenario.labels_agree)
     tensors = federation.engine.tested(rounds, k, federation.state, federation.start)
-    trained.load_state_dict({key: tensor.detach().cpu() for key, tensor in tensors.items()})
+    model.load_state_dict({key: tensor.detach().cpu() for key, tensor in tensors.items()})
     package = Package(
         name=name,
         method=config.method,
@@ -109,12 +114,12 @@ def export_client(
     images = scenario.images[client.test]
     labels = client.labelling[scenario.labels[client.test]]
     # What was said of the client's images to find its peers is nobody else's business.
-    folded = fold(trained.eval()).state_dict()
+    folded = fold(model.eval()).state_dict()
     weights = {key: tensor.contiguous() for key, tensor in folded.items() if key != fingerprints.NAME}
     pixels = package.network(weights)
     with plain_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    wanted = _scores(FromPixels(trained, package.mean, package.std).eval(), images)
+    wanted = _scores(FromPixels(model, package.mean, package.std).eval(), images)
     if not wanted.isfinite().all():
         raise UserError(f"The training of {name} diverged, so there is no model to export: a smaller lr may help.")
     got = _scores(pixels, images)
@@ -140,7 +145,7 @@ def export_client(
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
     write_atomically(out / ABOUT, about(package, results))
     counts = {"train": len(client.train), "validation": len(client.validation), "test": len(client.test)}
-    text = card(package, config, rounds, counts, correct, len(images), verdict, difference, onnx)
+    text = card(package, config, trained, counts, correct, len(images), verdict, difference, onnx)
     write_atomically(out / CARD, text.encode())
     return exported
 

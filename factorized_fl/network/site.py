@@ -90,7 +90,8 @@ def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
         raise UserError(f"{kit.party} has no model to export: {found}.")
     ended = RunDirectory(kit.run).summary() is not None
     baseline = RunDirectory(kit.alone).summary() if ended and kit.alone.exists() else None
-    return export_client(federation, 0, rounds, out or kit.model, kit.party, baseline)
+    count = RunDirectory(kit.run).rounds_trained(0, rounds)
+    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, baseline)
 
 
 class Site:
@@ -243,9 +244,10 @@ class Site:
         if self.done:
             self.directory.save_analysis(analyse(self.federation))
         self.directory.save_summary(summarise(self.directory))
-        baseline = self._train_alone() if alone else None
+        trained = self.directory.rounds_trained(0, self.done)
+        baseline = self._train_alone(trained or self.config.rounds) if alone else None
         if self.done:
-            exported = export_client(self.federation, 0, self.done, self.kit.model, self.kit.party, baseline)
+            exported = export_client(self.federation, 0, self.done, trained, self.kit.model, self.kit.party, baseline)
         elif alone:
             self.log("took part in no round: the model is the one that was trained alone")
             exported = self._export_alone()
@@ -255,10 +257,11 @@ class Site:
         self.log(f"model: {100 * exported.accuracy:.2f}% on {exported.images} own test images")
         return exported
 
-    def _train_alone(self) -> Record | None:
-        self.log("training a model alone, to see whether the federation helped")
+    def _train_alone(self, rounds: int) -> Record | None:
+        """A model of as many rounds as this site trained: more would count against the federation."""
+        self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
         same = {"settle": self.config.options["settle"]}  # or that would count as the federation's help
-        config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0)
+        config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
         return run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
 
     def _export_alone(self) -> Exported:
@@ -267,4 +270,4 @@ class Site:
         federation = build_federation(config, self.scenario, torch.device("cpu"), "reference")
         with directory.reading_checkpoint():
             federation.load(directory.load_checkpoint())
-        return export_client(federation, 0, config.rounds, self.kit.model, self.kit.party)
+        return export_client(federation, 0, config.rounds, config.rounds, self.kit.model, self.kit.party)

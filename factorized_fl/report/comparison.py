@@ -72,6 +72,8 @@ def check_baseline(run: RunFiles, base: RunFiles) -> None:
 def differing(one: RunFiles, other: RunFiles) -> list[str]:
     """Names of the settings of training, besides the method and its options, that differ."""
     ignored = {*_DATA, "method", "preset", "seed"}
+    if one.party:  # a site's run alone has as many rounds as the site trained, whatever was planned
+        ignored |= {"rounds", "fraction"}
     # What only one of them knows came with a later version, where its default is what was done before.
     both = [name for name in one.config if name in other.config and name not in ignored]
     return [name for name in both if one.config[name] != other.config[name]]

@@ -72,7 +72,7 @@ def test_every_network_and_parametrisation(method: str, settings: dict, tmp_path
     federation = tiny_federation(method, rounds=2, **settings)
     for round in (1, 2):
         run_round(federation, round)
-    exported = export.export_client(federation, 2, 2, tmp_path, "somebody")
+    exported = export.export_client(federation, 2, 2, 2, tmp_path, "somebody")
     client, scenario = federation.scenario.clients[2], federation.scenario
     with torch.no_grad():
         read_back = predict.find_runtime(tmp_path, "torch")(scenario.images[client.test]).argmax(1)

@@ -12,8 +12,9 @@ from factorized_fl.network.journal import Journal, journal_path
 from factorized_fl.network.messages import Message
 from factorized_fl.network.plan import FEDERATION, Kit, write_kit
 from factorized_fl.network.settings import Settings, save_settings
-from factorized_fl.network.site import Site
+from factorized_fl.network.site import Site, export_now
 from factorized_fl.network.status import is_done
+from factorized_fl.report.collect import collect
 from tests.network.parties import kits_of, trio_config, write_trio
 from tests.network.test_trust import round_request
 
@@ -63,3 +64,20 @@ def test_the_end_of_another_federation_is_not_this_ones(tmp_path: Path) -> None:
     shutil.copy(old.path / "ended", new.path / "ended")
     assert has_ended(old)
     assert not has_ended(new)
+
+
+def test_who_was_away_is_compared_with_a_model_of_as_many_rounds(data: Path, tmp_path: Path) -> None:
+    kit = written(kits_of(tmp_path, trio_config(rounds=5))["aster"])
+    site = Site(kit, data / "aster", print, report=False)
+    site.answer(round_request(1))
+    site.answer(round_request(4))
+    site.answer(Message("test", kit.plan.id, {"request": "test-5", "round": 5}))
+    site.finish()
+    assert "2 of 5 rounds of 1 epochs" in (kit.model / "README.md").read_text()
+    assert RunDirectory(kit.alone).config().rounds == 2
+    assert len(RunDirectory(kit.alone).metrics()) == 2
+    export_now(kit, data / "aster")
+    assert "2 of 5 rounds of 1 epochs" in (kit.model / "README.md").read_text()
+    (run,) = collect([kit.path])["runs"]
+    assert run["verdicts"]
+    assert "trained differently" not in run["baseline"]
