@@ -14,6 +14,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
 
+from factorized_fl import __version__
 from factorized_fl.network.coordinator import Coordinator
 from factorized_fl.network.finish import end_with_parent, finish
 from factorized_fl.network.journal import Journal
@@ -32,12 +34,17 @@ from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit, read_kit
 from factorized_fl.network.status import write_status
+from factorized_fl.network.supervise import REFUSED_SITE
 from factorized_fl.network.trainer import REFUSED, read_frame, write_frame
 
 CHANNEL, TOPIC = "factorized_fl", "exchange"
 FAREWELL = 60.0  # seconds that a finished coordinator stays for sites that have not heard of it
 _RETRY = 0.5
 _ALIVE = 2.0  # seconds between signs of life while a site trains
+
+
+class Refused(Exception):
+    """The coordinator wants nothing of this site as it is."""
 
 
 class _Component(FLComponent, ABC):  # type: ignore[misc]
@@ -66,6 +73,10 @@ class _Component(FLComponent, ABC):  # type: ignore[misc]
     def _run(self) -> None:
         try:
             self.work()
+        except Refused as error:
+            self.journal(str(error))
+            write_status(self.kit, str(error))
+            os._exit(REFUSED_SITE)
         except BaseException as error:
             self.journal(f"stopped by an error, will be started again: {error}")
             traceback.print_exc()
@@ -78,7 +89,7 @@ class Gateway(_Component):
 
     def connect(self, engine: Any) -> None:
         """Listen to sites."""
-        self.mailbox = Mailbox(self.kit.plan.id, self.kit.plan.sites, self.journal)
+        self.mailbox = Mailbox(self.kit.plan.id, self.kit.plan.sites, self.journal, self.kit.agreement)
         engine.server.cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self.exchange)
 
     def exchange(self, request: Any) -> Any:
@@ -115,12 +126,12 @@ class Agent(_Component):
         """Remember FLARE's line."""
         self.cell = engine.cell or engine.client.cell
         self.reachable = True
+        self.about = {"instance": secrets.token_hex(8), "agreement": self.kit.agreement, "version": __version__}
 
     def work(self) -> None:
         """Ask, do, answer, until the coordinator says that all is done."""
         trainer = Trainer(self.kit, self.journal)
-        about = {"train": trainer.hello().whole("train", low=1), "instance": secrets.token_hex(8)}
-        ready = Message("ready", self.kit.plan.id, about)
+        ready = Message("ready", self.kit.plan.id, {"train": trainer.hello().whole("train", low=1)})
         news = ready
         while True:
             reply = self.exchange(news)
@@ -128,6 +139,8 @@ class Agent(_Component):
                 time.sleep(_RETRY)
                 continue
             news = ready
+            if reply.kind == "refused":
+                raise Refused(why_refused(reply))
             if reply.kind == "end":
                 finish(self.kit, self.journal, trainer)
                 return
@@ -148,7 +161,7 @@ class Agent(_Component):
             channel=CHANNEL,
             topic=TOPIC,
             target=FQCN.ROOT_SERVER,
-            request=new_cell_message({}, pack(news)),
+            request=new_cell_message({}, pack(replace(news, fields=news.fields | self.about))),
             timeout=HOLD + 10.0,
             optional=True,
         )
@@ -167,6 +180,14 @@ class Agent(_Component):
             self.journal("the coordinator is back")
             self.reachable = True
         return answer
+
+
+def why_refused(reply: Message) -> str:
+    """What a site that the coordinator refuses can do about it."""
+    theirs = str(reply.fields.get("version"))[:40]
+    if theirs != __version__:
+        return f"refused: this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
+    return "refused: this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
 
 
 class Trainer:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from factorized_fl import __version__
 from factorized_fl.network.messages import Message
 
 HOLD = 2.0  # seconds that a site's question is held open when there is nothing to do
@@ -30,6 +31,7 @@ class Line:
     up: int = 0  # bytes that came
     down: int = 0  # bytes that went
     told_end: bool = False
+    refused: bool = False  # its agreement is another
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Mailbox:
     federation: str
     sites: tuple[str, ...]
     log: Callable[[str], None] = lambda line: None
+    agreement: str = ""  # the mark that all messages must carry
     clock: Callable[[], float] = time.monotonic
     lines: dict[str, Line] = field(init=False)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -52,6 +55,8 @@ class Mailbox:
         """A site tells its news and asks what to do next; with nothing to do it is answered after `hold` seconds."""
         line = self.lines[site]
         with self.changed:
+            if self._differs(site, line, news):
+                return Message("refused", self.federation, {"version": __version__})
             line.seen = self.clock()
             line.up += len(news.payload)
             line.busy = news.text("request") if news.kind == "busy" else ""
@@ -70,6 +75,17 @@ class Mailbox:
                 return line.request
             line.told_end = self.ended
             return Message("end" if self.ended else "wait", self.federation)
+
+    def _differs(self, site: str, line: Line, news: Message) -> bool:
+        """Whether the site has agreed to something else; told once."""
+        before, line.refused = line.refused, news.fields.get("agreement", "") != self.agreement
+        if line.refused and not before:
+            theirs = str(news.fields.get("version", "an older version"))[:40]
+            why = "its agreement differs from the coordinator's: give it its kit again"
+            if theirs != __version__:
+                why = f"it runs factorized-fl {theirs}, the coordinator {__version__}: install the same version"
+            self.log(f"{site}: refused, as {why}")
+        return line.refused
 
     def _recognise(self, site: str, line: Line, instance: str) -> None:
         """A site that was started again has a new mark; one whose old mark comes back runs in two places."""
@@ -146,6 +162,8 @@ class Mailbox:
     def doing(self, site: str) -> str:
         """What the site seems to be doing."""
         line = self.lines[site]
+        if line.refused:
+            return "refused"
         if not self.connected(site):
             return "not connected"
         if line.busy:

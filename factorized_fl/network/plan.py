@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ AUTHORITY = "authority"  # who signs certificates: a folder beside the kits
 FEDERATION = "federation.toml"
 LOOPBACK = ("localhost", "127.0.0.1")
 RUN, ALONE = "run", "alone"  # folders of a kit
+_COORDINATORS = ("address", "port", "quorum", "deadline")  # how it is reached and how long it waits
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FIXED = (
@@ -67,6 +69,13 @@ class Kit:
     def seat(self) -> int:
         """The site's place among the sites, from 0."""
         return self.plan.sites.index(self.party)
+
+    @property
+    def agreement(self) -> str:
+        """A mark of what must be the same at all parties, but for what only the coordinator heeds."""
+        terms = {key: value for key, value in dataclasses.asdict(self.plan).items() if key not in _COORDINATORS}
+        content = json.dumps([terms, self.config.to_toml()], sort_keys=True)
+        return blake2b(content.encode(), digest_size=16).hexdigest()
 
     @property
     def keys(self) -> Path:

@@ -24,6 +24,7 @@ from factorized_fl.network.preflight import Way, check_kit, check_port
 _PIDS = "processes.json"
 _GRACE = 5.0
 _SHORT = 10.0  # a process that lived for less is started again more and more slowly
+REFUSED_SITE = 77  # exit code of an agent whose site the coordinator refuses: to start it again would not help
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -57,6 +58,8 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
                 _kill_group(child)
                 if child.returncode == 0:
                     return True
+                if child.returncode == REFUSED_SITE:
+                    raise UserError(f"The coordinator refused {kit.party}: the journal's last line says why.")
                 pause = min(30.0, 2 * pause + 1.0) if time.monotonic() - began < _SHORT else 0.5
                 code = child.returncode
                 journal(f"FLARE's process died (exit code {code}): starting it again, log/flare.txt says more")

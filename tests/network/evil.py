@@ -16,15 +16,15 @@ class EvilAgent(Agent):
 
     def work(self) -> None:
         federation, largest = self.kit.plan.id, self.kit.plan.largest
-        ready = pack(Message("ready", federation, {"train": 3}))
+        ready = pack(Message("ready", federation, {"train": 3, **self.about}))
         attempts: dict[str, Any] = {
             "rubbish": b"\x00\xff" * 50,
             "an object instead of bytes": {"fields": [1, 2, 3]},
             "another federation": pack(Message("ready", "0" * 16, {"train": 3})),
-            "no training images": pack(Message("ready", federation, {"train": -1})),
+            "no training images": pack(Message("ready", federation, {"train": -1, **self.about})),
             "a little too large": b"\x00" * (largest + 1),
             "far too large": b"\x00" * (largest + 30_000_000),
-            "an answer to nothing": pack(Message("answer", federation, {"request": "round-7"})),
+            "an answer to nothing": pack(Message("answer", federation, {"request": "round-7", **self.about})),
             "honest": ready,
             "somebody else's name": ready,
         }
