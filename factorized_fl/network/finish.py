@@ -8,6 +8,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,8 +26,8 @@ _LOOK = 0.5
 class Asked(Protocol):
     """The part of a trainer's keeper that is needed here."""
 
-    def ask(self, request: Message) -> Message:
-        """The trainer's answer."""
+    def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
+        """The trainer's answer; `meanwhile` is called every few seconds."""
 
     def close(self) -> None:
         """Let it go."""
@@ -45,8 +47,9 @@ def has_ended(kit: Kit) -> bool:
 def finish(kit: Kit, journal: Journal, trainer: Asked) -> None:
     """From the end of the rounds to the model."""
     remember_end(kit)
-    write_status(kit, "making the model")
-    trainer.ask(Message("end", kit.plan.id))
+    making = partial(write_status, kit, "making the model")
+    making()
+    trainer.ask(Message("end", kit.plan.id), making)
     trainer.close()
     write_status(kit, "done")
     journal("done: the model is in model/" if kit.model.is_dir() else "done, without a model")

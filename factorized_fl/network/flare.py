@@ -152,7 +152,8 @@ class Agent(_Component):
                 write_status(self.kit, "waiting for the coordinator")
 
     def alive(self, name: str) -> None:
-        """A sign of life while the trainer works."""
+        """A sign of life while the trainer works, to the coordinator and to whoever looks here."""
+        write_status(self.kit, f"at work on {name}")
         self.exchange(Message("busy", self.kit.plan.id, {"request": name}), quiet=True)
 
     def exchange(self, news: Message, quiet: bool = False) -> Message | None:
@@ -218,7 +219,7 @@ class Trainer:
             if (code := self.process.wait()) != REFUSED:  # else it has said why
                 self.journal(f"the trainer died (exit code {code}): starting another, log/trainer.txt says more")
 
-    def ask(self, request: Message, meanwhile: Callable[[], None] = lambda: None) -> Message:
+    def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
         """The trainer's answer, from as many processes as it takes; `meanwhile` is called every few seconds."""
         while True:
             if self.process is None or self.process.poll() is not None:

@@ -1,6 +1,8 @@
 """The end of a federation: sites finish without anybody, the coordinator says for whom it waits."""
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from factorized_fl.network.messages import Message
 from factorized_fl.network.plan import FEDERATION, Kit, write_kit
 from factorized_fl.network.settings import Settings, save_settings
 from factorized_fl.network.site import Site, export_now
-from factorized_fl.network.status import is_done
+from factorized_fl.network.status import is_done, status_lines
 from factorized_fl.report.collect import collect
 from tests.network.parties import kits_of, trio_config, write_trio
+from tests.network.test_agreement import agent_of
 from tests.network.test_trust import round_request
 
 pytest.importorskip("nvflare")
@@ -35,7 +38,7 @@ def written(kit: Kit) -> Kit:
 class Dying:
     """A trainer whose machine fails as soon as it is asked."""
 
-    def ask(self, request: Message) -> Message:
+    def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
         raise KeyboardInterrupt
 
     def close(self) -> None:
@@ -81,3 +84,31 @@ def test_who_was_away_is_compared_with_a_model_of_as_many_rounds(data: Path, tmp
     (run,) = collect([kit.path])["runs"]
     assert run["verdicts"]
     assert "trained differently" not in run["baseline"]
+
+
+class Slow:
+    """A trainer at work for so long that the status of its beginning is old."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+        self.seen: list[str] = []
+
+    def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
+        old = json.loads(self.kit.status.read_text())
+        self.kit.status.write_text(json.dumps({**old, "updated": old["updated"] - 60}))
+        meanwhile()
+        self.seen = status_lines(self.kit)
+        return Message("done", self.kit.plan.id)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_site_at_work_for_long_does_not_look_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = kits_of(tmp_path, trio_config())["aster"]
+    trainer = Slow(kit)
+    finish(kit, Journal(kit), trainer)
+    assert trainer.seen == ["aster of trio: making the model"]
+    agent = agent_of(kit, lambda news: Message("wait", news.federation), monkeypatch)
+    trainer.ask(Message("round", kit.plan.id), lambda: agent.alive("round-7"))
+    assert trainer.seen == ["aster of trio: at work on round-7"]
