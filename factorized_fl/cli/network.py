@@ -92,6 +92,8 @@ def _settle(party: Kit, data: Path | None, report: bool | None, alone: bool | No
     scenario = site_scenario(party.config, party.party, party.seat, data)
     site_federation(party, scenario)
     (client,) = scenario.clients
+    if report is None and before.report:  # perhaps whoever made the kit chose that
+        _show(f"{party.party} reports its accuracies, as site.toml in its kit says: --keep-accuracy keeps them here")
     report = before.report if report is None else report
     alone = before.alone if alone is None else alone
     save_settings(party, Settings(data, find_device(device or before.device), report, alone))

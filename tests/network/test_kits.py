@@ -236,6 +236,20 @@ def test_joining_again_keeps_the_sites_choices(tmp_path: Path) -> None:
         read_settings(kit)
 
 
+def test_a_report_that_nobody_asked_for_here_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Whoever made the kit may have left choices in it."""
+    data = write_trio(tmp_path / "data")
+    kit = kits_of(tmp_path / "kits", trio_config())["aster"]
+    settle = partial(cli.network._settle, kit, data / "aster")
+    words = "aster reports its accuracies, as site.toml in its kit says: --keep-accuracy keeps them here"
+    said = []
+    save_settings(kit, Settings(data / "elsewhere", report=True))
+    for choice in (None, True, False, None):
+        settle(choice, None, None)
+        said.append(words in " ".join(capsys.readouterr().out.split()))
+    assert said == [True, False, False, False]
+
+
 def test_a_site_that_is_done_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config())
     kit = kits["aster"]
