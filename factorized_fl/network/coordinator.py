@@ -20,7 +20,7 @@ from factorized_fl.federation.rounds import choose, make_record, mixed_rows, mix
 from factorized_fl.federation.run import summarise
 from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
 from factorized_fl.methods import Mixing, Server, Tensors
-from factorized_fl.network.mailbox import Mailbox
+from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.memory import Memory
 from factorized_fl.network.messages import BadMessage, Message
 from factorized_fl.network.plan import Kit
@@ -30,6 +30,8 @@ from factorized_fl.network.updates import Update, load_of, read_result, read_upd
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 _CONTROL = "control.json"
 _TAKEN = "control.taken.json"
+_TOLD = "told.json"  # who has learnt of the end
+_SOON = HOLD + 1.0  # seconds in which whoever is connected asks
 
 
 class Coordinator:
@@ -43,6 +45,7 @@ class Coordinator:
         self.stop = threading.Event()
         self.round = 0
         self.note = "starting"
+        self.gone = False  # nobody listens to sites any more
         self.seconds: list[float] = []  # of each round so far
         self.accuracy: dict[int, float] = {}  # what sites chose to report, last
 
@@ -69,9 +72,38 @@ class Coordinator:
             if self.stop.is_set():
                 return False
             self.directory.save_summary(summarise(self.directory))
-            self._tell("complete")
             self.mailbox.end()
+            self._tell("complete")
         return True
+
+    def farewell(self, seconds: float) -> None:
+        """Stay so long for whoever has not learnt of the end; if all have, for who asks again."""
+        wanted = set(self.sites) - self._told_before() or set(self.sites)
+        began, said = time.monotonic(), False
+        while missing := [site for site in self.sites if site in wanted and not self.mailbox.lines[site].told_end]:
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                break
+            if waited >= _SOON and not said:
+                self.log(f"waiting up to {seconds - waited:.0f} s for {', '.join(missing)} to learn of the end")
+                said = True
+            self._tell()
+            self.stop.wait(0.2)
+        write_atomically(self.kit.run / _TOLD, json.dumps(sorted(self._told())).encode())
+        self.gone = True
+        self._tell()
+        if untold := [site for site in self.sites if site not in self._told()]:
+            self.log(f"{', '.join(untold)} did not learn of the end: `ffl serve` again tells who joins again")
+
+    def _told(self) -> set[str]:
+        """The sites that have learnt of the end, from this coordinator or from the one before."""
+        return self._told_before() | {site for site, line in self.mailbox.lines.items() if line.told_end}
+
+    def _told_before(self) -> set[str]:
+        try:
+            return set(json.loads((self.kit.run / _TOLD).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return set()
 
     def _gather(self) -> None:
         """Before the first round: wait for everybody, or for the deadline and a quorum."""
@@ -268,6 +300,13 @@ class Coordinator:
                 self.memory.readmit(self.sites.index(site))
                 self.log(f"{site}: readmitted by the operator")
 
+    def _doing(self, k: int, site: str) -> str:
+        if self.memory.aside[k]:
+            return "set aside"
+        if self.mailbox.ended:
+            return "has learnt of the end" if site in self._told() else "has not learnt of the end"
+        return self.mailbox.doing(site)
+
     def _tell(self, note: str | None = None) -> None:
         """Write the status."""
         self.note = note or self.note
@@ -275,8 +314,8 @@ class Coordinator:
         rows = [
             {
                 "name": site,
-                "connected": self.mailbox.connected(site),
-                "doing": "set aside" if self.memory.aside[k] else self.mailbox.doing(site),
+                "connected": self.mailbox.connected(site) and not self.gone,
+                "doing": self._doing(k, site),
                 "strikes": int(self.memory.strikes[k]),
                 "accuracy": self.accuracy.get(k),
                 "up_bytes": self.mailbox.lines[site].up,

@@ -112,9 +112,7 @@ class Gateway(_Component):
         """All rounds, then a while for everybody to hear that it is over."""
         coordinator = Coordinator(self.kit, self.mailbox, self.journal)
         coordinator.run()
-        until = time.monotonic() + FAREWELL
-        while time.monotonic() < until and not all(line.told_end for line in self.mailbox.lines.values()):
-            time.sleep(0.1)
+        coordinator.farewell(FAREWELL)
         time.sleep(_RETRY)  # for the last reply to leave
         self.journal("the federation is complete")
 

@@ -73,11 +73,12 @@ def sites_table(kit: Kit) -> Table | None:
     table = Table()
     for heading in ("site", "connected", "doing", "bad in a row", "reported accuracy", "up", "down"):
         table.add_column(heading)
+    fresh = time.time() - status["updated"] < _STALE  # a coordinator that was killed hears nobody
     for site in status["sites"]:
         accuracy = site["accuracy"]
         table.add_row(
             site["name"],
-            "yes" if site["connected"] else "no",
+            "yes" if site["connected"] and fresh else "no",
             site["doing"],
             str(site["strikes"]),
             "-" if accuracy is None else f"{100 * accuracy:.2f}%",

@@ -2,22 +2,23 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from factorized_fl.federation.rundir import RunDirectory
-from factorized_fl.network import supervise
+from factorized_fl.network import coordinator, supervise
 from factorized_fl.network.finish import finish, has_ended, remember_end
 from factorized_fl.network.journal import Journal, journal_path
 from factorized_fl.network.messages import Message
-from factorized_fl.network.plan import FEDERATION, Kit, write_kit
+from factorized_fl.network.plan import COORDINATOR, FEDERATION, Kit, write_kit
 from factorized_fl.network.settings import Settings, save_settings
 from factorized_fl.network.site import Site, export_now
-from factorized_fl.network.status import is_done, status_lines
+from factorized_fl.network.status import is_done, read_status, sites_table, status_lines, write_status
 from factorized_fl.report.collect import collect
-from tests.network.parties import kits_of, trio_config, write_trio
+from tests.network.parties import NAMES, Loopback, kits_of, trio_config, write_trio
 from tests.network.test_agreement import agent_of
 from tests.network.test_trust import round_request
 
@@ -84,6 +85,51 @@ def test_who_was_away_is_compared_with_a_model_of_as_many_rounds(data: Path, tmp
     (run,) = collect([kit.path])["runs"]
     assert run["verdicts"]
     assert "trained differently" not in run["baseline"]
+
+
+def ask(parties: Loopback, site: str) -> str:
+    ready = Message("ready", parties.plan.id, {"train": 5})
+    return parties.mailbox.exchange(site, ready, hold=0).kind
+
+
+def rows(parties: Loopback) -> list[tuple[str, bool, str]]:
+    status = read_status(parties.kits[COORDINATOR])
+    assert status is not None
+    return [(site["name"], site["connected"], site["doing"]) for site in status["sites"]]
+
+
+def test_a_finished_coordinator_says_for_whom_it_waits_and_who_was_not_told(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_SOON", 0.0)
+    kits = kits_of(tmp_path, trio_config(rounds=1), deadline=1.0)
+    sites = {name: Site(kits[name], data / name, print, report=False) for name in ("aster", "birch")}
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    assert parties.run()
+    assert ask(parties, "birch") == "end"
+    parties.coordinator.farewell(0.5)
+    assert "waiting up to 0 s for cedar to learn of the end" in parties.journal
+    assert parties.journal[-1] == "cedar did not learn of the end: `ffl serve` again tells who joins again"
+    told, untold = "has learnt of the end", "has not learnt of the end"
+    assert rows(parties) == [("aster", False, told), ("birch", False, told), ("cedar", False, untold)]
+
+    again = Loopback(kits, {})
+    assert again.run()
+    assert ask(again, "cedar") == "end"
+    again.coordinator.farewell(60)  # aster and birch, who know, are not waited for
+    assert not any("learn of the end" in line for line in again.journal)
+    assert rows(again) == [(name, False, told) for name in NAMES]
+
+
+def test_a_killed_coordinator_has_nobody_connected(tmp_path: Path) -> None:
+    kit = kits_of(tmp_path, trio_config())[COORDINATOR]
+    row = {"name": "aster", "connected": True, "doing": "waiting", "strikes": 0, "accuracy": None}
+    row |= {"up_bytes": 0, "down_bytes": 0}
+    for age, word in ((0, "yes"), (60, "no")):
+        write_status(kit, "mixing", {"round": 1, "rounds": 3, "sites": [row], "updated": time.time() - age})
+        table = sites_table(kit)
+        assert table is not None
+        assert list(table.columns[1].cells) == [word]
 
 
 class Slow:
