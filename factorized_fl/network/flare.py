@@ -6,7 +6,6 @@ Sites ask, the coordinator answers: a site opens no port and obeys no job.
 
 import os
 import queue
-import secrets
 import subprocess
 import sys
 import threading
@@ -33,6 +32,7 @@ from factorized_fl.network.journal import Journal
 from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit, read_kit
+from factorized_fl.network.preflight import find_trouble
 from factorized_fl.network.status import write_status
 from factorized_fl.network.supervise import REFUSED_SITE
 from factorized_fl.network.trainer import REFUSED, read_frame, write_frame
@@ -90,6 +90,8 @@ class Gateway(_Component):
     def connect(self, engine: Any) -> None:
         """Listen to sites."""
         self.mailbox = Mailbox(self.kit.plan.id, self.kit.plan.sites, self.journal, self.kit.agreement)
+        self.manager = engine.server.client_manager
+        self.logins: dict[str, str] = {}
         engine.server.cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self.exchange)
 
     def exchange(self, request: Any) -> Any:
@@ -98,6 +100,7 @@ class Gateway(_Component):
         if site not in self.kit.plan.sites or request.get_header(MessageHeaderKey.ORIGIN) != site:
             self.journal(f"refused a message from {site!r}, who is no site of this federation")
             return make_reply(ReturnCode.UNAUTHENTICATED, "no site of this federation")
+        self._recognise(site, str(request.get_header(CellMessageHeaderKeys.TOKEN)))
         try:
             if not isinstance(request.payload, bytes | bytearray | memoryview):
                 raise BadMessage("it is not a message of this federation")
@@ -107,6 +110,14 @@ class Gateway(_Component):
             self.journal(f"{site}: refused its message, as {error}")
             reply = self.mailbox.spoil(site, str(error))
         return make_reply(ReturnCode.OK, body=pack(reply))
+
+    def _recognise(self, site: str, token: str) -> None:
+        """Every login gives a site's process a token; of a second place often nothing but that comes through."""
+        login = self.manager.name_to_clients.get(site)
+        if login is not None and login.token != self.logins.get(site):
+            self.logins[site] = login.token
+            self.mailbox.recognise(site, login.token)
+        self.mailbox.recognise(site, token)
 
     def work(self) -> None:
         """All rounds, then a while for everybody to hear that it is over."""
@@ -124,7 +135,8 @@ class Agent(_Component):
         """Remember FLARE's line."""
         self.cell = engine.cell or engine.client.cell
         self.reachable = True
-        self.about = {"instance": secrets.token_hex(8), "agreement": self.kit.agreement, "version": __version__}
+        self.twice = False
+        self.about = {"agreement": self.kit.agreement, "version": __version__}
 
     def work(self) -> None:
         """Ask, do, answer, until the coordinator says that all is done."""
@@ -171,14 +183,25 @@ class Agent(_Component):
             answer = unpack(reply.payload, self.kit.plan.id, self.kit.plan.largest)
         except (BadMessage, TypeError) as error:
             if self.reachable and not quiet:
-                self.journal(f"the coordinator is out of reach ({error}): trying again")
+                self.journal(f"the coordinator is out of reach ({error}): trying again{self._advice()}")
                 write_status(self.kit, "the coordinator is out of reach")
                 self.reachable = False
             return None
+        self._look_twice(answer)
         if not self.reachable:
             self.journal("the coordinator is back")
             self.reachable = True
         return answer
+
+    def _advice(self) -> str:
+        """With the way open, its answers may go to a copy of this kit, which is this site for FLARE, too."""
+        return "" if find_trouble(self.kit) else "; if this site runs in a second place, stop one of them"
+
+    def _look_twice(self, answer: Message) -> None:
+        """Tell once if the coordinator hears this site from two places."""
+        before, self.twice = self.twice, bool(answer.fields.get("twice"))
+        if self.twice and not before:
+            self.journal("this site runs in two places, with copies of one kit: stop one of them")
 
 
 def why_refused(reply: Message) -> str:

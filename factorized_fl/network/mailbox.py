@@ -4,10 +4,11 @@ A request has a name that says what it asks (`round-7`), the same after a restar
 nobody waits for - late, replayed, from before a restart - is recognised and dropped.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from factorized_fl import __version__
 from factorized_fl.network.messages import Message
@@ -15,6 +16,7 @@ from factorized_fl.network.messages import Message
 HOLD = 2.0  # seconds that a site's question is held open when there is nothing to do
 _TICK = 1.0
 SILENT = 15.0  # a site not heard of for so long is not connected
+_TWICE = 60.0  # seconds after which a copy of a kit that is no longer heard of is gone
 
 
 @dataclass
@@ -26,8 +28,9 @@ class Line:
     seen: float = 0.0
     busy: str = ""
     train: int | None = None  # training images it declared
-    instances: tuple[str, str] = ("", "")  # the marks of its last two processes
-    doubled: bool = False  # both were seen in turn
+    marks: tuple[str, str] = ("", "")  # of its last two processes
+    marked: float = 0.0  # when the later one was first seen
+    doubled: float = -math.inf  # when the earlier one came back
     up: int = 0  # bytes that came
     down: int = 0  # bytes that went
     told_end: bool = False
@@ -55,26 +58,29 @@ class Mailbox:
         """A site tells its news and asks what to do next; with nothing to do it is answered after `hold` seconds."""
         line = self.lines[site]
         with self.changed:
-            if self._differs(site, line, news):
-                return Message("refused", self.federation, {"version": __version__})
-            line.seen = self.clock()
-            line.up += len(news.payload)
-            line.busy = news.text("request") if news.kind == "busy" else ""
-            if news.kind == "ready":
-                line.train = news.whole("train", low=1, high=10**9)
-                self._recognise(site, line, str(news.fields.get("instance", ""))[:40])
-            elif news.kind == "answer":
-                self._take(site, line, news)
-            self.changed.notify_all()
-            if news.kind == "busy":
-                return Message("wait", self.federation)
-            self.changed.wait_for(lambda: line.request is not None or self.ended, hold)
-            line.seen = self.clock()
-            if line.request is not None:
-                line.down += len(line.request.payload)
-                return line.request
-            line.told_end = self.ended
-            return Message("end" if self.ended else "wait", self.federation)
+            reply = self._exchange(site, line, news, hold)
+            return replace(reply, fields={**reply.fields, "twice": True}) if self._twice(line) else reply
+
+    def _exchange(self, site: str, line: Line, news: Message, hold: float) -> Message:
+        if self._differs(site, line, news):
+            return Message("refused", self.federation, {"version": __version__})
+        line.seen = self.clock()
+        line.up += len(news.payload)
+        line.busy = news.text("request") if news.kind == "busy" else ""
+        if news.kind == "ready":
+            line.train = news.whole("train", low=1, high=10**9)
+        elif news.kind == "answer":
+            self._take(site, line, news)
+        self.changed.notify_all()
+        if news.kind == "busy":
+            return Message("wait", self.federation)
+        self.changed.wait_for(lambda: line.request is not None or self.ended, hold)
+        line.seen = self.clock()
+        if line.request is not None:
+            line.down += len(line.request.payload)
+            return line.request
+        line.told_end = self.ended
+        return Message("end" if self.ended else "wait", self.federation)
 
     def _differs(self, site: str, line: Line, news: Message) -> bool:
         """Whether the site has agreed to something else; told once."""
@@ -87,14 +93,22 @@ class Mailbox:
             self.log(f"{site}: refused, as {why}")
         return line.refused
 
-    def _recognise(self, site: str, line: Line, instance: str) -> None:
+    def recognise(self, site: str, mark: str) -> None:
         """A site that was started again has a new mark; one whose old mark comes back runs in two places."""
-        if instance == line.instances[1]:
-            return
-        if instance == line.instances[0] and not line.doubled:
-            line.doubled = True
-            self.log(f"{site} takes part from two places at once, with copies of one kit: stop one of them")
-        line.instances = (line.instances[1], instance)
+        line = self.lines[site]
+        with self.changed:
+            old, new = line.marks
+            now = self.clock()
+            if mark == new or (mark == old and now - line.marked < SILENT):  # it may have been on its way
+                return
+            if mark == old:
+                if not self._twice(line):
+                    self.log(f"{site} runs in two places, with copies of one kit: stop one of them")
+                line.doubled = now
+            line.marks, line.marked = (new, mark), now
+
+    def _twice(self, line: Line) -> bool:
+        return self.clock() - line.doubled < _TWICE
 
     def _take(self, site: str, line: Line, news: Message) -> None:
         name = news.text("request")
@@ -164,6 +178,8 @@ class Mailbox:
         line = self.lines[site]
         if line.refused:
             return "refused"
+        if self._twice(line):
+            return "runs in two places"
         if not self.connected(site):
             return "not connected"
         if line.busy:

@@ -13,8 +13,9 @@ from factorized_fl.network import supervise
 from factorized_fl.network.journal import Journal, journal_path
 from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import Message, pack, unpack
-from factorized_fl.network.plan import FEDERATION, Kit, read_kit, write_kit
+from factorized_fl.network.plan import COORDINATOR, FEDERATION, Kit, read_kit, write_kit
 from tests.network.parties import kits_of, trio_config
+from tests.network.test_recovery import Clock
 
 flare = pytest.importorskip("factorized_fl.network.flare")
 
@@ -133,3 +134,93 @@ def test_a_refused_site_is_not_started_again(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(supervise, "_start", lambda kit: supervise.subprocess.Popen(command, start_new_session=True))
     with pytest.raises(UserError, match="The coordinator refused aster"):
         supervise.supervise(kit)
+
+
+def test_copies_of_one_kit_are_told_apart_from_a_restart() -> None:
+    said: list[str] = []
+    clock = Clock()
+    box = Mailbox("f" * 16, ("aster",), said.append, clock=clock)
+
+    def hear(mark: str, seconds: float) -> bool:
+        clock.now += seconds
+        box.recognise("aster", mark)
+        return "twice" in box.exchange("aster", ready(), hold=0).fields
+
+    assert not any(hear(mark, 60) for mark in ("a", "a", "b", "c", "c"))
+    assert not any(hear(mark, 1) for mark in ("d", "c", "d"))  # c was on its way when d began
+    assert said == []
+    assert all(hear(mark, 20) for mark in ("c", "d", "c"))
+    assert said == ["aster runs in two places, with copies of one kit: stop one of them"]
+    assert box.doing("aster") == "runs in two places"
+    assert not hear("c", 61)  # the copy is gone
+    assert box.doing("aster") == "waiting"
+    assert hear("d", 20)
+    assert len(said) == 2
+
+
+class Login:
+    """A site's process as FLARE's server knows it."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+class Server:
+    """As much of FLARE's server as a gateway sees."""
+
+    def __init__(self) -> None:
+        self.server = self.client_manager = self.cell = self
+        self.name_to_clients: dict[str, Login] = {}
+
+    def register_request_cb(self, **options: object) -> None:
+        pass
+
+
+def asking(kit: Kit, token: str) -> Any:
+    """A site's question as FLARE hands it on."""
+    about = {"train": 5, "agreement": kit.agreement, "version": __version__}
+    request = flare.new_cell_message({}, pack(Message("ready", kit.plan.id, about)))
+    for name, value in (("CLIENT_NAME", kit.party), ("TOKEN", token)):
+        request.set_header(getattr(flare.CellMessageHeaderKeys, name), value)
+    request.set_header(flare.MessageHeaderKey.ORIGIN, kit.party)
+    return request
+
+
+def test_a_second_place_is_named_even_if_only_its_login_comes_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kits = kits_of(tmp_path, trio_config())
+    for kit in kits.values():
+        (kit.path / FEDERATION).write_text(write_kit(kit.path, kit.party, kit.plan, kit.config))
+    monkeypatch.setattr(flare, "end_with_parent", lambda parent: None)
+    gateway, server, clock = flare.Gateway(str(kits[COORDINATOR].path)), Server(), Clock()
+    gateway.connect(server)
+    gateway.mailbox.clock = clock
+    gateway.mailbox.end()  # so that nobody's question is held
+    for login in ("first", "first", "second", "second", "second"):
+        server.name_to_clients["aster"] = Login(login)
+        reply = gateway.exchange(asking(kits["aster"], "first"))
+        clock.now += 20
+    assert unpack(reply.payload, kits["aster"].plan.id, 2**40).fields["twice"] is True
+    assert journal_path(kits[COORDINATOR]).read_text().count("aster runs in two places") == 1
+
+
+def test_a_site_in_two_places_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = kits_of(tmp_path, trio_config())["aster"]
+    agent = agent_of(kit, lambda news: Message("wait", news.federation, {"twice": True}), monkeypatch)
+    for _ in range(3):
+        agent.alive("round-1")
+    assert journal_path(kit).read_text().count("this site runs in two places") == 1
+
+
+@pytest.mark.parametrize(("trouble", "advised"), [("", True), ("the coordinator cannot be reached", False)])
+def test_whose_answers_go_to_a_copy_is_given_a_hint(
+    trouble: str, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE knows sites by their names: of two places with one name one may never hear an answer."""
+    kit = kits_of(tmp_path, trio_config())["aster"]
+    monkeypatch.setattr(flare, "find_trouble", lambda kit: trouble)
+    monkeypatch.setattr(Reply, "get_header", lambda self, name: "timeout")
+    agent = agent_of(kit, lambda news: Message("wait", news.federation), monkeypatch)
+    assert agent.exchange(ready()) is None
+    assert ("if this site runs in a second place" in journal_path(kit).read_text()) == advised

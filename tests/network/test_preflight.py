@@ -17,8 +17,6 @@ import pytest
 from factorized_fl.errors import UserError
 from factorized_fl.network import preflight, supervise
 from factorized_fl.network.journal import Journal, journal_path
-from factorized_fl.network.mailbox import Mailbox
-from factorized_fl.network.messages import Message
 from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
 from factorized_fl.network.preflight import Way, check_kit, check_port, find_trouble
 from factorized_fl.network.status import read_status
@@ -200,18 +198,6 @@ def test_a_supervisor_in_the_background_says_why_it_ended(
     assert words in journal_path(kit).read_text()
     details = (kit.logs / "supervisor.txt").read_text()
     assert ("Traceback" in details) == isinstance(error, RuntimeError)
-
-
-def test_copies_of_one_kit_are_told_apart_from_a_restart() -> None:
-    said: list[str] = []
-    box = Mailbox("f", ("aster",), said.append)
-    for instance in ("a", "a", "b", "c", "c"):
-        box.exchange("aster", Message("ready", "f", {"train": 5, "instance": instance}), hold=0)
-    assert said == []
-    for instance in ("b", "c", "b"):
-        box.exchange("aster", Message("ready", "f", {"train": 5, "instance": instance}), hold=0)
-    (line,) = said
-    assert "aster takes part from two places at once" in line
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
