@@ -125,9 +125,10 @@ def start(
 def show_status(kit: KitFolder) -> None:
     """Who is connected, which round it is, what was reported, how long it may take."""
     party = read_kit(kit)
-    for line in status.status_lines(party):
+    runs = bool(supervise.processes(party))
+    for line in status.status_lines(party, runs):
         _show(line)
-    if table := status.sites_table(party):
+    if table := status.sites_table(party, runs):
         console.print(table)
     for line in status.last_lines(party):
         _show(line)

@@ -40,19 +40,20 @@ def is_done(kit: Kit) -> bool:
     return status is not None and status["note"] == "done" and kit.model.is_dir()
 
 
-def status_lines(kit: Kit) -> list[str]:
-    """The state of things in words."""
+def status_lines(kit: Kit, runs: bool = True) -> list[str]:
+    """The state of things in words; `runs` says whether the party has processes here."""
     status = read_status(kit)
     if status is None:
-        return [f"{kit.party} of {kit.plan.name}: never started."]
+        return [f"{kit.party} of {kit.plan.name}: {'starting' if runs else 'never started'}."]
     age = time.time() - status["updated"]
     note = status["note"]
-    if age > _STALE and note not in ("complete", "done"):
-        note += f", {age:.0f} s ago: it does not seem to run"
+    idle = note not in ("complete", "done") and (age > _STALE or not runs)
+    if idle:
+        note += f", {age:.0f} s ago: it does not {'seem to run' if runs else 'run'}"
     lines = [f"{kit.party} of {kit.plan.name}: {note}"]
     if kit.is_coordinator:
         left = status.get("seconds_left")
-        more = f", about {left:.0f} s left" if left else ""
+        more = f", about {left:.0f} s left" if left and not idle else ""
         lines.append(f"round {status['round']} of {status['rounds']}{more}")
     else:
         records = [record for record in RunDirectory(kit.run).metrics() if record["accuracy"] is not None]
@@ -65,7 +66,7 @@ def status_lines(kit: Kit) -> list[str]:
     return lines
 
 
-def sites_table(kit: Kit) -> Table | None:
+def sites_table(kit: Kit, runs: bool = True) -> Table | None:
     """The coordinator's view of the sites."""
     status = read_status(kit)
     if status is None or not kit.is_coordinator:
@@ -73,7 +74,7 @@ def sites_table(kit: Kit) -> Table | None:
     table = Table()
     for heading in ("site", "connected", "doing", "bad in a row", "reported accuracy", "up", "down"):
         table.add_column(heading)
-    fresh = time.time() - status["updated"] < _STALE  # a coordinator that was killed hears nobody
+    fresh = runs and time.time() - status["updated"] < _STALE  # a coordinator that was killed hears nobody
     for site in status["sites"]:
         accuracy = site["accuracy"]
         table.add_row(

@@ -130,6 +130,10 @@ def test_a_killed_coordinator_has_nobody_connected(tmp_path: Path) -> None:
         table = sites_table(kit)
         assert table is not None
         assert list(table.columns[1].cells) == [word]
+    write_status(kit, "mixing", {"round": 1, "rounds": 3, "sites": [row]})
+    table = sites_table(kit, runs=False)
+    assert table is not None
+    assert list(table.columns[1].cells) == ["no"]
 
 
 class Slow:

@@ -260,7 +260,12 @@ def test_a_site_that_is_done_says_so(capsys: pytest.CaptureFixture[str], tmp_pat
     assert ffl(capsys, "join", kit.path) == (0, "")
     assert ffl(capsys, "federation", "start", kit.path)[0] == 2
     kit.status.write_text("{}")
-    assert status_lines(kit) == ["aster of trio: never started."]
+    assert ffl(capsys, "federation", "status", kit.path) == (0, "")
+    assert status_lines(kit) == ["aster of trio: starting."]
+    assert status_lines(kit, runs=False) == ["aster of trio: never started."]
+    write_status(kit, "at work")
+    assert status_lines(kit) == ["aster of trio: at work"]
+    assert status_lines(kit, runs=False) == ["aster of trio: at work, 0 s ago: it does not run"]
 
 
 @pytest.mark.parametrize("folder", ["my images", 'a "name"', "Bilder \u00e4", "\U0001f600", "a\x7fb"])
