@@ -62,11 +62,7 @@ def mix(matrix: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
     Weight 0 means nothing at all, even of a client whose training diverged; who gives such a client weight is lost.
     """
     flat = stacked.flatten(1)
-    weights = matrix.to(flat)
-    diverged = ~flat.isfinite().all(1)
-    if not diverged.any():
-        mixed = weights @ flat
-    else:  # 0 * nan would be nan
-        mixed = weights @ flat.masked_fill(diverged[:, None], 0.0)
-        mixed[(weights[:, diverged] != 0).any(1)] = torch.nan
+    weights, diverged = matrix.to(flat), ~flat.isfinite().all(1)
+    mixed = weights @ flat.masked_fill(diverged[:, None], 0.0)  # 0 * nan would be nan
+    mixed.masked_fill_(((weights != 0) & diverged).any(1)[:, None], torch.nan)
     return mixed.view(len(matrix), *stacked.shape[1:])

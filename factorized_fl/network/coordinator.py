@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -78,7 +78,7 @@ class Coordinator:
 
     def farewell(self, seconds: float) -> None:
         """Stay so long for whoever has not learnt of the end; if all have, for who asks again."""
-        wanted = set(self.sites) - self._told_before() or set(self.sites)
+        wanted = set(self.sites) - self._told_before or set(self.sites)
         began, said = time.monotonic(), False
         while missing := [site for site in self.sites if site in wanted and not self.mailbox.lines[site].told_end]:
             waited = time.monotonic() - began
@@ -97,9 +97,11 @@ class Coordinator:
 
     def _told(self) -> set[str]:
         """The sites that have learnt of the end, from this coordinator or from the one before."""
-        return self._told_before() | {site for site, line in self.mailbox.lines.items() if line.told_end}
+        return self._told_before | {site for site, line in self.mailbox.lines.items() if line.told_end}
 
+    @cached_property
     def _told_before(self) -> set[str]:
+        """By the one before."""
         try:
             return set(json.loads((self.kit.run / _TOLD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

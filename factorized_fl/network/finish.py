@@ -8,29 +8,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from factorized_fl.federation.rundir import write_atomically
 from factorized_fl.network.journal import Journal
+from factorized_fl.network.keeper import Trainer
 from factorized_fl.network.messages import Message
 from factorized_fl.network.plan import Kit, read_kit
 from factorized_fl.network.status import write_status
 
 _FILE = "ended"
 _LOOK = 0.5
-
-
-class Asked(Protocol):
-    """The part of a trainer's keeper that is needed here."""
-
-    def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
-        """The trainer's answer; `meanwhile` is called every few seconds."""
-
-    def close(self) -> None:
-        """Let it go."""
 
 
 def remember_end(kit: Kit) -> None:
@@ -44,7 +33,7 @@ def has_ended(kit: Kit) -> bool:
     return path.is_file() and path.read_bytes() == kit.plan.id.encode()
 
 
-def finish(kit: Kit, journal: Journal, trainer: Asked) -> None:
+def finish(kit: Kit, journal: Journal, trainer: Trainer) -> None:
     """From the end of the rounds to the model."""
     remember_end(kit)
     making = partial(write_status, kit, "making the model")
@@ -68,8 +57,6 @@ def end_with_parent(parent: int) -> None:
 
 def main(folder: Path) -> None:
     """Finish what was told to end before."""
-    from factorized_fl.network.flare import Trainer
-
     end_with_parent(os.getppid())
     kit = read_kit(folder)
     journal = Journal(kit)

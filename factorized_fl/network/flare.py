@@ -5,14 +5,10 @@ Sites ask, the coordinator answers: a site opens no port and obeys no job.
 """
 
 import os
-import queue
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +25,13 @@ from factorized_fl import __version__
 from factorized_fl.network.coordinator import Coordinator
 from factorized_fl.network.finish import end_with_parent, finish
 from factorized_fl.network.journal import Journal
+from factorized_fl.network.keeper import Trainer
 from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit, read_kit
 from factorized_fl.network.preflight import find_trouble
 from factorized_fl.network.status import write_status
 from factorized_fl.network.supervise import REFUSED_SITE
-from factorized_fl.network.trainer import REFUSED, read_frame, write_frame
 
 CHANNEL, TOPIC = "factorized_fl", "exchange"
 FAREWELL = 60.0  # seconds that a finished coordinator stays for sites that have not heard of it
@@ -210,78 +206,3 @@ def why_refused(reply: Message) -> str:
     if theirs != __version__:
         return f"refused: this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
     return "refused: this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
-
-
-class Trainer:
-    """The trainer's process as the agent sees it: asked, waited for, started again when it dies."""
-
-    def __init__(self, kit: Kit, journal: Journal) -> None:
-        self.kit, self.journal = kit, journal
-        self.pause = 0.0
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def hello(self, meanwhile: Callable[[], None] = lambda: None) -> Message:
-        """Start the process until it says that it is ready."""
-        while True:
-            time.sleep(self.pause)
-            self.pause = min(30.0, 2 * self.pause + 0.5)
-            with (self.kit.logs / "trainer.txt").open("ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "factorized_fl.network.trainer", str(self.kit.path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                )
-            (self.kit.path / "trainer.pid").write_text(str(self.process.pid))
-            self.frames: queue.Queue[bytes | None] = queue.Queue()
-            threading.Thread(target=self._listen, args=(self.process, self.frames), daemon=True).start()
-            if (hello := self._next(meanwhile)) is not None:
-                return hello
-            if (code := self.process.wait()) != REFUSED:  # else it has said why
-                self.journal(f"the trainer died (exit code {code}): starting another, log/trainer.txt says more")
-
-    def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
-        """The trainer's answer, from as many processes as it takes; `meanwhile` is called every few seconds."""
-        while True:
-            if self.process is None or self.process.poll() is not None:
-                self._mourn()
-                self.hello(meanwhile)
-            assert self.process is not None
-            assert self.process.stdin is not None
-            try:
-                write_frame(self.process.stdin, pack(request))
-                answer = self._next(meanwhile)
-            except OSError:
-                answer = None
-            if answer is not None:
-                self.pause = 0.0
-                return answer
-            self._mourn()
-
-    def _mourn(self) -> None:
-        if self.process is not None:
-            code = self.process.wait()
-            self.journal(f"the trainer died (exit code {code}): starting another from the last round on disk")
-            self.process = None
-
-    def _next(self, meanwhile: Callable[[], None]) -> Message | None:
-        while True:
-            try:
-                content = self.frames.get(timeout=_ALIVE)
-            except queue.Empty:
-                meanwhile()
-                continue
-            return None if content is None else unpack(content, self.kit.plan.id, 2**62)
-
-    @staticmethod
-    def _listen(process: "subprocess.Popen[bytes]", frames: "queue.Queue[bytes | None]") -> None:
-        assert process.stdout is not None
-        while (content := read_frame(process.stdout)) is not None:
-            frames.put(content)
-        frames.put(None)
-
-    def close(self) -> None:
-        """Let it go."""
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-            self.process.wait()

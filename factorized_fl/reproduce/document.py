@@ -1,8 +1,8 @@
-"""docs/reproduction.md and the README's short table, from the results alone: the same results give the same bytes."""
+"""docs/reproduction.md, from the results alone: the same results give the same bytes."""
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +10,18 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import Record, write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
-from factorized_fl.reproduce.beyond import OWN, ROWS, SETTLED, helped, matching_bytes
+from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes
 from factorized_fl.reproduce.claims import VERDICTS, judge
 from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.figures import drawings
+from factorized_fl.reproduce.markdown import entry, pivot, plain, table
 from factorized_fl.reproduce.names import title, variant_title
 from factorized_fl.reproduce.prose import CLOSE
+from factorized_fl.reproduce.readme import with_short_table
 from factorized_fl.reproduce.rows import ALL_EPOCHS, AVERAGE, Row, rows_of
-from factorized_fl.reproduce.show import value
 
 DOCUMENT = "reproduction.md"
 FIGURES = "figures"
-BEGIN, END = "<!-- reproduction: written by `ffl reproduce --show` -->", "<!-- end of reproduction -->"
 
 
 def document(found: Collection) -> str:
@@ -42,24 +42,24 @@ def document(found: Collection) -> str:
         *_figures(found, "ablation"),
         "## Similarity of u and v (figure 5 a-f)",
         prose.SIMILARITY,
-        _pivot(rows_of("similarity", found), title),
+        pivot(rows_of("similarity", found), title),
         *_figures(found, "similarity"),
         "## Architectures (figure 5 h)",
         prose.ARCHITECTURES,
-        _pivot(rows_of("architectures", found), _kernel, transposed=True),
+        pivot(rows_of("architectures", found), _kernel, transposed=True),
         "## Sparsity (figure 5 i and appendix)",
         prose.SPARSITY,
-        _pivot([row for row in rows_of("sparsity", found) if "epochs" in row.setting], str, transposed=True),
+        pivot([row for row in rows_of("sparsity", found) if "epochs" in row.setting], str, transposed=True),
         "On the domains, accuracy and millions of parameters (the appendix shows a figure without numbers):",
-        _pivot([row for row in rows_of("sparsity", found) if "domains" in row.setting], title, transposed=True),
+        pivot([row for row in rows_of("sparsity", found) if "domains" in row.setting], title, transposed=True),
         *_figures(found, "sparsity"),
         "## Heterogeneity of updates (figures 2 and 4)",
         prose.HETEROGENEITY,
-        _pivot(rows_of("heterogeneity", found), str),
+        pivot(rows_of("heterogeneity", found), str),
         *_figures(found, "heterogeneity"),
         "## Beyond the paper",
         prose.BEYOND,
-        _pivot(rows_of("beyond", found), title, transposed=True),
+        pivot(rows_of("beyond", found), title, transposed=True),
         *_helped(found),
         *_matching(found),
         *_all_alike(found),
@@ -72,35 +72,6 @@ def document(found: Collection) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# -- entries
-
-
-def entry(row: Row) -> str:
-    """paper / ours (difference)."""
-    ours = "not run" if row.ours is None else value(row.ours, row.spread, row.unit)
-    if row.paper is None:
-        return ours
-    digits = 2 if row.unit == "%" else 3
-    gap = "" if row.difference is None else f" ({row.difference:+.{digits}f})"
-    return f"{row.paper:.{digits}f} / {ours}{gap}"
-
-
-def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}", *rows])
-
-
-def _pivot(rows: Sequence[Row], name: Callable[[str], str], transposed: bool = False) -> str:
-    """Methods as columns and settings as lines; transposed, methods as lines."""
-    entries = {(row.setting, row.method): entry(row) for row in rows}
-    settings = list(dict.fromkeys(row.setting for row in rows))
-    methods = list(dict.fromkeys(row.method for row in rows))
-    if transposed and len(settings) <= 4:
-        lines = [[name(m), *(entries.get((s, m), "") for s in settings)] for m in methods]
-        return _table(["", *settings], lines)
-    return _table(["", *map(name, methods)], [[s, *(entries.get((s, m), "") for m in methods)] for s in settings])
-
-
 def _listing(rows: Sequence[Row]) -> str:
     lines = [
         [
@@ -111,7 +82,7 @@ def _listing(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return _table(("method", "accuracy, %", "seeds", "bytes sent"), lines)
+    return table(("method", "accuracy, %", "seeds", "bytes sent"), lines)
 
 
 def _kernel(method: str) -> str:
@@ -171,7 +142,7 @@ def _label(found: Collection, what: str, heading: str) -> list[str]:
     ]
     headings = ("method", *settings, "paper, GB", "formula, GB", "serialised, GB")
     note = f"{_seeds(rows)} Costs are those of the permuted IID setting."
-    return [heading, _table(headings, lines), note, *_remarks(found, what), *_figures(found, what)]
+    return [heading, table(headings, lines), note, *_remarks(found, what), *_figures(found, what)]
 
 
 def _seeds(rows: Sequence[Row]) -> str:
@@ -219,7 +190,7 @@ def _domains(found: Collection) -> list[str]:
         for m in dict.fromkeys(row.method for row in rows)
     ]
     return [
-        _table(("method", *places, "paper, GB", "formula, GB", "serialised, GB"), lines),
+        table(("method", *places, "paper, GB", "formula, GB", "serialised, GB"), lines),
         f"{_seeds(rows)} The paper has no row for beta here.",
         *_remarks(found, "domains"),
         *_figures(found, "domains", "domains-clients"),
@@ -262,15 +233,15 @@ def _differences(found: Collection) -> list[str]:
             outcome = "nothing to switch on"
         else:
             outcome = ", ".join(near) or (f"none of the {len(tried)} tried" if tried else "not run")
-        lines.append([row.what, row.setting, _plain(title(row.method)), entry(row), outcome])
+        lines.append([row.what, row.setting, plain(title(row.method)), entry(row), outcome])
     parts = [prose.DIFFERENCES]
     headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")
-    parts.append(_table(headings, lines) if lines else "No cell that was run differs by so much.")
+    parts.append(table(headings, lines) if lines else "No cell that was run differs by so much.")
     run = [row for row in departures if row.ours is not None]
     if run:
         parts.append("All departures that were run:")
-        entries = [[row.setting, _plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
-        parts.append(_table(("setting", "method", "accuracy, %", "seeds"), entries))
+        entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
+        parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
     return parts
 
 
@@ -300,7 +271,7 @@ def _helped(found: Collection) -> list[str]:
         for one in helped(found)
     ]
     headings = ("of", "over", "seeds", "mean", "least domain", "least client", "lost over a point", "own-domain weight")
-    return [prose.HELPED, _table(headings, lines)] if lines else []
+    return [prose.HELPED, table(headings, lines)] if lines else []
 
 
 def _matching(found: Collection) -> list[str]:
@@ -330,7 +301,7 @@ def _choices(found: Collection) -> list[str]:
         tried = "; ".join(f"{_options(one['options'])}: {100 * one['accuracy']:.2f}%" for one in made["tried"])
         where = "all" if made["presets"] is None else ", ".join(made["presets"])
         lines.append([", ".join(map(title, made["methods"])), _options(made["options"]), where, made["rule"], tried])
-    return [prose.CHOICES, _table(("method", "chosen", "for", "rule", "tried, on validation images"), lines)]
+    return [prose.CHOICES, table(("method", "chosen", "for", "rule", "tried, on validation images"), lines)]
 
 
 def _options(options: dict[str, float]) -> str:
@@ -341,49 +312,18 @@ def _claims(found: Collection) -> list[str]:
     judged = judge(found)
     parts = [
         prose.CLAIMS,
-        _table(
-            ("claim", "verdict", "checks"), [[_plain(j.claim.statement), f"**{j.words}**", j.count] for j in judged]
-        ),
+        table(("claim", "verdict", "checks"), [[plain(j.claim.statement), f"**{j.words}**", j.count] for j in judged]),
         "### Every check",
     ]
     for one in judged:
-        lines = [[_plain(check.text), check.outcome, check.figures] for check in one.ran]
+        lines = [[plain(check.text), check.outcome, check.figures] for check in one.ran]
         if lines:
-            table = _table(("check", "outcome", "figures"), lines)
-            parts.append(f"<details><summary>{one.claim.statement}</summary>\n\n{table}\n\n</details>")
+            checks = table(("check", "outcome", "figures"), lines)
+            parts.append(f"<details><summary>{one.claim.statement}</summary>\n\n{checks}\n\n</details>")
     return parts
 
 
-def _plain(text: str) -> str:
-    """With stars that Markdown leaves alone."""
-    return text.replace("*", "\\*")
-
-
-# -- the README
-
-
-def short_table(found: Collection) -> str:
-    """The README's table: domains and permuted CIFAR-10."""
-    domains = {row.method: row for row in rows_of("domains", found) if row.setting == AVERAGE}
-    labels = {(row.method, row.setting): row for row in rows_of("label-cifar10", found)}
-    beyond = {(row.method, row.setting): row for row in rows_of("beyond", found)}
-    lines = [
-        [title(m), entry(row), *(entry(labels[m, f"permuted-{partition}"]) for partition in ("iid", "non-iid"))]
-        for m, row in domains.items()
-    ]
-    for name in (*ROWS, *SETTLED):
-        places = [beyond.get((name, place)) for place in ("domains", "permuted-iid", "permuted-non-iid")]
-        if name == OWN or any(row and row.seeds for row in places):
-            words = f"**{title(name)}**" if name in ROWS else title(name)
-            lines.append([words, *(entry(row) if row else "-" for row in places)])
-    return _table(("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10"), lines)
-
-
-def with_short_table(readme: str, found: Collection) -> str:
-    """The README with its table renewed between the markers; as it is if it has none."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{short_table(found)}\n{END}{after}" if begin and end else readme
+# -- to disk
 
 
 def write_documents(found: Collection, docs: Path, readme: Path) -> list[Path]:

@@ -6,7 +6,8 @@ import pytest
 
 from factorized_fl.reproduce.beyond import helped
 from factorized_fl.reproduce.collection import collect
-from factorized_fl.reproduce.document import document, short_table
+from factorized_fl.reproduce.document import document
+from factorized_fl.reproduce.readme import short_table
 from tests.reproduce.fake import factors, mixing, write
 
 PEERS = "factorized-peers"

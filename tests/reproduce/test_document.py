@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from factorized_fl.reproduce.collection import collect
-from factorized_fl.reproduce.document import BEGIN, END, document, with_short_table, write_documents
+from factorized_fl.reproduce.document import document, write_documents
 from factorized_fl.reproduce.figures import draw_all, drawings
+from factorized_fl.reproduce.readme import BEGIN, END, with_short_table
 from factorized_fl.reproduce.rows import rows_of
 from factorized_fl.reproduce.show import rows_records
 from factorized_fl.reproduce.studies import STUDIES

@@ -1,0 +1,33 @@
+"""The README's short table, from the results alone."""
+
+from factorized_fl.reproduce.beyond import OWN, ROWS, SETTLED
+from factorized_fl.reproduce.collection import Collection
+from factorized_fl.reproduce.markdown import entry, table
+from factorized_fl.reproduce.names import title
+from factorized_fl.reproduce.rows import AVERAGE, rows_of
+
+BEGIN, END = "<!-- reproduction: written by `ffl reproduce --show` -->", "<!-- end of reproduction -->"
+
+
+def short_table(found: Collection) -> str:
+    """The README's table: domains and permuted CIFAR-10."""
+    domains = {row.method: row for row in rows_of("domains", found) if row.setting == AVERAGE}
+    labels = {(row.method, row.setting): row for row in rows_of("label-cifar10", found)}
+    beyond = {(row.method, row.setting): row for row in rows_of("beyond", found)}
+    lines = [
+        [title(m), entry(row), *(entry(labels[m, f"permuted-{partition}"]) for partition in ("iid", "non-iid"))]
+        for m, row in domains.items()
+    ]
+    for name in (*ROWS, *SETTLED):
+        places = [beyond.get((name, place)) for place in ("domains", "permuted-iid", "permuted-non-iid")]
+        if name == OWN or any(row and row.seeds for row in places):
+            words = f"**{title(name)}**" if name in ROWS else title(name)
+            lines.append([words, *(entry(row) if row else "-" for row in places)])
+    return table(("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10"), lines)
+
+
+def with_short_table(readme: str, found: Collection) -> str:
+    """The README with its table renewed between the markers; as it is if it has none."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{short_table(found)}\n{END}{after}" if begin and end else readme
