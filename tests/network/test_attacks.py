@@ -199,8 +199,8 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_policies_of_every_party(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "kits", ignore=shutil.ignore_patterns("workspace"))
+def test_policies_of_every_party(tmp_path: Path) -> None:
+    kits.make_kits(write_sites(tmp_path / "sites.toml"), tmp_path / "kits")
     for party in (COORDINATOR, *NAMES):
         kit = read_kit(tmp_path / "kits" / party)
         kits.make_workspace(kit)
