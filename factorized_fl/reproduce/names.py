@@ -17,7 +17,7 @@ _VARIANTS = {
     "lr=0.005": "steps of 0.005, inner ones too",
     "lr=0.01": "learning rate 0.01",
     "twice": "trained twice a round",
-    "adapted": "tested after one inner step",
+    "adapted": "inner steps of 0.01, tested after one",
     "settled": "statistics settled",
     "not-settled": "statistics not settled",
     "try-validation": "tried on validation images",
