@@ -24,7 +24,7 @@ from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.memory import Memory
 from factorized_fl.network.messages import BadMessage, Message
 from factorized_fl.network.plan import Kit
-from factorized_fl.network.status import write_status
+from factorized_fl.network.status import read_status, write_status
 from factorized_fl.network.updates import Update, load_of, read_result, read_update
 
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
@@ -54,6 +54,7 @@ class Coordinator:
     def run(self) -> bool:
         """All rounds that are still to do; says whether the federation is complete."""
         with self.directory.lock():
+            self._count_on()
             done = self.directory.rounds_done(self.config, resume=True)
             if done:
                 with self.directory.reading_checkpoint():
@@ -106,6 +107,11 @@ class Coordinator:
             return set(json.loads((self.kit.run / _TOLD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return set()
+
+    def _count_on(self) -> None:
+        """The bytes of a site are those of all coordinators so far."""
+        for row in (read_status(self.kit) or {"sites": []})["sites"]:
+            self.mailbox.count(row["name"], row["up_bytes"], row["down_bytes"])
 
     def _gather(self) -> None:
         """Before the first round: wait for everybody, or for the deadline and a quorum."""

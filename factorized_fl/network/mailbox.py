@@ -191,6 +191,12 @@ class Mailbox:
         """Bytes of payload that came and went so far, resent ones included."""
         return sum(line.up for line in self.lines.values()), sum(line.down for line in self.lines.values())
 
+    def count(self, site: str, up: int, down: int) -> None:
+        """Add what went between a site and an earlier coordinator."""
+        with self.changed:
+            line = self.lines[site]
+            line.up, line.down = line.up + up, line.down + down
+
     def end(self) -> None:
         """Tell everybody who asks that all is done."""
         with self.changed:

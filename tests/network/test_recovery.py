@@ -12,8 +12,9 @@ from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.network import coordinator
 from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import Message, pack
-from factorized_fl.network.plan import COORDINATOR
+from factorized_fl.network.plan import COORDINATOR, Kit
 from factorized_fl.network.site import Site
+from factorized_fl.network.status import read_status
 from tests.network.parties import Loopback, kits_of, make_sites, trio_config, write_trio
 from tests.network.test_trust import Handler, round_request
 
@@ -30,6 +31,23 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     sites = make_sites(kits, data)
     assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
     return {party: RunDirectory(kit.run).metrics() for party, kit in kits.items()}
+
+
+def test_a_coordinator_counts_on_where_the_one_before_it_stopped(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(rounds=2))
+    sites = make_sites(kits, data)
+    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    counted = told_bytes(kits[COORDINATOR])
+    assert all(up > 0 and down > 0 for up, down in counted)
+    assert Loopback(kits, {}).run()  # all is done: nothing is sent any more
+    assert told_bytes(kits[COORDINATOR]) == counted
+
+
+def told_bytes(kit: Kit) -> list[tuple[int, int]]:
+    """Of every site, up and down, as the status has them."""
+    status = read_status(kit)
+    assert status is not None
+    return [(site["up_bytes"], site["down_bytes"]) for site in status["sites"]]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
