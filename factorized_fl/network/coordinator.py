@@ -3,6 +3,7 @@
 It holds what travels and nothing else: no image, no label, no class name, no classifier.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -109,9 +110,10 @@ class Coordinator:
             return set()
 
     def _count_on(self) -> None:
-        """The bytes of a site are those of all coordinators so far."""
-        for row in (read_status(self.kit) or {"sites": []})["sites"]:
-            self.mailbox.count(row["name"], row["up_bytes"], row["down_bytes"])
+        """The bytes of a site are those of all coordinators so far, unless the last one's status makes no sense."""
+        with contextlib.suppress(KeyError, TypeError):
+            for row in (read_status(self.kit) or {"sites": []})["sites"]:
+                self.mailbox.count(row["name"], row["up_bytes"], row["down_bytes"])
 
     def _gather(self) -> None:
         """Before the first round: wait for everybody, or for the deadline and a quorum."""

@@ -14,7 +14,7 @@ from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import Message, pack
 from factorized_fl.network.plan import COORDINATOR, Kit
 from factorized_fl.network.site import Site
-from factorized_fl.network.status import read_status
+from factorized_fl.network.status import read_status, write_status
 from tests.network.parties import Loopback, kits_of, make_sites, trio_config, write_trio
 from tests.network.test_trust import Handler, round_request
 
@@ -41,6 +41,8 @@ def test_a_coordinator_counts_on_where_the_one_before_it_stopped(data: Path, tmp
     assert all(up > 0 and down > 0 for up, down in counted)
     assert Loopback(kits, {}).run()  # all is done: nothing is sent any more
     assert told_bytes(kits[COORDINATOR]) == counted
+    write_status(kits[COORDINATOR], "complete", {"round": 2, "rounds": 2, "sites": [{"name": "nobody"}, 3]})
+    assert Loopback(kits, {}).run()
 
 
 def told_bytes(kit: Kit) -> list[tuple[int, int]]:
