@@ -130,11 +130,7 @@ def train_from_here(
     federation: Federation, round: int, clients: Sequence[int], done: Callable[[int], None] = lambda client: None
 ) -> dict[int, Trained]:
     """The clients' own part of a round: remember where it begins, if the method wants to know, and train."""
-    for name, start in federation.start.common.items():
-        start[list(clients)] = federation.state.common[name][list(clients)]
-    for k in clients:
-        for name, tensor in federation.start.own[k].items():
-            tensor.copy_(federation.state.own[k][name])
+    federation.start.take(federation.state, clients)
     trained = federation.engine.train(round, clients, federation.state, federation.momentum, done)
     federation.received[list(clients)] = True
     return trained

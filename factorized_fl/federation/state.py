@@ -44,6 +44,15 @@ class ClientStack:
         common, *own = ({n: make(t) for n, t in part.items() if n in wanted} for part in (self.common, *self.own))
         return ClientStack(common, own)
 
+    def take(self, other: "ClientStack", clients: Sequence[int]) -> None:
+        """Copy in what another stack has of some clients, as far as the names here go."""
+        places = list(clients)
+        for name, stacked in self.common.items():
+            stacked[places] = other.common[name][places]
+        for k in places:
+            for name, tensor in self.own[k].items():
+                tensor.copy_(other.own[k][name])
+
     def flat(self, prefix: str) -> Tensors:
         """All tensors under distinct names, for a checkpoint; shares memory with the stack."""
         flat = {f"{prefix}/all/{name}": stacked for name, stacked in self.common.items()}

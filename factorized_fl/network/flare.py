@@ -36,7 +36,6 @@ from factorized_fl.network.supervise import REFUSED_SITE
 CHANNEL, TOPIC = "factorized_fl", "exchange"
 FAREWELL = 60.0  # seconds that a finished coordinator stays for sites that have not heard of it
 _RETRY = 0.5
-_ALIVE = 2.0  # seconds between signs of life while a site trains
 
 
 class Refused(Exception):

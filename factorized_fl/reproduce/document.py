@@ -11,7 +11,7 @@ from factorized_fl.federation.rundir import Record, write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes
-from factorized_fl.reproduce.claims import VERDICTS, judge
+from factorized_fl.reproduce.claims import VERDICTS, Judged, judge
 from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.figures import drawings
 from factorized_fl.reproduce.markdown import entry, pivot, plain, table
@@ -26,9 +26,10 @@ FIGURES = "figures"
 
 def document(found: Collection) -> str:
     """The whole page."""
+    judged = judge(found)
     parts = [
         prose.INTRODUCTION,
-        _in_short(found),
+        _in_short(found, judged),
         prose.SETTING,
         _machines(found),
         "## Label heterogeneity (Table 1, top)",
@@ -67,7 +68,7 @@ def document(found: Collection) -> str:
         *_figures(found, "peers"),
         *_differences(found),
         *_choices(found),
-        *_claims(found),
+        *_claims(judged),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -97,11 +98,11 @@ def _figures(found: Collection, *names: str) -> list[str]:
 # -- sections
 
 
-def _in_short(found: Collection) -> str:
+def _in_short(found: Collection, judged: Sequence[Judged]) -> str:
     """How much agrees, before how it was done."""
     gaps = [abs(row.difference) for row in _compared(found) if row.difference is not None]
     near = sum(gap <= CLOSE for gap in gaps)
-    verdicts = Counter(judged.verdict for judged in judge(found))
+    verdicts = Counter(one.verdict for one in judged)
     told = ", ".join(f"{verdicts[one]} {several}" for one, several in VERDICTS.items() if verdicts[one])
     return (
         f"In short: of {len(gaps)} published means that we have run {near} are within {CLOSE:g} points of ours "
@@ -308,8 +309,7 @@ def _options(options: dict[str, float]) -> str:
     return ", ".join(f"{name} = {number:g}" for name, number in options.items())
 
 
-def _claims(found: Collection) -> list[str]:
-    judged = judge(found)
+def _claims(judged: Sequence[Judged]) -> list[str]:
     parts = [
         prose.CLAIMS,
         table(("claim", "verdict", "checks"), [[plain(j.claim.statement), f"**{j.words}**", j.count] for j in judged]),
