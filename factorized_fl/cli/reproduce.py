@@ -87,7 +87,7 @@ def reproduce(
     seeds: Annotated[str, typer.Option("--seeds", help="Whole numbers, separated by commas.")] = "",
     methods: Annotated[str, typer.Option("--methods", help="Only these methods, separated by commas.")] = "",
     settings: Annotated[str, typer.Option("--settings", help="Only these settings, separated by commas.")] = "",
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop cleanly in time.", min=0)] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop between rounds, in time.", min=0)] = None,
     results: Annotated[Path, typer.Option("--results", help="Folder of the results.")] = RESULTS,
     work: Annotated[Path, typer.Option("--work", help="Folder for runs under way.")] = WORK,
     device: Device = "auto",
