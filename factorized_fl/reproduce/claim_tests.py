@@ -1,6 +1,6 @@
 """The tests that claims are made of: each compares cells, or numbers of cells, with what the paper says of them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from factorized_fl.reproduce.collection import (
 from factorized_fl.reproduce.measures import same_domain
 from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.published import published
-from factorized_fl.reproduce.rows import ALL_EPOCHS, FEW_EPOCHS_ROUND, sparsity_results
+from factorized_fl.reproduce.rows import ROUND_AFTER, sparsity_results
 from factorized_fl.reproduce.studies import DOMAIN_METHODS, HEADS, LABEL_METHODS, LAMBDAS
 
 LABEL_STUDIES = ("label-cifar10", "label-svhn")
@@ -177,15 +177,15 @@ def architectures(found: Collection, one: tuple[str, str], other: tuple[str, str
             yield compared(found, f"{names[0]} minus {names[1]}", first, second, word)
 
 
-def sizes(found: Collection, l1: bool) -> Iterator[Check]:
-    """Sizes of the factorised network against the published ones, after few epochs and after many."""
+def sizes(found: Collection, l1: bool, epochs: Sequence[str]) -> Iterator[Check]:
+    """Sizes of the factorised network against the published ones, after few epochs, after many or both."""
     for value in LAMBDAS:
         paper = published()["sparsity"][f"lambda={value:g}"]["millions"]
-        for label, round in ((ALL_EPOCHS, None), ("20 epochs", FEW_EPOCHS_ROUND)):
+        for label in epochs:
             ending = "" if l1 else ", no gradient of L1"
             text = f"size at lambda {value:g}{ending} after {label} within {SIZE_TOLERANCE:.0%}"
             results = sparsity_results(found, value, l1)
-            size = model_millions(results[0], round) if results else None
+            size = model_millions(results[0], ROUND_AFTER[label]) if results else None
             if size is None:
                 yield Check(text)
             else:

@@ -14,6 +14,7 @@ from functools import partial
 from factorized_fl.reproduce import claim_tests as tests
 from factorized_fl.reproduce.claim_tests import AS_CLAIMED, AVERAGING, CONTRARY, NOT_RUN, UNDECIDED, Check
 from factorized_fl.reproduce.collection import Collection
+from factorized_fl.reproduce.rows import ALL_EPOCHS, FEW_EPOCHS
 from factorized_fl.reproduce.studies import DOMAIN_METHODS
 
 SHARP = 5.0  # points that count as a sharp drop
@@ -154,11 +155,20 @@ CLAIMS = (
         partial(tests.more_layers, method="factorized-fl", word="more"),
     ),
     Claim("more-layers-hurt", "And hurt a regular one.", partial(tests.more_layers, method="stand-alone", word="less")),
-    Claim("sizes", "The sparsity table's sizes, with an L1 penalty as Eq. 6 has it.", partial(tests.sizes, l1=True)),
+    Claim(
+        "sizes",
+        "The sparsity table's sizes, with an L1 penalty as Eq. 6 has it.",
+        partial(tests.sizes, l1=True, epochs=(ALL_EPOCHS, FEW_EPOCHS)),
+    ),
     Claim(
         "sizes-no-gradient",
-        "The same sizes if L1 has no gradient, as in the authors' code.",
-        partial(tests.sizes, l1=False),
+        f"The same sizes if L1 has no gradient, as in the authors' code, after the {FEW_EPOCHS} that the paper states.",
+        partial(tests.sizes, l1=False, epochs=(FEW_EPOCHS,)),
+    ),
+    Claim(
+        "sizes-no-gradient-longer",
+        f"The same sizes if L1 has no gradient, after {ALL_EPOCHS}, as many as the clients of Table 1 train.",
+        partial(tests.sizes, l1=False, epochs=(ALL_EPOCHS,)),
     ),
     Claim(
         "small-and-better",

@@ -51,6 +51,7 @@ def document(found: Collection) -> str:
         "## Sparsity (figure 5 i and appendix)",
         prose.SPARSITY,
         pivot([row for row in rows_of("sparsity", found) if "epochs" in row.setting], str, transposed=True),
+        *_sizes(found),
         "On the domains, accuracy and millions of parameters (the appendix shows a figure without numbers):",
         pivot([row for row in rows_of("sparsity", found) if "domains" in row.setting], title, transposed=True),
         *_figures(found, "sparsity"),
@@ -222,18 +223,15 @@ def _differences(found: Collection) -> list[str]:
             for other in departures
             if other.setting == row.setting
             and other.method.partition("+")[0] == row.method
-            and other.ours is not None
+            and other.difference is not None
             and row.what != "label-svhn"
         ]
         near = [
             f"{variant_title(other.method)} ({other.ours:.2f})"
             for other in tried
-            if other.difference is not None and abs(other.difference) <= CLOSE
+            if abs(other.difference or 0) <= CLOSE
         ]
-        if row.method not in switchable:
-            outcome = "nothing to switch on"
-        else:
-            outcome = ", ".join(near) or (f"none of the {len(tried)} tried" if tried else "not run")
+        outcome = ", ".join(near) or _nearest(tried) if row.method in switchable else "nothing to switch on"
         lines.append([row.what, row.setting, plain(title(row.method)), entry(row), outcome])
     parts = [prose.DIFFERENCES]
     headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")
@@ -244,6 +242,27 @@ def _differences(found: Collection) -> list[str]:
         entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
     return parts
+
+
+def _sizes(found: Collection) -> list[str]:
+    """How far the sizes are from the published ones at most, with and without L1's gradient."""
+    farthest: dict[tuple[str, str], float] = {}
+    for row in rows_of("sparsity", found):
+        if row.setting.startswith("size, ") and row.paper and row.ours is not None:
+            case = ("without" if "no gradient" in row.method else "with", row.setting.removeprefix("size, "))
+            farthest[case] = max(farthest.get(case, 0.0), abs(row.ours / row.paper - 1))
+    if not farthest:
+        return []
+    cases = [f"{off:.1%} {word} L1's gradient after {epochs}" for (word, epochs), off in farthest.items()]
+    return [f"The largest difference from a published size: {', '.join(cases)}."]
+
+
+def _nearest(tried: Sequence[Row]) -> str:
+    """What came closest, if nothing came close."""
+    if not tried:
+        return "not run"
+    best = min(tried, key=lambda row: abs(row.difference or 0))
+    return f"none of {len(tried)} tried; nearest: {variant_title(best.method)} ({best.ours:.2f})"
 
 
 def _notes(found: Collection, what: str) -> list[str]:

@@ -13,7 +13,6 @@ _VARIANTS = {
     "tf32": "TF32 convolutions",
     "three-best": "three most similar",
     "keep-current": "current model kept",
-    "lr=0.003": "learning rate 0.003",
     "lr=0.005": "steps of 0.005, inner ones too",
     "lr=0.01": "learning rate 0.01",
     "twice": "trained twice a round",
@@ -21,7 +20,7 @@ _VARIANTS = {
     "settled": "statistics settled",
     "not-settled": "statistics not settled",
     "try-validation": "tried on validation images",
-    "keep-current,try-validation": "current model kept, tried on validation images",
+    "keep-current+try-validation": "current model kept, tried on validation images",
 }
 
 

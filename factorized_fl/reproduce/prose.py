@@ -66,11 +66,12 @@ DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
 Means over all domains count here, and single clients after 250 epochs. What can be switched on: for Factorized-FL and
 its beta the departures of the authors' code, all together and one by one, and for the factorised networks of a single
-client that of its classifier; for FedFOMO the two choices that its sources leave open ([methods.md](methods.md)), for
-pFedPara larger learning rates, for Per-FedAvg, on the domains, what PFLlib does differently and its own paper's test;
-on the domains TF32 instead of bfloat16 convolutions, which are our own departure. *Comes within {CLOSE} points with*
-names those whose run agrees with the published number; *not run* means that none of them was run yet. The authors
-published no code for the baselines, so for the others there is nothing to switch on."""
+client those that concern it, together; for FedFOMO the two choices that its sources leave open
+([methods.md](methods.md)), for pFedPara a learning rate ten times as large, for Per-FedAvg, on the domains, what PFLlib
+does differently and its own paper's test; on the domains TF32 instead of bfloat16 convolutions, which are our own
+departure. *Comes within {CLOSE} points with* names those whose run agrees with the published number; *not run* means
+that none of them was run yet. The authors published no code for the baselines, so for the others there is nothing to
+switch on."""
 
 CLAIMS = """## Claims
 

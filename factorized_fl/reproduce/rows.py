@@ -9,8 +9,9 @@ from factorized_fl.reproduce.collection import Collection, formula_gigabytes, me
 from factorized_fl.reproduce.published import published
 from factorized_fl.reproduce.studies import LAMBDAS, STUDIES
 
-FEW_EPOCHS_ROUND = 4  # 20 epochs, which the paper states for a single client
-ALL_EPOCHS = "250 epochs"
+# How long a single client trains, and after which round that is: none for the last. The paper states 20 epochs.
+ALL_EPOCHS, FEW_EPOCHS = "250 epochs", "20 epochs"
+ROUND_AFTER: dict[str, int | None] = {ALL_EPOCHS: None, FEW_EPOCHS: 4}
 AVERAGE = "average"
 
 
@@ -109,7 +110,7 @@ def _domains(found: Collection) -> Iterator[Row]:
 def _architectures(found: Collection) -> Iterator[Row]:
     for cell in STUDIES["architectures"].own:
         paper = published()["architectures"][cell.setting][cell.method]
-        for label, round in ((ALL_EPOCHS, None), ("20 epochs", FEW_EPOCHS_ROUND)):
+        for label, round in ROUND_AFTER.items():
             ours = mean(found.get(cell), round=round)
             yield Row(
                 what="architectures",
@@ -138,7 +139,7 @@ def _sparsity(found: Collection) -> Iterator[Row]:
         paper = published()["sparsity"]["regular" if value is None else f"lambda={value:g}"]
         results = sparsity_results(found, value, l1)
         name = "regular" if value is None else f"lambda={value:g}" + ("" if l1 else ", no gradient of L1")
-        for label, round in ((ALL_EPOCHS, None), ("20 epochs", FEW_EPOCHS_ROUND)):
+        for label, round in ROUND_AFTER.items():
             ours = mean(results, round=round)
             seeds = ours.seeds if ours else ()
             yield Row(

@@ -108,8 +108,8 @@ def _beyond(labels: Study, domains: Study) -> Study:
 # Where the authors' code departs from the paper, the likeliest to matter first: the change, and in which settings it
 # can matter. Everything at once is the preset's -released sister. Last, the precision that is ours alone.
 DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
-    ("head-mu", {"head_mu": "xavier"}, ("permuted-iid", "permuted-non-iid", "domains")),
     ("no-l1", {"l1": False}, ("permuted-iid", "permuted-non-iid", "domains", "standard-iid", "standard-non-iid")),
+    ("head-mu", {"head_mu": "xavier"}, ("permuted-iid", "permuted-non-iid", "domains")),
     ("peers", {"tau": 0.95, "minimum": 4}, ("domains",)),
     ("head-reset", {"head": "reset"}, ("standard-iid", "standard-non-iid")),
     ("released-layout", {"layout": "released"}, ("permuted-iid", "domains")),
@@ -123,12 +123,12 @@ DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
 # with larger steps and trains twice a round; its paper tests what one inner step makes of the round's start, and with
 # an inner step this large only that can be tested.
 BOTH = ("permuted-iid", "domains")
+EVERYWHERE = (*BOTH, "permuted-non-iid", "standard-iid", "standard-non-iid")
 OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
-    ("fedfomo", "keep-current", {"fallback": "current"}, BOTH),
+    ("pfedpara", "lr=0.01", {"lr": 0.01}, EVERYWHERE),
+    ("fedfomo", "keep-current+try-validation", {"fallback": "current", "tried_on": "validation"}, BOTH),
     ("fedfomo", "try-validation", {"tried_on": "validation"}, BOTH),
-    ("fedfomo", "keep-current,try-validation", {"fallback": "current", "tried_on": "validation"}, BOTH),
-    ("pfedpara", "lr=0.003", {"lr": 0.003}, BOTH),
-    ("pfedpara", "lr=0.01", {"lr": 0.01}, BOTH),
+    ("fedfomo", "keep-current", {"fallback": "current"}, BOTH),
     ("per-fedavg", "lr=0.005", {"lr": 0.005, "inner": 0.005}, ("domains",)),
     ("per-fedavg", "twice", {"epochs": 10}, ("domains",)),
     ("per-fedavg", "adapted", {"inner": 0.01, "test": "adapted"}, ("domains",)),
@@ -138,7 +138,7 @@ OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
 def _departures(similarity: Study, architectures: Study) -> Study:
     """All departures at once, what baselines leave open, then the departures one at a time.
 
-    With a single client nothing is mixed; what is left is how its classifier begins.
+    With a single client nothing is mixed: what is left is L1's gradient, how its classifier begins and the layout.
     """
     methods = ("factorized-fl", "factorized-fl-beta")
     presets = {
@@ -165,10 +165,15 @@ def _departures(similarity: Study, architectures: Study) -> Study:
         for setting in settings
         for method in methods
     ]
+    alone = {"l1": False, "head_mu": "xavier"}
+    layout = {"factorized-fl": {"layout": "released"}, "mixed-layout": {}}
     cells += [
-        _with("departures", cell.setting, cell.method, cell.preset, "head-mu", **cell.settings, head_mu="xavier")
+        _with(
+            *("departures", cell.setting, cell.method, cell.preset, "released"),
+            **{**cell.settings, **alone, **layout[cell.method]},
+        )
         for cell in reversed(architectures.own)
-        if cell.method != "stand-alone"
+        if cell.method in layout
     ]
     elsewhere = {(cell.preset, cell.row) for cell in similarity.own}
     own = tuple(cell for cell in cells if (cell.preset, cell.row) not in elsewhere)

@@ -94,6 +94,10 @@ def test_costs_and_sizes_are_compared_with_the_published_ones(tmp_path: Path) ->
     found = verdicts(tmp_path)
     # 2.283 M after 250 epochs is the published size, 2.771 M after 20 is not.
     assert (found["costs"], found["sizes"], found["sizes-no-gradient"]) == ("holds", "holds in part", "not tested")
+    row = "factorized-fl+lambda=0.0005,no-l1"
+    write(tmp_path, "sparsity", row, [60], setting="single-client", factors=factors(5, True))
+    found = verdicts(tmp_path)
+    assert (found["sizes-no-gradient"], found["sizes-no-gradient-longer"]) == ("does not hold", "holds")
     write(tmp_path, "label-cifar10", "fedfomo", around(60), setting="permuted-iid")  # 20.39 GB instead of 122.33
     assert verdicts(tmp_path)["costs"] == "holds in part"
 

@@ -45,17 +45,28 @@ def test_all_first_seeds_come_before_second_seeds() -> None:
 
 
 def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> None:
-    own = STUDIES["departures"].own
+    own = [cell for cell in STUDIES["departures"].own if cell.config().clients > 1]
     released = [cell.variant == "released" for cell in own]
     assert released == sorted(released, reverse=True)
-    first = own[sum(released) :][:10]
-    assert [cell.method for cell in first] == [*["fedfomo"] * 3, *["pfedpara"] * 2] * 2
-    assert [cell.setting for cell in first] == ["permuted-iid"] * 5 + ["domains"] * 5
+    first = own[sum(released) :][:8]
+    assert [cell.method for cell in first] == ["pfedpara", *["fedfomo"] * 3] * 2
+    assert [cell.setting for cell in first] == ["permuted-iid"] * 4 + ["domains"] * 4
     fedfomo = [cell.config() for cell in first if cell.method == "fedfomo"]
     options = [(config.options["fallback"], config.options["tried_on"]) for config in fedfomo]
-    assert options == [("current", "holdout"), ("start", "validation"), ("current", "validation")] * 2
-    assert {cell.config().lr for cell in first if cell.method == "pfedpara"} == {0.003, 0.01}
-    assert not {"fedfomo", "pfedpara"} & {cell.method for cell in own[sum(released) + 10 :]}
+    assert options == [("current", "validation"), ("start", "validation"), ("current", "holdout")] * 2
+    pfedpara = [cell for cell in own if cell.method == "pfedpara"]
+    assert {cell.config().lr for cell in pfedpara} == {0.01}
+    assert {cell.setting for cell in pfedpara} == {cell.setting for cell in own}
+
+
+def test_single_clients_have_the_departures_that_concern_them() -> None:
+    alone = [cell for cell in STUDIES["departures"].own if cell.config().clients == 1]
+    assert len({cell.setting for cell in alone}) == 6
+    assert {cell.variant for cell in alone} == {"released"}
+    for cell in alone:
+        options = cell.config().options
+        assert (options["l1"], options["head_mu"]) == (False, "xavier")
+        assert options["layout"] == {"factorized-fl": "released", "mixed-layout": "mixed"}[cell.method]
 
 
 def test_selection_narrows_and_runs_nothing_twice() -> None:
