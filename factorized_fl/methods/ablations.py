@@ -1,4 +1,4 @@
-"""The paper's ablations of Factorized-FL (figure 5 g and h), each one change away from it."""
+"""The paper's ablations of Factorized-FL (figure 8 g and h), each one change away from it."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,11 @@
 """The tests that claims are made of: each compares cells, or numbers of cells, with what the paper says of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from factorized_fl.reproduce.cells import Result
+from factorized_fl.reproduce.choices import DOMAINS
 from factorized_fl.reproduce.collection import (
     Collection,
     Difference,
@@ -13,18 +15,21 @@ from factorized_fl.reproduce.collection import (
     total_bytes,
 )
 from factorized_fl.reproduce.measures import same_domain
-from factorized_fl.reproduce.names import title
+from factorized_fl.reproduce.names import title, variant_title
 from factorized_fl.reproduce.published import published
-from factorized_fl.reproduce.rows import ROUND_AFTER, sparsity_results
-from factorized_fl.reproduce.studies import DOMAIN_METHODS, HEADS, LABEL_METHODS, LAMBDAS
+from factorized_fl.reproduce.rows import AVERAGE, ROUND_AFTER, sparsity_results
+from factorized_fl.reproduce.studies import DOMAIN_METHODS, HEADS, LABEL_METHODS, LAMBDAS, STUDIES
 
 LABEL_STUDIES = ("label-cifar10", "label-svhn")
 PARTITIONS = ("iid", "non-iid")
 LABEL_SETTINGS = tuple(f"{labels}-{partition}" for partition in PARTITIONS for labels in ("standard", "permuted"))
 AVERAGING = ("fedavg", "fedprox", "clustered-fl", "per-fedavg", "fedfomo", "pfedpara")
 MOST = 0.5  # of the nearest, for clients to be grouped
-SMALL = 0.7  # of the regular parameters
+SMALL_AT = 1e-3  # the lambda at which the paper counts 30% fewer parameters
+APPENDIX_SIZE = 0.65  # of the regular parameters
 UNHURT = 1.0  # points that count as no loss
+NEARLY = 0.9  # of an accuracy, when convergence is timed
+LAST = 10  # epochs
 SIZE_TOLERANCE = 0.05
 COST_TOLERANCE = 0.02
 
@@ -48,9 +53,18 @@ def decided(text: str, passed: bool, figures: str) -> Check:
     return Check(text, AS_CLAIMED if passed else CONTRARY, figures)
 
 
-def compared(found: Collection, text: str, one: Key, other: Key, word: str, least: float = 0.0) -> Check:
-    """Whether the first cell's accuracy is `word` ("more" or "less") than the other's, by at least so many points."""
-    return judged(text, difference(found.of(*one), found.of(*other)), word, least)
+def compared(
+    found: Collection, text: str, one: Key, other: Key, word: str, least: float = 0.0, round: int | None = None
+) -> Check:
+    """Whether the first cell's accuracy is `word` ("more" or "less") than the other's, by at least so many points.
+
+    Beside ours stands the same difference of the published numbers, if both were published.
+    """
+    check = judged(text, difference(found.of(*one), found.of(*other), round), word, least)
+    papers = [_published(*key) for key in (one, other)]
+    if check.outcome == NOT_RUN or papers[0] is None or papers[1] is None:
+        return check
+    return replace(check, figures=f"{check.figures}; paper {papers[0] - papers[1]:+.2f}")
 
 
 def judged(text: str, gap: Difference | None, word: str, least: float = 0.0) -> Check:
@@ -63,10 +77,12 @@ def judged(text: str, gap: Difference | None, word: str, least: float = 0.0) -> 
     return decided(text, towards > least, str(gap))
 
 
-def unhurt(found: Collection, text: str, one: Key, other: Key) -> Check:
-    """Whether the first cell loses no more than UNHURT points against the other, or nothing beyond the error."""
-    gap = difference(found.of(*one), found.of(*other))
-    return Check(text) if gap is None else decided(text, gap.word != "less" or gap.points >= -UNHURT, str(gap))
+def _published(what: str, setting: str, row: str) -> float | None:
+    """The paper's mean for a cell."""
+    if what == "architectures":
+        return published()[what][setting].get(row)
+    table: dict[str, Any] = published().get(what, {}).get(row, {})
+    return table.get(AVERAGE if what == "domains" else setting, [None])[0]
 
 
 def permutation(found: Collection, methods: tuple[str, ...], hurts: bool) -> Iterator[Check]:
@@ -76,7 +92,8 @@ def permutation(found: Collection, methods: tuple[str, ...], hurts: bool) -> Ite
             for method in methods:
                 one, other = ((what, f"{labels}-{partition}", method) for labels in ("permuted", "standard"))
                 text = f"{title(method)}, {_data(what)} {partition}: permuted minus standard"
-                yield compared(found, text, one, other, "less") if hurts else unhurt(found, text, one, other)
+                word, least = ("less", 0.0) if hurts else ("more", -UNHURT)
+                yield compared(found, text, one, other, word, least)
 
 
 def below_alone(found: Collection) -> Iterator[Check]:
@@ -117,8 +134,10 @@ def on_domains(found: Collection, pairs: tuple[tuple[str, str, str, float], ...]
 
 
 def _domain_key(row: str) -> Key:
-    what = "domains" if row in DOMAIN_METHODS else "ablation"
-    return what, what, row
+    """Where a row's runs on the domains are."""
+    studies = (STUDIES[name] for name in ("domains", "ablation", "similarity", "departures"))
+    cells = (cell for study in studies for cell in study.own if cell.preset.startswith(DOMAINS))
+    return next((cell.what, cell.setting, row) for cell in cells if cell.row == row)
 
 
 def least_cost(found: Collection) -> Iterator[Check]:
@@ -134,16 +153,48 @@ def least_cost(found: Collection) -> Iterator[Check]:
                 yield decided(text, ours < theirs, f"{ours / 1e9:.3f} GB against {theirs / 1e9:.3f} GB")
 
 
+def converges_faster(found: Collection) -> Iterator[Check]:
+    """Rounds to nearly the lower of Factorized-FL's and another's last accuracies, means over clients and seeds."""
+    ours = _mean_curve(found.of("domains", "domains", "factorized-fl"))
+    for method in DOMAIN_METHODS:
+        if method != "factorized-fl":
+            text = f"rounds of Factorized-FL below those of {title(method)}, domains"
+            theirs = _mean_curve(found.of("domains", "domains", method))
+            if not ours or not theirs:
+                yield Check(text)
+                continue
+            goal = NEARLY * min(ours[-1], theirs[-1])
+            one, other = (next(i for i, share in enumerate(curve, 1) if share >= goal) for curve in (ours, theirs))
+            yield decided(text, one < other, f"{one} against {other} to {100 * goal:.1f}%")
+
+
+def _mean_curve(results: Sequence[Result]) -> list[float]:
+    runs = [[_average(score for score in row if score is not None) for row in result.curve] for result in results]
+    return [_average(values) for values in zip(*runs, strict=True)]
+
+
+def alike_within_domains(found: Collection) -> Iterator[Check]:
+    """Mean cosines of v with clients of one's own domain against those with others, in the last round."""
+    for name, results in _factorised(found):
+        text = f"mean cosine of v higher within a domain, {name}"
+        if not results:
+            yield Check(text)
+            continue
+        same, other = (_average(r.record["factors"]["v"][kind][-1] for r in results) for kind in ("same", "other"))
+        yield decided(text, same > other, f"{same:.4f} against {other:.4f}")
+
+
+def _factorised(found: Collection) -> Iterator[tuple[str, list[Result]]]:
+    """The runs whose u and v are looked at, and what they are called."""
+    yield "the paper's layout", found.of("domains", "domains", "factorized-fl")
+    for row in ("factorized-fl+released", "factorized-fl+released-layout"):
+        yield variant_title(row), found.of("similarity", "similarity", row)
+
+
 def groups_by_domain(found: Collection, kind: str, groups: bool) -> Iterator[Check]:
     """Whether most of a client's most similar ones are of its own domain, the mean over clients in the last round."""
-    for key in (
-        ("domains", "domains", "factorized-fl"),
-        ("similarity", "similarity", "factorized-fl+released"),
-        ("similarity", "similarity", "factorized-fl+released-layout"),
-    ):
-        name = "the paper's layout" if key[0] == "domains" else key[2].partition("+")[2]
+    for name, results in _factorised(found):
         text = f"{kind}: {'' if groups else 'not '}most of the nearest are of one's own domain, {name}"
-        results = found.of(*key)
         if not results:
             yield Check(text)
             continue
@@ -155,12 +206,8 @@ def groups_by_domain(found: Collection, kind: str, groups: bool) -> Iterator[Che
 
 def u_more_alike(found: Collection) -> Iterator[Check]:
     """Mean cosines between clients of different domains in the last round."""
-    for key, name in (
-        (("domains", "domains", "factorized-fl"), "the paper's layout"),
-        (("similarity", "similarity", "factorized-fl+released"), "released"),
-    ):
+    for name, results in _factorised(found):
         text = f"mean cosine of u above that of v in the last round, {name}"
-        results = found.of(*key)
         if not results:
             yield Check(text)
             continue
@@ -169,12 +216,14 @@ def u_more_alike(found: Collection) -> Iterator[Check]:
 
 
 def architectures(found: Collection, one: tuple[str, str], other: tuple[str, str], word: str) -> Iterator[Check]:
-    """Compare (method, head) with (method, head) for both networks; a head of "" stands for each in turn."""
+    """(method, head) against (method, head) of both networks, after many epochs and few; "" stands for each head."""
     for model in ("resnet9", "resnet18"):
         for head in HEADS if not one[1] else [""]:
             first, second = (("architectures", f"{model}-{own or head}", method) for method, own in (one, other))
             names = [f"{title(method)} {setting}" for _, setting, method in (first, second)]
-            yield compared(found, f"{names[0]} minus {names[1]}", first, second, word)
+            for label, round in ROUND_AFTER.items():
+                text = f"{names[0]} minus {names[1]}, {label}"
+                yield compared(found, text, first, second, word, round=round)
 
 
 def sizes(found: Collection, l1: bool, epochs: Sequence[str]) -> Iterator[Check]:
@@ -193,23 +242,37 @@ def sizes(found: Collection, l1: bool, epochs: Sequence[str]) -> Iterator[Check]
 
 
 def small_and_better(found: Collection) -> Iterator[Check]:
-    """Factorised networks with 30% fewer parameters, or even less, against the regular one."""
+    """The factorised network at the lambda of the claim, with and without L1's gradient, against the regular one."""
     regular = sparsity_results(found, None, True)
-    for value in LAMBDAS:
-        results = sparsity_results(found, value, True)
-        millions = model_millions(results[0]) if results else None
-        if millions is None or millions <= SMALL * published()["sparsity"]["regular"]["millions"]:
-            size = "" if millions is None else f", {millions:.3f} M,"
-            text = f"factorised at lambda {value:g}{size} minus regular"
-            yield judged(text, difference(results, regular), "more")
+    for l1, ending in ((True, ""), (False, ", no gradient of L1")):
+        results = sparsity_results(found, SMALL_AT, l1)
+        for label, round in ROUND_AFTER.items():
+            millions = model_millions(results[0], round) if results else None
+            size = "" if millions is None else f", {millions:.3f} M"
+            text = f"factorised at lambda {SMALL_AT:g}{ending}{size}, minus regular, {label}"
+            yield judged(text, difference(results, regular, round), "more")
+
+
+def small_on_domains(found: Collection) -> Iterator[Check]:
+    """Factorised networks no larger than the appendix says against its best baseline, on the domains."""
+    for cell in (*STUDIES["sparsity"].borrowed, *STUDIES["sparsity"].own):
+        if cell.method == "factorized-fl" and cell.preset == DOMAINS:
+            results = found.get(cell)
+            millions = model_millions(results[0]) if results else None
+            if millions is None or millions <= APPENDIX_SIZE * published()["sparsity"]["regular"]["millions"]:
+                size = "" if millions is None else f", {millions:.3f} M"
+                text = f"{title(cell.row)}{size}, minus Per-FedAvg, domains"
+                yield judged(text, difference(results, found.of("domains", "domains", "per-fedavg")), "more")
 
 
 def costs(found: Collection) -> Iterator[Check]:
-    """Our count by the paper's formula against its cost column."""
+    """Our count by the paper's formula against its cost column; methods with the same cost count once."""
     for what, setting in (("label-cifar10", "permuted-iid"), ("domains", "domains")):
+        seen: set[float] = set()
         for method, row in published()[what].items():
-            if "cost" not in row:
+            if row.get("cost") in (None, *seen):
                 continue
+            seen.add(row["cost"])
             text = f"cost of {title(method)}, {_data(what)}, within {COST_TOLERANCE:.0%}"
             results = found.of(what, setting, method)
             both = [formula_gigabytes(results, convention) for convention in ("a", "b")]
@@ -255,7 +318,7 @@ def averages_degrade(found: Collection) -> Iterator[Check]:
 
 
 def u_comes_closer(found: Collection) -> Iterator[Check]:
-    """The last epoch's updates against the first's, of models whose u is averaged between epochs, as in the paper."""
+    """The last epochs' updates against the first's, of models whose u is averaged between epochs, as in the paper."""
     for party in ("partition 2, permuted", "CIFAR-10"):
         for kind, text in (("u", "u comes closer"), ("v", "v stays farther apart than u")):
             text = f"{text}, {party}"
@@ -263,12 +326,12 @@ def u_comes_closer(found: Collection) -> Iterator[Check]:
             if not runs:
                 yield Check(text)
                 continue
-            first, last = (_average(run["u"]["epoch"][position][0] for run in runs) for position in (0, -1))
-            v = _average(run["v"]["epoch"][-1][0] for run in runs)
+            first = _average(run["u"]["epoch"][0][0] for run in runs)
+            u, v = (_average(row[0] for run in runs for row in run[kind]["epoch"][-LAST:]) for kind in ("u", "v"))
             if kind == "u":
-                yield decided(text, last < first, f"{first:.3f} in the first epoch, {last:.3f} in the last")
+                yield decided(text, u < first, f"{first:.3f} in the first epoch, {u:.3f} in the last {LAST}")
             else:
-                yield decided(text, v > last, f"{v:.3f} against {last:.3f}")
+                yield decided(text, v > u, f"{v:.3f} against {u:.3f} in the last {LAST}")
 
 
 def _average(values: Iterable[float]) -> float:

@@ -94,7 +94,8 @@ def difference(ours: Sequence[Result], others: Sequence[Result], round: int | No
     The standard error has two parts. One is the largest of these: from all pairs of one client and seed as if they were
     independent; between the means of those that share test images, the clients of one domain and seed; between the
     seeds' means. The other is what the difference goes up and down by over the last rounds, as one of them is compared.
-    A single client's error comes from the size of its test and its last rounds.
+    If they have one seed in common and one side has more, what its seeds differ by counts, too. A single client's error
+    comes from the size of its test and its last rounds.
     """
     theirs = {result.seed: result for result in others}
     paired = [(result, theirs[result.seed]) for result in ours if result.seed in theirs]
@@ -118,6 +119,10 @@ def difference(ours: Sequence[Result], others: Sequence[Result], round: int | No
         error = max(error, 100 * math.sqrt(sum(variances)) / len(paired))
     elif round is None:
         error = math.hypot(error, math.sqrt(sum(_between_rounds(*pair) for pair in paired)) / len(paired))
+    for side in (ours, others):
+        if len(side) > len(paired) == 1:
+            means = [100 * statistics.fmean(result.accuracies(round)) for result in side]
+            error = math.hypot(error, statistics.stdev(means))
     return Difference(statistics.fmean(pairs), error, tuple(one.seed for one, _ in paired))
 
 

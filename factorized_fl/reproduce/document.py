@@ -2,8 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from factorized_fl.errors import UserError
@@ -11,17 +10,20 @@ from factorized_fl.federation.rundir import Record, write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes
-from factorized_fl.reproduce.claims import VERDICTS, Judged, judge
+from factorized_fl.reproduce.claims import SUPPOSED, VERDICTS, Judged, judge
 from factorized_fl.reproduce.collection import Collection
+from factorized_fl.reproduce.differences import compared, differences
 from factorized_fl.reproduce.figures import drawings
 from factorized_fl.reproduce.markdown import entry, pivot, plain, table
-from factorized_fl.reproduce.names import title, variant_title
+from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.prose import CLOSE
 from factorized_fl.reproduce.readme import with_short_table
 from factorized_fl.reproduce.rows import ALL_EPOCHS, AVERAGE, Row, rows_of
+from factorized_fl.reproduce.studies import STUDIES
 
 DOCUMENT = "reproduction.md"
 FIGURES = "figures"
+UNMATCHED = ("fedavg", "factorized-fedavg", "without-mu")  # of the ablations, those that average over all
 
 
 def document(found: Collection) -> str:
@@ -37,18 +39,19 @@ def document(found: Collection) -> str:
         *_label(found, "label-svhn", "### SVHN"),
         "## Domain heterogeneity (Table 1, bottom)",
         *_domains(found),
-        "## Ablations (figure 5 g)",
+        "## Ablations (figure 8 g)",
         "The paper shows curves and prints no numbers.",
         _listing(rows_of("ablation", found)),
         *_figures(found, "ablation"),
-        "## Similarity of u and v (figure 5 a-f)",
+        "## Similarity of u and v (figure 8 a-f)",
         prose.SIMILARITY,
         pivot(rows_of("similarity", found), title),
+        *_weights(found),
         *_figures(found, "similarity"),
-        "## Architectures (figure 5 h)",
+        "## Architectures (figure 8 h)",
         prose.ARCHITECTURES,
         pivot(rows_of("architectures", found), _kernel, transposed=True),
-        "## Sparsity (figure 5 i and appendix)",
+        "## Sparsity (figure 8 i and appendix)",
         prose.SPARSITY,
         pivot([row for row in rows_of("sparsity", found) if "epochs" in row.setting], str, transposed=True),
         *_sizes(found),
@@ -67,9 +70,9 @@ def document(found: Collection) -> str:
         *_all_alike(found),
         *_notes(found, "beyond"),
         *_figures(found, "peers"),
-        *_differences(found),
+        *differences(found),
         *_choices(found),
-        *_claims(judged),
+        *_claims(judged, judge(found, SUPPOSED)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -101,13 +104,17 @@ def _figures(found: Collection, *names: str) -> list[str]:
 
 def _in_short(found: Collection, judged: Sequence[Judged]) -> str:
     """How much agrees, before how it was done."""
-    gaps = [abs(row.difference) for row in _compared(found) if row.difference is not None]
-    near = sum(gap <= CLOSE for gap in gaps)
+    gaps: dict[str, list[float]] = {}
+    for row in compared(found):
+        if row.difference is not None:
+            where = f"single clients after {ALL_EPOCHS}" if row.what == "architectures" else "Table 1"
+            gaps.setdefault(where, []).append(abs(row.difference))
+    near = [f"{sum(gap <= CLOSE for gap in some)} of {len(some)} of {where}" for where, some in gaps.items()]
     verdicts = Counter(one.verdict for one in judged)
-    told = ", ".join(f"{verdicts[one]} {several}" for one, several in VERDICTS.items() if verdicts[one])
+    told = ", ".join(f"{number} {words[number > 1]}" for name, words in VERDICTS.items() if (number := verdicts[name]))
     return (
-        f"In short: of {len(gaps)} published means that we have run {near} are within {CLOSE:g} points of ours "
-        "([the others](#where-we-differ-by-more-than-25-points)). "
+        f"In short: of the published means that we have run those within {CLOSE:g} points of ours are "
+        f"{' and '.join(near) or 'none'} ([the others](#where-we-differ-by-more-than-25-points)). "
         f"Of {verdicts.total()} [claims of the paper](#claims), as far as they are tested, {told}."
     )
 
@@ -193,76 +200,51 @@ def _domains(found: Collection) -> list[str]:
     ]
     return [
         table(("method", *places, "paper, GB", "formula, GB", "serialised, GB"), lines),
-        f"{_seeds(rows)} The paper has no row for beta here.",
+        f"{_seeds(rows)} The paper has no row for beta here. {_averages(by_place, places)}",
         *_remarks(found, "domains"),
         *_figures(found, "domains", "domains-clients"),
     ]
 
 
-def _compared(found: Collection) -> list[Row]:
-    """The rows with a number of the paper beside which ours is held: no single domains, no half-trained clients."""
-    compared = [*rows_of("label-cifar10", found), *rows_of("label-svhn", found)]
-    compared += [replace(row, setting="domains") for row in rows_of("domains", found) if row.setting == AVERAGE]
-    compared += [
-        replace(row, setting=row.setting.removesuffix(f", {ALL_EPOCHS}"))
-        for row in rows_of("architectures", found)
-        if row.setting.endswith(ALL_EPOCHS)
-    ]
-    return compared
+def _averages(by_place: Mapping[tuple[str, str], Row], places: Sequence[str]) -> str:
+    """The paper's averages are not those of its columns, and ours are held against the former."""
+    off = {}
+    for (method, place), row in by_place.items():
+        if place == AVERAGE and row.paper is not None:
+            columns = [by_place[method, other].paper for other in places if other != AVERAGE]
+            off[method] = (statistics.fmean(value for value in columns if value is not None), row.paper)
+    method = max(off, key=lambda name: abs(off[name][0] - off[name][1]))
+    return (
+        f"The paper's averages are not the means of its columns: for {title(method)} these have a mean of "
+        f"{off[method][0]:.2f} and the paper prints {off[method][1]:.2f}. Ours stand beside what it prints."
+    )
 
 
-def _differences(found: Collection) -> list[str]:
-    """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
-    far = [row for row in _compared(found) if row.difference is not None and abs(row.difference) > CLOSE]
-    departures = rows_of("departures", found)
-    switchable = {row.method.partition("+")[0] for row in departures}
+def _weights(found: Collection) -> list[str]:
+    """How much clients listened to whom, for every way of matching."""
     lines = []
-    for row in far:
-        tried = [
-            other
-            for other in departures
-            if other.setting == row.setting
-            and other.method.partition("+")[0] == row.method
-            and other.difference is not None
-            and row.what != "label-svhn"
-        ]
-        near = [
-            f"{variant_title(other.method)} ({other.ours:.2f})"
-            for other in tried
-            if abs(other.difference or 0) <= CLOSE
-        ]
-        outcome = ", ".join(near) or _nearest(tried) if row.method in switchable else "nothing to switch on"
-        lines.append([row.what, row.setting, plain(title(row.method)), entry(row), outcome])
-    parts = [prose.DIFFERENCES]
-    headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")
-    parts.append(table(headings, lines) if lines else "No cell that was run differs by so much.")
-    run = [row for row in departures if row.ours is not None]
-    if run:
-        parts.append("All departures that were run:")
-        entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
-        parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
-    return parts
+    for cell in (*STUDIES["ablation"].borrowed, *STUDIES["ablation"].own, *STUDIES["similarity"].own):
+        mixed = [result.record["mixing"] for result in found.get(cell) if "mixing" in result.record]
+        if cell.method not in UNMATCHED and mixed:
+            own, others = ([run[name] for run in mixed] for name in ("own", "own_domain"))
+            means = (statistics.fmean(map(statistics.fmean, own)), statistics.fmean(run[-1] for run in own))
+            shares = (*means, statistics.fmean(map(statistics.fmean, others)))
+            lines.append([title(cell.row), *(f"{share:.3f}" for share in shares)])
+    headings = ("method", "to oneself", "to oneself, last round", "to others of one's domain")
+    return [prose.WEIGHTS, table(headings, lines)] if lines else []
 
 
 def _sizes(found: Collection) -> list[str]:
     """How far the sizes are from the published ones at most, with and without L1's gradient."""
     farthest: dict[tuple[str, str], float] = {}
     for row in rows_of("sparsity", found):
-        if row.setting.startswith("size, ") and row.paper and row.ours is not None:
-            case = ("without" if "no gradient" in row.method else "with", row.setting.removeprefix("size, "))
+        if row.setting.startswith("millions, ") and row.paper and row.ours is not None:
+            case = ("without" if "no gradient" in row.method else "with", row.setting.removeprefix("millions, "))
             farthest[case] = max(farthest.get(case, 0.0), abs(row.ours / row.paper - 1))
     if not farthest:
         return []
     cases = [f"{off:.1%} {word} L1's gradient after {epochs}" for (word, epochs), off in farthest.items()]
     return [f"The largest difference from a published size: {', '.join(cases)}."]
-
-
-def _nearest(tried: Sequence[Row]) -> str:
-    """What came closest, if nothing came close."""
-    if not tried:
-        return "not run"
-    best = min(tried, key=lambda row: abs(row.difference or 0))
-    return f"none of {len(tried)} tried; nearest: {variant_title(best.method)} ({best.ours:.2f})"
 
 
 def _notes(found: Collection, what: str) -> list[str]:
@@ -328,18 +310,19 @@ def _options(options: dict[str, float]) -> str:
     return ", ".join(f"{name} = {number:g}" for name, number in options.items())
 
 
-def _claims(judged: Sequence[Judged]) -> list[str]:
-    parts = [
-        prose.CLAIMS,
-        table(("claim", "verdict", "checks"), [[plain(j.claim.statement), f"**{j.words}**", j.count] for j in judged]),
-        "### Every check",
-    ]
-    for one in judged:
+def _claims(judged: Sequence[Judged], supposed: Sequence[Judged]) -> list[str]:
+    parts = [prose.CLAIMS, _ledger(judged), prose.SUPPOSED, _ledger(supposed), "### Every check"]
+    for one in (*judged, *supposed):
         lines = [[plain(check.text), check.outcome, check.figures] for check in one.ran]
         if lines:
             checks = table(("check", "outcome", "figures"), lines)
             parts.append(f"<details><summary>{one.claim.statement}</summary>\n\n{checks}\n\n</details>")
     return parts
+
+
+def _ledger(judged: Sequence[Judged]) -> str:
+    lines = [[plain(one.claim.statement), f"**{one.words}**", one.count] for one in judged]
+    return table(("claim", "verdict", "checks"), lines)
 
 
 # -- to disk

@@ -269,7 +269,7 @@ def _heterogeneity(found: Collection, figure: "Figure") -> None:
     axes[1].set_title("accuracy of averages on partition 1, %")
     for part, party in zip(axes[2:], others[1:], strict=True):
         for kind, style in (("u", "-"), ("v", "--")):
-            together = np.array(record["factorised_together"][party][kind]["total"])[:, 0]
+            together = np.array(record["factorised_together"][party][kind]["epoch"])[:, 0]
             part.plot(np.arange(1, len(together) + 1), together, style, color="black", label=kind, linewidth=1)
         part.set_title(f"u and v: {party}")
         part.legend(frameon=False)
@@ -334,8 +334,8 @@ def _all() -> list[Drawing]:
         ),
         Drawing(
             "heterogeneity",
-            "Distance of updates from those on MNIST partition 1; accuracy of averaged models; distances of u and v "
-            "while u is averaged.",
+            "Distance of updates from those on MNIST partition 1; accuracy of averaged models, classifiers included; "
+            "distances of one epoch's updates while u is averaged.",
             (11.0, 3.0),
             lambda found: bool(found.heterogeneity),
             _heterogeneity,

@@ -83,7 +83,7 @@ def traffic(metrics: Sequence[Record], rounds: int) -> Record:
 
 
 def mixing_summary(rounds: Sequence[dict[str, torch.Tensor]], domains: Sequence[str]) -> Record:
-    """How clients weighed each other from the second round on; figure 5 (f) is `matched`."""
+    """How clients weighed each other from the second round on; figure 8 (f) is `matched`."""
     stack = torch.stack([tensors["matrix"].double() for tensors in rounds])
     own = torch.eye(len(domains), dtype=torch.bool)
     same = same_domain(domains)

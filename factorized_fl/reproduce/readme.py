@@ -23,7 +23,9 @@ def short_table(found: Collection) -> str:
         if name == OWN or any(row and row.seeds for row in places):
             words = f"**{title(name)}**" if name in ROWS else title(name)
             lines.append([words, *(entry(row) if row else "-" for row in places)])
-    return table(("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10"), lines)
+    heads = ("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10")
+    note = "± is the standard deviation between two seeds; an entry without it is of the first seed alone."
+    return f"{table(heads, lines)}\n\n{note}"
 
 
 def with_short_table(readme: str, found: Collection) -> str:

@@ -154,7 +154,7 @@ def _sparsity(found: Collection) -> Iterator[Row]:
             sizes = [size for result in results if (size := model_millions(result, round)) is not None]
             if value is not None:
                 size = statistics.fmean(sizes) if sizes else None
-                yield Row("sparsity", f"size, {label}", name, paper["millions"], ours=size, seeds=seeds, unit="M")
+                yield Row("sparsity", f"millions, {label}", name, paper["millions"], ours=size, seeds=seeds, unit="M")
     for cell in _cells("sparsity"):
         if cell.preset.startswith("cifar100"):
             yield replace(_plain(cell, found), what="sparsity", setting="accuracy, domains")
@@ -162,7 +162,7 @@ def _sparsity(found: Collection) -> Iterator[Row]:
             if sizes:
                 seeds = tuple(result.seed for result in found.get(cell))
                 size = statistics.fmean(sizes)
-                yield Row("sparsity", "size, domains", cell.row, ours=size, seeds=seeds, unit="M")
+                yield Row("sparsity", "millions, domains", cell.row, ours=size, seeds=seeds, unit="M")
 
 
 def _similarity(found: Collection) -> Iterator[Row]:
@@ -193,13 +193,13 @@ def _heterogeneity(found: Collection) -> Iterator[Row]:
                     values = [record[model][kind]["total"][position][index] for record in records]
                     value = statistics.fmean(values) if values else None
                     yield Row("heterogeneity", f"{label}: {kind}", party, ours=value, seeds=seeds, unit="")
-    for party in parties:
-        values = [
-            100 * statistics.fmean(row[1] for row in record["averaged"][party]["all"]) / record["tests"]
-            for record in records
-        ]
-        value = statistics.fmean(values) if values else None
-        yield Row("heterogeneity", "accuracy of averages", party, ours=value, seeds=seeds)
+    for name, part in (("accuracy of averages", "all"), ("accuracy of averages without classifiers", "body")):
+        for party in parties:
+            times = [[100 * row[1] / record["tests"] for row in record["averaged"][party][part]] for record in records]
+            mean_of = statistics.fmean(map(statistics.fmean, times)) if times else None
+            last = statistics.fmean(values[-1] for values in times) if times else None
+            yield Row("heterogeneity", f"{name}, mean", party, ours=mean_of, seeds=seeds)
+            yield Row("heterogeneity", f"{name}, last", party, ours=last, seeds=seeds)
 
 
 def _departures(found: Collection) -> Iterator[Row]:

@@ -61,14 +61,14 @@ def _ablation(domains: Study) -> Study:
         "ablation", "ablation", "factorized-fl", DOMAINS, variant="three-best", settings={"tau": 1.0, "minimum": 4}
     )
     borrowed = _pick(domains, "fedavg", "factorized-fl", "factorized-fl-beta")
-    return Study("ablation", "Figure 5 (g): ablations on the domains", (*cells, three), borrowed, seeds=(1, 2, 3))
+    return Study("ablation", "Figure 8 (g): ablations on the domains", (*cells, three), borrowed, seeds=(1, 2, 3))
 
 
 def _similarity(domains: Study) -> Study:
     released = Cell("similarity", "similarity", "factorized-fl", f"{DOMAINS}-released", variant="released")
     layout = _with("similarity", "similarity", "factorized-fl", DOMAINS, "released-layout", layout="released")
     borrowed = _pick(domains, "factorized-fl")
-    return Study("similarity", "Figure 5 (a-f): how alike the clients' u and v are", (released, layout), borrowed)
+    return Study("similarity", "Figure 8 (a-f): how alike the clients' u and v are", (released, layout), borrowed)
 
 
 # What makes the five domains hard: unequal groups, unequal shares of the classes, one client whose labels are drawn.
@@ -90,6 +90,8 @@ def _beyond(labels: Study, domains: Study) -> Study:
     ):
         (beside,) = [cell for cell in labels.own if (cell.setting, cell.method) == (setting, rival)]
         borrowed.append(beside)
+        if rival != "fedavg":
+            borrowed += [cell for cell in labels.own if (cell.setting, cell.method) == (setting, "fedavg")]
         cells.append(Cell(what, setting, own, beside.preset))
         controls.append(_with(what, setting, rival, beside.preset, "settled", settle=True))
     for setting, change in HARD.items():
@@ -195,7 +197,7 @@ def _architectures() -> Study:
         for head, options in HEADS.items()
         for method in KERNELS
     ]
-    return Study("architectures", "Figure 5 (h): networks and classifiers, a single client", tuple(cells))
+    return Study("architectures", "Figure 8 (h): networks and classifiers, a single client", tuple(cells))
 
 
 def _sparsity(architectures: Study, domains: Study, departures: Study) -> Study:
@@ -213,7 +215,7 @@ def _sparsity(architectures: Study, domains: Study, departures: Study) -> Study:
     borrowed = [cell for cell in architectures.own if cell.setting == "resnet9-1fc" and cell.method != "mixed-layout"]
     borrowed += _pick(domains, "factorized-fl", "per-fedavg", "fedavg", "clustered-fl")
     borrowed += [cell for cell in departures.own if (cell.setting, cell.row) == ("domains", "factorized-fl+no-l1")]
-    return Study("sparsity", "Figure 5 (i) and appendix: accuracy over model size", tuple(cells), tuple(borrowed))
+    return Study("sparsity", "Figure 8 (i) and appendix: accuracy over model size", tuple(cells), tuple(borrowed))
 
 
 def _with(what: str, setting: str, method: str, preset: str, variant: str, **settings: Any) -> Cell:

@@ -1,0 +1,64 @@
+"""Where we are far from the paper's numbers, and what brings us near."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from factorized_fl.reproduce import prose
+from factorized_fl.reproduce.collection import Collection
+from factorized_fl.reproduce.markdown import entry, plain, table
+from factorized_fl.reproduce.names import title, variant_title
+from factorized_fl.reproduce.prose import CLOSE
+from factorized_fl.reproduce.rows import ALL_EPOCHS, AVERAGE, Row, rows_of
+
+
+def compared(found: Collection) -> list[Row]:
+    """The rows with a number of the paper beside which ours is held: no single domains, no half-trained clients."""
+    rows = [*rows_of("label-cifar10", found), *rows_of("label-svhn", found)]
+    rows += [replace(row, setting="domains") for row in rows_of("domains", found) if row.setting == AVERAGE]
+    rows += [
+        replace(row, setting=row.setting.removesuffix(f", {ALL_EPOCHS}"))
+        for row in rows_of("architectures", found)
+        if row.setting.endswith(ALL_EPOCHS)
+    ]
+    return rows
+
+
+def differences(found: Collection) -> list[str]:
+    """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
+    far = [row for row in compared(found) if row.difference is not None and abs(row.difference) > CLOSE]
+    departures = rows_of("departures", found)
+    switchable = {row.method.partition("+")[0] for row in departures}
+    lines = []
+    for row in far:
+        tried = [
+            other
+            for other in departures
+            if other.setting == row.setting
+            and other.method.partition("+")[0] == row.method
+            and other.difference is not None
+            and row.what != "label-svhn"
+        ]
+        near = [
+            f"{variant_title(other.method)} ({other.ours:.2f})"
+            for other in tried
+            if abs(other.difference or 0) <= CLOSE
+        ]
+        outcome = ", ".join(near) or _nearest(tried) if row.method in switchable else "nothing to switch on"
+        lines.append([row.what, row.setting, plain(title(row.method)), entry(row), outcome])
+    parts = [prose.DIFFERENCES]
+    headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")
+    parts.append(table(headings, lines) if lines else "No cell that was run differs by so much.")
+    run = [row for row in departures if row.ours is not None]
+    if run:
+        parts.append("All departures that were run:")
+        entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
+        parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
+    return parts
+
+
+def _nearest(tried: Sequence[Row]) -> str:
+    """What came closest, if nothing came close."""
+    if not tried:
+        return "not run"
+    best = min(tried, key=lambda row: abs(row.difference or 0))
+    return f"none of {len(tried)} tried; nearest: {variant_title(best.method)} ({best.ours:.2f})"
