@@ -35,6 +35,7 @@ class Config:
     width: float = option(1.0, "factor on all channel counts", above=0, high=8)
     head_layers: int = option(1, "fully connected layers of the classifier", low=1, high=2)
     head_norm: bool = option(False, "BatchNorm between the two layers of the classifier")
+    head_width: int = option(0, "outputs of the first of the classifier's two layers; 0: as many as inputs", low=0)
     method: str = option("factorized-fl", "see `ffl methods`")
     rounds: int = option(50, "communication rounds", low=1)
     epochs: int = option(5, "local epochs per round", low=1)

@@ -154,6 +154,7 @@ def initial_model(config: Config, classes: int, channels: int, labels_agree: boo
             width=config.width,
             head_layers=config.head_layers,
             head_norm=config.head_norm,
+            head_width=config.head_width,
         )
     return config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), labels_agree)
 

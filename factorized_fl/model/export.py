@@ -105,6 +105,7 @@ def export_client(
         width=config.width,
         head_layers=config.head_layers,
         head_norm=config.head_norm,
+        head_width=config.head_width,
         classes=client.classes,
         image_size=size,
         channels=channels,

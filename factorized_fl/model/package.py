@@ -39,6 +39,7 @@ class Package:
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    head_width: int = 0
 
     def build(self) -> nn.Module:
         """The plain network, untrained."""
@@ -49,6 +50,7 @@ class Package:
             width=self.width,
             head_layers=self.head_layers,
             head_norm=self.head_norm,
+            head_width=self.head_width,
         )
 
     def network(self, weights: dict[str, torch.Tensor]) -> nn.Module:
@@ -82,7 +84,7 @@ def about(package: Package, results: dict[str, Any]) -> bytes:
 def read_package(folder: Path) -> Package:
     """What a model's folder says about it."""
     try:
-        content = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        content = {"head_width": 0, **json.loads((folder / ABOUT).read_text(encoding="utf-8"))}  # newer than 0.1.0
         package = make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
         if {len(package.mean), len(package.std)} != {package.channels}:
             raise ValueError("mean and std must have a number for each channel")

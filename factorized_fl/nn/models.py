@@ -116,6 +116,7 @@ def build_model(
     width: float = 1.0,
     head_layers: int = 1,
     head_norm: bool = False,
+    head_width: int = 0,
 ) -> nn.Module:
     """A network for images of at least 8 x 8 pixels, its classifier under the attribute `head`.
 
@@ -126,6 +127,7 @@ def build_model(
         width: factor on all channel counts, which are rounded to multiples of 8, at least 8.
         head_layers: 1 for one fully connected layer, 2 for two of them with a ReLU between.
         head_norm: with two layers, batch normalisation before that ReLU.
+        head_width: with two layers, outputs of the first; 0 for as many as it has inputs.
     """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
@@ -138,6 +140,8 @@ def build_model(
         raise UserError(f"A head has 1 or 2 layers, not {head_layers!r}.")
     if head_norm and head_layers == 1:
         raise UserError("head_norm normalises between two head layers; set head_layers=2 or leave it off.")
+    if head_width and head_layers == 1:
+        raise UserError("head_width is the width between two head layers; set head_layers=2 or leave it at 0.")
 
     def scale(count: int) -> int:
         return max(8, round(count * width / 8) * 8)
@@ -145,8 +149,9 @@ def build_model(
     def head(features: int) -> nn.Module:
         if head_layers == 1:
             return nn.Linear(features, classes)
-        norm = [nn.BatchNorm1d(features)] if head_norm else []
-        return nn.Sequential(nn.Linear(features, features), *norm, nn.ReLU(), nn.Linear(features, classes))
+        hidden = head_width or features
+        norm = [nn.BatchNorm1d(hidden)] if head_norm else []
+        return nn.Sequential(nn.Linear(features, hidden), *norm, nn.ReLU(), nn.Linear(hidden, classes))
 
     return MODELS[name](channels, scale, head)
 

@@ -27,23 +27,26 @@ def differences(found: Collection) -> list[str]:
     """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
     far = [row for row in compared(found) if row.difference is not None and abs(row.difference) > CLOSE]
     departures = rows_of("departures", found)
-    switchable = {row.method.partition("+")[0] for row in departures}
+    switchable = {(row.method.partition("+")[0], row.setting) for row in departures}
     lines = []
     for row in far:
         tried = [
             other
             for other in departures
-            if other.setting == row.setting
-            and other.method.partition("+")[0] == row.method
+            if (other.method.partition("+")[0], other.setting) == (row.method, row.setting)
             and other.difference is not None
-            and row.what != "label-svhn"
         ]
         near = [
             f"{variant_title(other.method)} ({other.ours:.2f})"
             for other in tried
             if abs(other.difference or 0) <= CLOSE
         ]
-        outcome = ", ".join(near) or _nearest(tried) if row.method in switchable else "nothing to switch on"
+        if row.what == "label-svhn":
+            outcome = "looked into with CIFAR-10 only"
+        elif (row.method, row.setting) not in switchable:
+            outcome = "nothing to switch on"
+        else:
+            outcome = ", ".join(near) or _nearest(tried)
         lines.append([row.what, row.setting, plain(title(row.method)), entry(row), outcome])
     parts = [prose.DIFFERENCES]
     headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")

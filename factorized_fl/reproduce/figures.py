@@ -74,12 +74,25 @@ def draw_all(found: Collection, folder: Path) -> list[Path]:
         with matplotlib.rc_context(_STYLE):
             figure = Figure(figsize=drawing.size, layout="constrained")
             drawing.draw(found, figure)
+            _settle(figure)
             content = io.BytesIO()
             figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
         path = folder / f"{drawing.name}.svg"
         write_atomically(path, content.getvalue())
         paths.append(path)
     return paths
+
+
+def _settle(figure: "Figure") -> None:
+    """Round where the layout put everything: its solver's last bits may differ, and identifiers are made of them."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for part in figure.subfigs:
+        part.bbox_relative.set_points(part.bbox_relative.get_points().round(5))
+    for axes in figure.get_axes():
+        axes.set_position(Bbox(axes.get_position(original=True).get_points().round(5)))
 
 
 # -- curves

@@ -16,6 +16,8 @@ _VARIANTS = {
     "lr=0.005": "steps of 0.005, inner ones too",
     "lr=0.01": "learning rate 0.01",
     "twice": "trained twice a round",
+    "width=64": "64 units between FC layers",
+    "width=1024": "1024 units between FC layers",
     "adapted": "inner steps of 0.01, tested after one",
     "settled": "statistics settled",
     "not-settled": "statistics not settled",

@@ -73,7 +73,8 @@ DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
 Means over all domains count here, and single clients after 250 epochs. What can be switched on: for Factorized-FL and
 its beta the departures of the authors' code, all together and one by one, and for the factorised networks of a single
-client those that concern it, together; for FedFOMO the two choices that its sources leave open
+client those that concern it, together; for regular networks with two FC layers the width between them, which the paper
+does not state (256 of ResNet-9, 512 of ResNet-18 in ours); for FedFOMO the two choices that its sources leave open
 ([methods.md](methods.md)), for pFedPara a learning rate ten times as large, for Per-FedAvg, on the domains, what PFLlib
 does differently and its own paper's test; on the domains TF32 instead of bfloat16 convolutions, which are our own
 departure. *Comes within {CLOSE} points with* names those whose run agrees with the published number; *not run* means

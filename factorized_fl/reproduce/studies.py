@@ -128,7 +128,7 @@ BOTH = ("permuted-iid", "domains")
 EVERYWHERE = (*BOTH, "permuted-non-iid", "standard-iid", "standard-non-iid")
 OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
     ("pfedpara", "lr=0.01", {"lr": 0.01}, EVERYWHERE),
-    ("fedfomo", "keep-current+try-validation", {"fallback": "current", "tried_on": "validation"}, BOTH),
+    ("fedfomo", "keep-current+try-validation", {"fallback": "current", "tried_on": "validation"}, EVERYWHERE),
     ("fedfomo", "try-validation", {"tried_on": "validation"}, BOTH),
     ("fedfomo", "keep-current", {"fallback": "current"}, BOTH),
     ("per-fedavg", "lr=0.005", {"lr": 0.005, "inner": 0.005}, ("domains",)),
@@ -140,7 +140,8 @@ OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
 def _departures(similarity: Study, architectures: Study) -> Study:
     """All departures at once, what baselines leave open, then the departures one at a time.
 
-    With a single client nothing is mixed: what is left is L1's gradient, how its classifier begins and the layout.
+    With a single client nothing is mixed: what is left is L1's gradient, how its classifier begins and the layout, and
+    for a regular network how wide its classifier is where it has two layers.
     """
     methods = ("factorized-fl", "factorized-fl-beta")
     presets = {
@@ -174,8 +175,14 @@ def _departures(similarity: Study, architectures: Study) -> Study:
             *("departures", cell.setting, cell.method, cell.preset, "released"),
             **{**cell.settings, **alone, **layout[cell.method]},
         )
-        for cell in reversed(architectures.own)
+        for cell in architectures.own
         if cell.method in layout
+    ]
+    cells += [
+        _with(*("departures", cell.setting, cell.method, cell.preset, name), **cell.settings, head_width=width)
+        for name, width in (("width=64", 64), ("width=1024", 1024))
+        for cell in architectures.own
+        if cell.method == "stand-alone" and "head_layers" in cell.settings
     ]
     elsewhere = {(cell.preset, cell.row) for cell in similarity.own}
     own = tuple(cell for cell in cells if (cell.preset, cell.row) not in elsewhere)

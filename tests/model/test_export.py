@@ -62,6 +62,7 @@ def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Pat
         ("fedavg", {"model": "resnet9", "width": 0.125}),
         ("pfedpara", {}),
         ("without-mu", {"head_layers": 2, "head_norm": True}),
+        ("stand-alone", {"head_layers": 2, "head_width": 24}),
         ("factorized-peers", {}),
         ("factorized-fl", {"options": {"match": "statistics"}}),
         ("per-fedavg", {"options": {"test": "adapted", "inner": 0.05}}),

@@ -103,6 +103,8 @@ def test_heads(name):
     normed = build_model(name, 7, width=0.125, head_layers=2, head_norm=True).head
     assert [type(part) for part in normed] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
     assert all(part.bias is not None for part in (two[0], two[2]))
+    wide = build_model(name, 7, width=0.125, head_layers=2, head_norm=True, head_width=11).head
+    assert [wide[0].out_features, wide[1].num_features, wide[3].in_features] == [11, 11, 11]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,6 +165,7 @@ def test_a_factorised_network_learns(name):
         ("cnn", 2, {"width": math.nan}, "must be a number above 0"),
         ("cnn", 2, {"head_layers": 3}, "1 or 2 layers, not 3"),
         ("cnn", 2, {"head_norm": True}, "set head_layers=2"),
+        ("cnn", 2, {"head_width": 9}, "set head_layers=2"),
     ],
 )
 def test_mistakes_are_explained(name, classes, options, message):

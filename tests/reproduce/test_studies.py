@@ -60,7 +60,15 @@ def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> N
 
 
 def test_single_clients_have_the_departures_that_concern_them() -> None:
-    alone = [cell for cell in STUDIES["departures"].own if cell.config().clients == 1]
+    every = [cell for cell in STUDIES["departures"].own if cell.config().clients == 1]
+    wide = [cell for cell in every if cell.method == "stand-alone"]
+    assert sorted({(cell.setting, cell.config().head_width) for cell in wide}) == [
+        (f"{model}-{head}", width)
+        for model in ("resnet18", "resnet9")
+        for head in ("2fc", "2fc-norm")
+        for width in (64, 1024)
+    ]
+    alone = [cell for cell in every if cell not in wide]
     assert len({cell.setting for cell in alone}) == 6
     assert {cell.variant for cell in alone} == {"released"}
     for cell in alone:
