@@ -84,7 +84,7 @@ def about(package: Package, results: dict[str, Any]) -> bytes:
 def read_package(folder: Path) -> Package:
     """What a model's folder says about it."""
     try:
-        content = {"head_width": 0, **json.loads((folder / ABOUT).read_text(encoding="utf-8"))}  # newer than 0.1.0
+        content = {"head_width": 0, **json.loads((folder / ABOUT).read_text(encoding="utf-8"))}  # older models lack it
         package = make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
         if {len(package.mean), len(package.std)} != {package.channels}:
             raise ValueError("mean and std must have a number for each channel")
