@@ -71,6 +71,7 @@ def document(found: Collection) -> str:
         *_notes(found, "beyond"),
         *_figures(found, "peers"),
         *differences(found),
+        *_remarks(found, "departures"),
         *_choices(found),
         *_claims(judged, judge(found, SUPPOSED)),
     ]
@@ -170,18 +171,18 @@ def _remarks(found: Collection, what: str) -> list[str]:
         mixed = [result.record["mixing"] for result in results if study == what and "mixing" in result.record]
         if mixed and row == "clustered-fl" and all(len(set(run["clusters"])) == 1 for run in mixed):
             unsplit.append(setting)
-        if mixed and row == "fedfomo":
-            told.append(_alone(setting, mixed))
+        if mixed and row.partition("+")[0] == "fedfomo":
+            told.append(_alone(f"{title(row)}, {setting}", mixed))
     if unsplit:
         places = ", ".join(unsplit)
         told.insert(0, f"Clustered-FL, with the thresholds below, never split ({places}): there it is FedAvg.")
     return told
 
 
-def _alone(setting: str, runs: Sequence[Record]) -> str:
+def _alone(cell: str, runs: Sequence[Record]) -> str:
     """How far FedFOMO's clients trained by themselves; `own` and `reverted` begin with the second round."""
     last = max((index + 2 for run in runs for index, weight in enumerate(run["own"]) if weight < 1), default=1)
-    told = f"FedFOMO, {setting}: after round {last} no client gave a weight to any other's model."
+    told = f"{cell}: after round {last} no client gave a weight to any other's model."
     shares = [share for run in runs for share in run.get("reverted", ())]
     if shares:
         told += (

@@ -124,11 +124,13 @@ def test_says_where_a_method_came_down_to_a_simpler_one(results: Path) -> None:
     write(results, "label-svhn", "clustered-fl", [80.0] * 20, setting="standard-iid", mixing={"clusters": [0, 1] * 10})
     write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1, 0.5, 1]})
     kept = {"own": [1.0, 1.0], "reverted": [0.25, 0.75]}
+    write(results, "departures", "fedfomo+keep-current", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1]})
     write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="standard-iid", mixing=kept)
     page = document(collect(results))
     assert "Clustered-FL, with the thresholds below, never split (permuted-iid): there it is FedAvg." in page
     assert "FedFOMO, permuted-iid: after round 4 no client gave a weight to any other's model.\n" in page
     assert "FedFOMO, standard-iid: after round 1 no client gave" in page
+    assert "FedFOMO (current model kept), permuted-iid: after round 2 no client gave" in page
     assert "In 50% of their rounds clients first went back to where the last had begun." in page
 
 
