@@ -4,7 +4,7 @@ import base64
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import plain_errors
 from factorized_fl.report.collect import Document, collect
 from factorized_fl.report.reading import Array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555C66")  # Okabe and Ito
 _STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "ffl"}
@@ -31,6 +34,7 @@ def write_figures(paths: Sequence[Path], out: Path, baseline: Path | None = None
         for name, shape, draw in _figures(document):
             figure = Figure(figsize=shape, layout="constrained")
             draw(figure.subplots())
+            settle(figure)
             for kind in ("svg", "png"):
                 path = out / f"{name}.{kind}"
                 part = path.with_name(path.name + ".part")
@@ -38,6 +42,18 @@ def write_figures(paths: Sequence[Path], out: Path, baseline: Path | None = None
                 part.replace(path)
                 written.append(path)
     return written
+
+
+def settle(figure: "Figure") -> None:
+    """Round where the layout put everything: its solver's last bits may differ, and identifiers are made of them."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for part in figure.subfigs:
+        part.bbox_relative.set_points(part.bbox_relative.get_points().round(5))
+    for axes in figure.get_axes():
+        axes.set_position(Bbox(axes.get_position(original=True).get_points().round(5)))
 
 
 def _figures(document: Document) -> Iterator[tuple[str, tuple[float, float], Callable[[Any], None]]]:

@@ -11,13 +11,14 @@ from factorized_fl.reproduce.collection import (
     Difference,
     difference,
     formula_gigabytes,
+    mean_curve,
     model_millions,
     total_bytes,
 )
 from factorized_fl.reproduce.measures import same_domain
 from factorized_fl.reproduce.names import title, variant_title
-from factorized_fl.reproduce.published import published
-from factorized_fl.reproduce.rows import AVERAGE, ROUND_AFTER, sparsity_results
+from factorized_fl.reproduce.published import published, published_mean
+from factorized_fl.reproduce.rows import ROUND_AFTER, sparsity_results
 from factorized_fl.reproduce.studies import DOMAIN_METHODS, HEADS, LABEL_METHODS, LAMBDAS, STUDIES
 
 LABEL_STUDIES = ("label-cifar10", "label-svhn")
@@ -61,8 +62,8 @@ def compared(
     Beside ours stands the same difference of the published numbers, if both were published.
     """
     check = judged(text, difference(found.of(*one), found.of(*other), round), word, least)
-    papers = [_published(*key) for key in (one, other)]
-    if check.outcome == NOT_RUN or papers[0] is None or papers[1] is None:
+    papers = [paper[0] for key in (one, other) if (paper := published_mean(*key))]
+    if check.outcome == NOT_RUN or len(papers) < 2:
         return check
     return replace(check, figures=f"{check.figures}; paper {papers[0] - papers[1]:+.2f}")
 
@@ -75,14 +76,6 @@ def judged(text: str, gap: Difference | None, word: str, least: float = 0.0) -> 
     if towards - margin <= least <= towards + margin:
         return Check(text, UNDECIDED, str(gap))
     return decided(text, towards > least, str(gap))
-
-
-def _published(what: str, setting: str, row: str) -> float | None:
-    """The paper's mean for a cell."""
-    if what == "architectures":
-        return published()[what][setting].get(row)
-    table: dict[str, Any] = published().get(what, {}).get(row, {})
-    return table.get(AVERAGE if what == "domains" else setting, [None])[0]
 
 
 def permutation(found: Collection, methods: tuple[str, ...], hurts: bool) -> Iterator[Check]:
@@ -155,33 +148,18 @@ def least_cost(found: Collection) -> Iterator[Check]:
 
 def converges_faster(found: Collection) -> Iterator[Check]:
     """Rounds to nearly the lower of Factorized-FL's and another's last accuracies, means over clients and seeds."""
-    ours = _mean_curve(found.of("domains", "domains", "factorized-fl"))
+    ours = found.of("domains", "domains", "factorized-fl")
     for method in DOMAIN_METHODS:
         if method != "factorized-fl":
             text = f"rounds of Factorized-FL below those of {title(method)}, domains"
-            theirs = _mean_curve(found.of("domains", "domains", method))
+            theirs = found.of("domains", "domains", method)
             if not ours or not theirs:
                 yield Check(text)
                 continue
-            goal = NEARLY * min(ours[-1], theirs[-1])
-            one, other = (next(i for i, share in enumerate(curve, 1) if share >= goal) for curve in (ours, theirs))
-            yield decided(text, one < other, f"{one} against {other} to {100 * goal:.1f}%")
-
-
-def _mean_curve(results: Sequence[Result]) -> list[float]:
-    runs = [[_average(score for score in row if score is not None) for row in result.curve] for result in results]
-    return [_average(values) for values in zip(*runs, strict=True)]
-
-
-def alike_within_domains(found: Collection) -> Iterator[Check]:
-    """Mean cosines of v with clients of one's own domain against those with others, in the last round."""
-    for name, results in _factorised(found):
-        text = f"mean cosine of v higher within a domain, {name}"
-        if not results:
-            yield Check(text)
-            continue
-        same, other = (_average(r.record["factors"]["v"][kind][-1] for r in results) for kind in ("same", "other"))
-        yield decided(text, same > other, f"{same:.4f} against {other:.4f}")
+            curves = mean_curve(ours), mean_curve(theirs)
+            goal = NEARLY * min(curve[-1] for curve in curves)
+            one, other = (int((curve >= goal).argmax()) + 1 for curve in curves)
+            yield decided(text, one < other, f"{one} against {other} to {goal:.1f}%")
 
 
 def _factorised(found: Collection) -> Iterator[tuple[str, list[Result]]]:
@@ -204,15 +182,15 @@ def groups_by_domain(found: Collection, kind: str, groups: bool) -> Iterator[Che
         yield decided(text, (share > MOST) is groups, f"{share:.3f}, chance {chance:.3f}")
 
 
-def u_more_alike(found: Collection) -> Iterator[Check]:
-    """Mean cosines between clients of different domains in the last round."""
+def more_alike(found: Collection, text: str, one: tuple[str, str], other: tuple[str, str]) -> Iterator[Check]:
+    """One mean cosine above another in the last round: each of u or v, and with the same domain or others."""
     for name, results in _factorised(found):
-        text = f"mean cosine of u above that of v in the last round, {name}"
+        full = f"{text}, {name}"
         if not results:
-            yield Check(text)
+            yield Check(full)
             continue
-        u, v = (_average(r.record["factors"][kind]["other"][-1] for r in results) for kind in ("u", "v"))
-        yield decided(text, u > v, f"{u:.3f} against {v:.3f}")
+        more, less = (_average(r.record["factors"][kind][whose][-1] for r in results) for kind, whose in (one, other))
+        yield decided(full, more > less, f"{more:.4f} against {less:.4f}")
 
 
 def architectures(found: Collection, one: tuple[str, str], other: tuple[str, str], word: str) -> Iterator[Check]:

@@ -76,11 +76,6 @@ class Judged:
         return f"{self.verdict} so far" if self.ran and len(self.ran) < len(self.tests) else self.verdict
 
 
-def judge(found: Collection, claims: Sequence[Claim] | None = None) -> list[Judged]:
-    """The paper's claims, or others, judged by what was run."""
-    return [Judged(claim, tuple(claim.tests(found))) for claim in (CLAIMS if claims is None else claims)]
-
-
 CLAIMS = (
     Claim(
         "permutation-hurts",
@@ -151,10 +146,20 @@ CLAIMS = (
             ),
         ),
     ),
-    Claim("v-alike", "v is more alike between clients of one domain than of two.", tests.alike_within_domains),
+    Claim(
+        "v-alike",
+        "v is more alike between clients of one domain than of two.",
+        partial(
+            tests.more_alike, text="mean cosine of v higher within a domain", one=("v", "same"), other=("v", "other")
+        ),
+    ),
     Claim("v-groups", "v groups clients by domain.", partial(tests.groups_by_domain, kind="v", groups=True)),
     Claim("u-does-not", "u does not group clients by domain.", partial(tests.groups_by_domain, kind="u", groups=False)),
-    Claim("u-more-alike", "u is more alike between clients than v.", tests.u_more_alike),
+    Claim(
+        "u-more-alike",
+        "u is more alike between clients than v.",
+        partial(tests.more_alike, text="mean cosine of u above that of v", one=("u", "other"), other=("v", "other")),
+    ),
     Claim(
         "layout",
         "F*F x I*O beats I*F x O*F.",
@@ -224,3 +229,8 @@ SUPPOSED = (
         partial(tests.on_domains, pairs=(("factorized-fl+released-layout", "more", "factorized-fl", 0.0),)),
     ),
 )
+
+
+def judge(found: Collection, claims: Sequence[Claim] = CLAIMS) -> list[Judged]:
+    """The paper's claims, or others, judged by what was run."""
+    return [Judged(claim, tuple(claim.tests(found))) for claim in claims]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from factorized_fl.federation.rundir import Record
 from factorized_fl.reproduce.cells import Cell, Result, read_record, read_result
 from factorized_fl.reproduce.choices import read_choices
@@ -66,6 +68,12 @@ def mean(results: Sequence[Result], domain: str | None = None, round: int | None
 def _of_domain(result: Result, domain: str | None, round: int | None) -> list[float]:
     scores = zip(result.scores(round), result.domains, strict=True)
     return [score for score, of in scores if score is not None and domain in (None, of)]
+
+
+def mean_curve(results: Sequence[Result]) -> np.ndarray:
+    """Accuracy over clients and seeds after every round, in percent."""
+    rows = [[np.mean([a for a in row if a is not None]) for row in result.curve] for result in results]
+    return 100 * np.mean(np.array(rows), axis=0)
 
 
 @dataclass(frozen=True)

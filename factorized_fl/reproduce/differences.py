@@ -8,7 +8,8 @@ from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.markdown import entry, plain, table
 from factorized_fl.reproduce.names import title, variant_title
 from factorized_fl.reproduce.prose import CLOSE
-from factorized_fl.reproduce.rows import ALL_EPOCHS, AVERAGE, Row, rows_of
+from factorized_fl.reproduce.published import AVERAGE
+from factorized_fl.reproduce.rows import ALL_EPOCHS, Row, rows_of
 
 
 def compared(found: Collection) -> list[Row]:

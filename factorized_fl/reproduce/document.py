@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from factorized_fl.errors import UserError
@@ -17,8 +17,9 @@ from factorized_fl.reproduce.figures import drawings
 from factorized_fl.reproduce.markdown import entry, pivot, plain, table
 from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.prose import CLOSE
+from factorized_fl.reproduce.published import AVERAGE, published
 from factorized_fl.reproduce.readme import with_short_table
-from factorized_fl.reproduce.rows import ALL_EPOCHS, AVERAGE, Row, rows_of
+from factorized_fl.reproduce.rows import ALL_EPOCHS, Row, rows_of
 from factorized_fl.reproduce.studies import STUDIES
 
 DOCUMENT = "reproduction.md"
@@ -201,23 +202,23 @@ def _domains(found: Collection) -> list[str]:
     ]
     return [
         table(("method", *places, "paper, GB", "formula, GB", "serialised, GB"), lines),
-        f"{_seeds(rows)} The paper has no row for beta here. {_averages(by_place, places)}",
+        f"{_seeds(rows)} The paper has no row for beta here. {_averages()}",
         *_remarks(found, "domains"),
         *_figures(found, "domains", "domains-clients"),
     ]
 
 
-def _averages(by_place: Mapping[tuple[str, str], Row], places: Sequence[str]) -> str:
+def _averages() -> str:
     """The paper's averages are not those of its columns, and ours are held against the former."""
-    off = {}
-    for (method, place), row in by_place.items():
-        if place == AVERAGE and row.paper is not None:
-            columns = [by_place[method, other].paper for other in places if other != AVERAGE]
-            off[method] = (statistics.fmean(value for value in columns if value is not None), row.paper)
-    method = max(off, key=lambda name: abs(off[name][0] - off[name][1]))
+    both = {}
+    for method, row in published()["domains"].items():
+        columns = [value[0] for place, value in row.items() if place not in (AVERAGE, "cost")]
+        both[method] = (statistics.fmean(columns), row[AVERAGE][0])
+    method = max(both, key=lambda name: abs(both[name][0] - both[name][1]))
+    mean, printed = both[method]
     return (
-        f"The paper's averages are not the means of its columns: for {title(method)} these have a mean of "
-        f"{off[method][0]:.2f} and the paper prints {off[method][1]:.2f}. Ours stand beside what it prints."
+        f"The paper's averages are not the means of its columns: for {title(method)} these have a mean of {mean:.2f} "
+        f"and the paper prints {printed:.2f}. Ours stand beside what it prints."
     )
 
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.report.figures import settle
 from factorized_fl.reproduce.beyond import ROWS
 from factorized_fl.reproduce.cells import Result
-from factorized_fl.reproduce.collection import Collection, mean, model_millions
+from factorized_fl.reproduce.collection import Collection, mean, mean_curve, model_millions
 from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.studies import DOMAIN_METHODS, LABEL_METHODS, STUDIES, Study
 
@@ -74,7 +75,7 @@ def draw_all(found: Collection, folder: Path) -> list[Path]:
         with matplotlib.rc_context(_STYLE):
             figure = Figure(figsize=drawing.size, layout="constrained")
             drawing.draw(found, figure)
-            _settle(figure)
+            settle(figure)
             content = io.BytesIO()
             figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
         path = folder / f"{drawing.name}.svg"
@@ -83,25 +84,7 @@ def draw_all(found: Collection, folder: Path) -> list[Path]:
     return paths
 
 
-def _settle(figure: "Figure") -> None:
-    """Round where the layout put everything: its solver's last bits may differ, and identifiers are made of them."""
-    from matplotlib.transforms import Bbox
-
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for part in figure.subfigs:
-        part.bbox_relative.set_points(part.bbox_relative.get_points().round(5))
-    for axes in figure.get_axes():
-        axes.set_position(Bbox(axes.get_position(original=True).get_points().round(5)))
-
-
 # -- curves
-
-
-def curve(results: Sequence[Result]) -> np.ndarray:
-    """Mean accuracy over clients and seeds after every round, in percent."""
-    rows = [[np.mean([a for a in row if a is not None]) for row in result.curve] for result in results]
-    return 100 * np.mean(np.array(rows), axis=0)
 
 
 def sent(results: Sequence[Result]) -> np.ndarray:
@@ -114,7 +97,7 @@ def sent(results: Sequence[Result]) -> np.ndarray:
 
 def _curves(axes: Any, runs: dict[str, list[Result]], over_bytes: bool) -> None:
     for row, results in runs.items():
-        accuracy = curve(results)
+        accuracy = mean_curve(results)
         x = sent(results) if over_bytes else np.arange(1, len(accuracy) + 1)
         if over_bytes and not x[-1]:
             continue  # who never communicates has no place here

@@ -4,7 +4,8 @@ from factorized_fl.reproduce.beyond import OWN, ROWS, SETTLED
 from factorized_fl.reproduce.collection import Collection
 from factorized_fl.reproduce.markdown import entry, table
 from factorized_fl.reproduce.names import title
-from factorized_fl.reproduce.rows import AVERAGE, rows_of
+from factorized_fl.reproduce.published import AVERAGE
+from factorized_fl.reproduce.rows import rows_of
 
 BEGIN, END = "<!-- reproduction: written by `ffl reproduce --show` -->", "<!-- end of reproduction -->"
 
@@ -24,7 +25,7 @@ def short_table(found: Collection) -> str:
             words = f"**{title(name)}**" if name in ROWS else title(name)
             lines.append([words, *(entry(row) if row else "-" for row in places)])
     heads = ("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10")
-    note = "± is the standard deviation between two seeds; an entry without it is of the first seed alone."
+    note = "± is the standard deviation between seeds; an entry without it is of one seed."
     return f"{table(heads, lines)}\n\n{note}"
 
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 
 from factorized_fl.reproduce.cells import Cell, Result
 from factorized_fl.reproduce.collection import Collection, formula_gigabytes, mean, model_millions, total_bytes
-from factorized_fl.reproduce.published import published
+from factorized_fl.reproduce.published import AVERAGE, published, published_mean
 from factorized_fl.reproduce.studies import LAMBDAS, STUDIES
 
 # How long a single client trains, and after which round that is: none for the last. The paper states 20 epochs.
 ALL_EPOCHS, FEW_EPOCHS = "250 epochs", "20 epochs"
 ROUND_AFTER: dict[str, int | None] = {ALL_EPOCHS: None, FEW_EPOCHS: 4}
-AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -205,10 +204,6 @@ def _heterogeneity(found: Collection) -> Iterator[Row]:
 def _departures(found: Collection) -> Iterator[Row]:
     for cell in _cells("departures"):
         setting = "domains" if cell.preset.startswith("cifar100") else cell.setting
-        if setting == "domains":
-            paper = published()["domains"].get(cell.method, {}).get(AVERAGE)
-        elif setting in published()["architectures"]:
-            paper = [published()["architectures"][setting][cell.method]]
-        else:
-            paper = published()["label-cifar10"][cell.method][setting]
+        places = {"domains": "domains", **dict.fromkeys(published()["architectures"], "architectures")}
+        paper = published_mean(places.get(setting, "label-cifar10"), setting, cell.method)
         yield replace(_plain(cell, found, paper), what="departures", setting=setting)

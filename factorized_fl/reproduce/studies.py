@@ -84,16 +84,15 @@ def _beyond(labels: Study, domains: Study) -> Study:
     own, what = "factorized-peers", "beyond"
     cells, controls = [Cell(what, "domains", own, DOMAINS)], []
     borrowed = list(_pick(domains, "stand-alone", "factorized-fl", "factorized-fl-beta"))
-    for setting, rival in (
-        *(("permuted-iid", "factorized-fl-beta"), ("permuted-non-iid", "factorized-fl-beta")),
-        ("standard-iid", "fedavg"),
+    for setting, rivals in (
+        ("permuted-iid", ("factorized-fl-beta", "fedavg")),
+        ("permuted-non-iid", ("factorized-fl-beta", "fedavg")),
+        ("standard-iid", ("fedavg",)),
     ):
-        (beside,) = [cell for cell in labels.own if (cell.setting, cell.method) == (setting, rival)]
-        borrowed.append(beside)
-        if rival != "fedavg":
-            borrowed += [cell for cell in labels.own if (cell.setting, cell.method) == (setting, "fedavg")]
-        cells.append(Cell(what, setting, own, beside.preset))
-        controls.append(_with(what, setting, rival, beside.preset, "settled", settle=True))
+        beside = [c for rival in rivals for c in labels.own if (c.setting, c.method) == (setting, rival)]
+        borrowed += beside
+        cells.append(Cell(what, setting, own, beside[0].preset))
+        controls.append(_with(what, setting, rivals[0], beside[0].preset, "settled", settle=True))
     for setting, change in HARD.items():
         # Who trains alone does not notice somebody else's random labels.
         methods = (own,) if "scrambled" in change else ("stand-alone", own)
@@ -109,8 +108,9 @@ def _beyond(labels: Study, domains: Study) -> Study:
 
 # Where the authors' code departs from the paper, the likeliest to matter first: the change, and in which settings it
 # can matter. Everything at once is the preset's -released sister. Last, the precision that is ours alone.
+EVERYWHERE = ("permuted-iid", "permuted-non-iid", "domains", "standard-iid", "standard-non-iid")
 DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
-    ("no-l1", {"l1": False}, ("permuted-iid", "permuted-non-iid", "domains", "standard-iid", "standard-non-iid")),
+    ("no-l1", {"l1": False}, EVERYWHERE),
     ("head-mu", {"head_mu": "xavier"}, ("permuted-iid", "permuted-non-iid", "domains")),
     ("peers", {"tau": 0.95, "minimum": 4}, ("domains",)),
     ("head-reset", {"head": "reset"}, ("standard-iid", "standard-non-iid")),
@@ -125,7 +125,6 @@ DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
 # with larger steps and trains twice a round; its paper tests what one inner step makes of the round's start, and with
 # an inner step this large only that can be tested.
 BOTH = ("permuted-iid", "domains")
-EVERYWHERE = (*BOTH, "permuted-non-iid", "standard-iid", "standard-non-iid")
 OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
     ("pfedpara", "lr=0.01", {"lr": 0.01}, EVERYWHERE),
     ("fedfomo", "keep-current+try-validation", {"fallback": "current", "tried_on": "validation"}, EVERYWHERE),

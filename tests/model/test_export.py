@@ -120,6 +120,15 @@ def test_a_description_that_does_not_fit_the_model(run: Path, images: Path, tmp_
         predict.predict(tmp_path / "model", [images / "bars" / "bars-0"], "onnx")
 
 
+def test_a_model_from_before_its_classifier_had_a_width_can_be_used(run: Path, images: Path, tmp_path: Path) -> None:
+    export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
+    file = tmp_path / "model" / "model.json"
+    content = json.loads(file.read_text())
+    assert content.pop("head_width") == 0
+    file.write_text(json.dumps(content))
+    assert predict.predict(tmp_path / "model", [images / "bars" / "bars-0"], "torch")
+
+
 def test_a_description_with_numbers_for_other_channels(run: Path, images: Path, tmp_path: Path) -> None:
     export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
     file = tmp_path / "model" / "model.json"

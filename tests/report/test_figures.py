@@ -7,7 +7,7 @@ from PIL import Image
 
 from factorized_fl.errors import UserError
 from factorized_fl.report.collect import collect
-from factorized_fl.report.figures import accuracies, write_figures
+from factorized_fl.report.figures import accuracies, settle, write_figures
 from tests.report.synthetic import write_run
 
 
@@ -34,6 +34,26 @@ def test_accuracies_are_carried_forward(tmp_path: Path) -> None:
     assert table[1].tolist() == [30, 30, 60]
     assert np.isnan(table[0, 0])
     assert table[0, 1:].tolist() == [25, 25]
+
+
+def test_the_last_bits_of_a_layout_do_not_matter() -> None:
+    figure_module = pytest.importorskip("matplotlib.figure")
+
+    def edges(nudge: float) -> list[np.ndarray]:
+        """Where things are after settling, if the layout had put them a little elsewhere."""
+        figure = figure_module.Figure(figsize=(4, 4), layout="constrained")
+        part, other = figure.subfigures(2, 1)
+        axes = [part.subplots(), other.subplots()]
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        part.bbox_relative.set_points(np.array([[0, 0.51], [1, 0.99]]) + nudge)
+        for one in axes:
+            one.set_position((0.11 + nudge, 0.12 + nudge, 0.8, 0.7))
+        settle(figure)
+        return [part.bbox_relative.get_points(), *(one.get_position(original=True).get_points() for one in axes)]
+
+    assert all((one == other).all() for one, other in zip(edges(0.0), edges(1e-13), strict=True))
+    assert not all((one == other).all() for one, other in zip(edges(0.0), edges(1e-3), strict=True))
 
 
 def test_without_matplotlib_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
