@@ -11,6 +11,7 @@ _VARIANTS = {
     "head-mu": "Xavier mu in the classifier",
     "sequential": "mixed in place",
     "tf32": "TF32 convolutions",
+    "fp32": "float32 convolutions",
     "three-best": "three most similar",
     "keep-current": "current model kept",
     "lr=0.005": "steps of 0.005, inner ones too",

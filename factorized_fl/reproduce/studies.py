@@ -107,7 +107,7 @@ def _beyond(labels: Study, domains: Study) -> Study:
 
 
 # Where the authors' code departs from the paper, the likeliest to matter first: the change, and in which settings it
-# can matter. Everything at once is the preset's -released sister. Last, the precision that is ours alone.
+# can matter. Everything at once is the preset's -released sister.
 EVERYWHERE = ("permuted-iid", "permuted-non-iid", "domains", "standard-iid", "standard-non-iid")
 DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("no-l1", {"l1": False}, EVERYWHERE),
@@ -117,7 +117,6 @@ DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("released-layout", {"layout": "released"}, ("permuted-iid", "domains")),
     ("peers", {"minimum": 10}, ("permuted-iid",)),
     ("sequential", {"sequential": True}, ("permuted-iid", "domains")),
-    ("tf32", {"precision": "tf32"}, ("domains",)),
 )
 
 # What the baselines' own papers and code leave open or differ in, and what that may explain. pFedPara's factors have
@@ -137,7 +136,7 @@ OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
 
 
 def _departures(similarity: Study, architectures: Study) -> Study:
-    """All departures at once, what baselines leave open, then the departures one at a time.
+    """All departures at once, what baselines leave open, the departures one at a time, and the precision, ours alone.
 
     With a single client nothing is mixed: what is left is L1's gradient, how its classifier begins and the layout, and
     for a regular network how wide its classifier is where it has two layers.
@@ -166,6 +165,9 @@ def _departures(similarity: Study, architectures: Study) -> Study:
         for name, change, settings in DEPARTURES
         for setting in settings
         for method in methods
+    ]
+    cells += [
+        _with("departures", "domains", "factorized-fl-beta", DOMAINS, name, precision=name) for name in ("tf32", "fp32")
     ]
     alone = {"l1": False, "head_mu": "xavier"}
     layout = {"factorized-fl": {"layout": "released"}, "mixed-layout": {}}

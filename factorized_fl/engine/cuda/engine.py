@@ -35,8 +35,8 @@ class CudaEngine:
         steps = [self._steps(k) for k in range(len(self.scenario.clients))]
         self.lanes = lanes or choose_lanes(steps)
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
-        # Timing finds the fastest algorithms, but not the same ones every time; float32 is there to compare with.
-        torch.backends.cudnn.benchmark = self.config.precision != "fp32" and not self.config.repeatable
+        # Timing finds the fastest algorithms, but not the same ones every time.
+        torch.backends.cudnn.benchmark = not self.config.repeatable
         (self.model,) = reference.models.values()
         self.stacked = StackedResNet9(self.model, self.dtype)
         self.step: Step | None = None
