@@ -1,10 +1,10 @@
-"""Whether bf16 costs accuracy: the same runs with bf16 and with exacter convolutions, round by round.
+"""Whether bf16 costs accuracy: the same runs with bf16, TF32 and float32 convolutions.
 
-    python benchmarks/precision.py [--bf16 FILE... --exact FILE...] [--out results/performance/precision.json]
+    python benchmarks/precision.py [--results results] [--out results/performance/precision.json]
 
-By default Factorized-FL beta on the five domains with bf16 and with TF32, the seeds that both have, from
-results/paper/, and the mean of their differences. One round differs from the next by more than half a point, so beside
-the last round stands the mean of the last ten with their standard deviation.
+Factorized-FL beta on the five domains, from the runs of `ffl reproduce`: each precision beside float32, over the seeds
+that both have. One round differs from the next by more than half a point, so beside the last round stands the mean of
+the last ten with their standard deviation; and so do two runs of one seed with bf16, which stand beside each other.
 """
 
 import argparse
@@ -16,10 +16,12 @@ from typing import Any
 from factorized_fl.reproduce.cells import Result, read_result
 
 LAST = 10
-PAPER = Path("results/paper")
-NAMES = {
-    "bf16": "domains/factorized-fl-beta-seed*.json",
-    "exact": "departures/domains/factorized-fl-beta+tf32-seed*.json",
+EXACT = "fp32"
+FILES = {
+    "bf16": "paper/domains/factorized-fl-beta-seed*.json",
+    "bf16 again": "performance/domains-beta-again-seed*.json",
+    "tf32": "paper/departures/domains/factorized-fl-beta+tf32-seed*.json",
+    EXACT: f"paper/departures/domains/factorized-fl-beta+{EXACT}-seed*.json",
 }
 
 
@@ -36,32 +38,31 @@ def described(result: Result) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in NAMES:
-        parser.add_argument(f"--{name}", type=Path, nargs="+")
+    parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--out", type=Path, default=Path("results/performance/precision.json"))
     arguments = parser.parse_args()
-    cells: dict[str, dict[int, Result]] = {}
-    for name, pattern in NAMES.items():
-        paths = getattr(arguments, name) or sorted(PAPER.glob(pattern))
-        cells[name] = {result.seed: result for path in paths if (result := read_result(path))}
-    rows = []
-    for seed in sorted(cells["bf16"].keys() & cells["exact"].keys()):
-        pair = {name: described(cells[name][seed]) for name in NAMES}
-        differences = {what: pair["bf16"][what] - pair["exact"][what] for what in ("last_round", "last_ten")}
-        rows.append({"seed": seed, **pair, "difference": differences})
-        print(
-            f"seed {seed}: last round {pair['bf16']['last_round']:.2f} against {pair['exact']['last_round']:.2f}, "
-            f"last ten {pair['bf16']['last_ten']:.2f} ± {pair['bf16']['spread_of_ten']:.2f} "
-            f"against {pair['exact']['last_ten']:.2f} ± {pair['exact']['spread_of_ten']:.2f}"
-        )
-    if not rows:
-        raise SystemExit(
-            "There are no two runs of one seed: `ffl reproduce departures --methods factorized-fl-beta+tf32`."
-        )
-    mean = {what: statistics.fmean(row["difference"][what] for row in rows) for what in rows[0]["difference"]}
-    print(f"mean difference: last round {mean['last_round']:+.2f}, last ten {mean['last_ten']:+.2f}")
+    runs: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, pattern in FILES.items():
+        found = [result for path in sorted(arguments.results.glob(pattern)) if (result := read_result(path))]
+        runs[name] = {result.seed: described(result) for result in found}
+    if not runs[EXACT]:
+        raise SystemExit(f"There is no exact run: `ffl reproduce departures --methods factorized-fl-beta+{EXACT}`.")
+    differences = {}
+    for name, by_seed in runs.items():
+        for seed, run in by_seed.items():
+            ten = f"last ten {run['last_ten']:.2f} ± {run['spread_of_ten']:.2f}"
+            print(f"{name:10} seed {seed}: last round {run['last_round']:.2f}, {ten}")
+        common = sorted(by_seed.keys() & runs[EXACT].keys())
+        if name == EXACT or not common:
+            continue
+        differences[name] = {
+            what: statistics.fmean(by_seed[seed][what] - runs[EXACT][seed][what] for seed in common)
+            for what in ("last_round", "last_ten")
+        }
+    for name, each in differences.items():
+        print(f"{name} less {EXACT}: last round {each['last_round']:+.2f}, last ten {each['last_ten']:+.2f}")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"difference": mean, "seeds": rows}, indent=2) + "\n")
+    arguments.out.write_text(json.dumps({"differences": differences, "runs": runs}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
