@@ -91,6 +91,7 @@ def reproduce(
     results: Annotated[Path, typer.Option("--results", help="Folder of the results.")] = RESULTS,
     work: Annotated[Path, typer.Option("--work", help="Folder for runs under way.")] = WORK,
     device: Device = "auto",
+    note: Annotated[str, typer.Option("--note", help="Kept with each result: what readers have to know of it.")] = "",
     show: Annotated[bool, typer.Option("--show", help="Print our numbers beside the paper's.")] = False,
     format: Annotated[str, typer.Option("--format", help="With --show: table or json.")] = "table",
     docs: Annotated[Path, typer.Option("--docs", help="With --show alone: where the page and figures go.")] = DOCS,
@@ -127,6 +128,7 @@ def reproduce(
             clock=clock,
             device=device,
             watch=_watch if console.is_terminal else None,
+            note=note.strip().rstrip("."),
         ):
             _tell(progress)
             left += progress.state in ("cut off", "no time")

@@ -152,8 +152,15 @@ def _label(found: Collection, what: str, heading: str) -> list[str]:
         [title(m), *(entry(by_place[m, s]) for s in settings), *_costs(by_place[m, "permuted-iid"])] for m in methods
     ]
     headings = ("method", *settings, "paper, GB", "formula, GB", "serialised, GB")
-    note = f"{_seeds(rows)} Costs are those of the permuted IID setting."
-    return [heading, table(headings, lines), note, *_remarks(found, what), *_figures(found, what)]
+    below = f"{_seeds(rows)} Costs are those of the permuted IID setting."
+    return [
+        heading,
+        table(headings, lines),
+        below,
+        *_notes(found, what),
+        *_remarks(found, what),
+        *_figures(found, what),
+    ]
 
 
 def _seeds(rows: Sequence[Row]) -> str:
@@ -250,16 +257,23 @@ def _sizes(found: Collection) -> list[str]:
 
 
 def _notes(found: Collection, what: str) -> list[str]:
-    """What has to be known about single results of a study."""
-    noted: dict[tuple[str, str], list[int]] = {}
+    """What has to be known about results of a study: what was noted when they were run."""
+    noted: dict[str, dict[str, list[int]]] = {}
+    everything = 0
     for (study, setting, row), results in found.cells.items():
         for result in results if study == what else []:
+            everything += 1
             if "note" in result.record:
-                noted.setdefault((f"{title(row)}, {setting}", result.record["note"]), []).append(result.seed)
-    return sorted(
-        f"{cell}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {note}."
-        for (cell, note), seeds in noted.items()
-    )
+                cells = noted.setdefault(result.record["note"], {})
+                cells.setdefault(f"{title(row)}, {setting}", []).append(result.seed)
+    lines = []
+    for note, cells in noted.items():
+        named = [
+            f"{cell}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}" for cell, seeds in cells.items()
+        ]
+        whole = sum(map(len, cells.values())) == everything
+        lines.append(f"{'All runs' if whole else '; '.join(sorted(named))}: {note}.")
+    return sorted(lines)
 
 
 def _helped(found: Collection) -> list[str]:

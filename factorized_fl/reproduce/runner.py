@@ -112,11 +112,17 @@ def run_studies(
     clock: Clock | None = None,
     device: str = "auto",
     watch: Watch | None = None,
+    note: str = "",
 ) -> Iterator[Progress]:
-    """Run what is missing of some studies; tells of each cell. Choices come first, for the others heed them."""
+    """Run what is missing of some studies; tells of each cell. Choices come first, for the others heed them.
+
+    Every result keeps the note, if there is one.
+    """
     clock = clock or Clock()
     everything = select(what, seeds, methods, settings)
-    run_some = partial(run_cells, results=results, data=data, work=work, clock=clock, device=device, watch=watch)
+    run_some = partial(
+        run_cells, results=results, data=data, work=work, clock=clock, device=device, watch=watch, note=note
+    )
     if "choices" in what:
         yield from run_some([cell for cell in everything if cell.what == "choices"])
         write_choices(results)
@@ -144,6 +150,7 @@ def run_cells(
     device: str = "auto",
     chosen: Callable[[Cell], Mapping[str, Any]] = lambda cell: {},
     watch: Watch | None = None,
+    note: str = "",
 ) -> Iterator[Progress]:
     """Run what has no file yet, in order, while there is time; tells of each cell."""
     clock = clock or Clock()
@@ -161,11 +168,13 @@ def run_cells(
                 yield Progress(cell.name, "no time")
                 continue
             try:
-                run_cell(cell, config, results, directory, data=data, clock=clock, device=device, watch=watch)
+                record = run_cell(cell, config, directory, data=data, clock=clock, device=device, watch=watch)
             except Stopped:
                 cut_off = True
                 yield Progress(cell.name, "cut off")
                 continue
+            write_result(cell.path(results), record | ({"note": note} if note else {}))
+            directory.checkpoint_path.unlink(missing_ok=True)  # large, and not needed any more
             _free_memory()
             yield Progress(cell.name, "done", read_result(cell.path(results)))
 
@@ -173,15 +182,14 @@ def run_cells(
 def run_cell(
     cell: Cell,
     config: Config,
-    results: Path,
     directory: RunDirectory,
     *,
     data: Path | None,
     clock: Clock,
     device: str,
     watch: Watch | None,
-) -> None:
-    """Run one cell to its end and write its file; its checkpoint, which is large, is not needed any more.
+) -> Record:
+    """Run one cell to its end; what is to be kept of it.
 
     A run that is complete but lost its file is only measured again; how long its start took is not known then.
     """
@@ -192,13 +200,11 @@ def run_cell(
         run(config, directory.path, data=data, resume=True, observers=observers, device=device)
     start = stopper.ready - began if stopper.ready else 0.0
     try:
-        record = measure(cell, directory, start)
+        return measure(cell, directory, start)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(
             f"The run in '{directory.path}' is complete but cannot be read ({error!r}): remove it to run it again."
         ) from None
-    write_result(cell.path(results), record)
-    directory.checkpoint_path.unlink(missing_ok=True)
 
 
 def _free_memory() -> None:

@@ -51,6 +51,19 @@ def test_what_settling_alone_gives_and_notes_on_results_are_told(tmp_path: Path)
     assert "\nFactorized-Peers, domains, seed 1: made by hand.\n" in document(collect(tmp_path))
 
 
+def test_a_note_of_several_results_is_told_once_and_not_cell_by_cell_if_it_is_of_all(tmp_path: Path) -> None:
+    for method, setting, seed in (
+        ("fedavg", "standard-iid", 1),
+        ("fedavg", "standard-iid", 2),
+        ("fedprox", "permuted-iid", 1),
+    ):
+        write(tmp_path, "label-svhn", method, [80.0] * 20, setting=setting, seed=seed, note="copies")
+    assert "\nAll runs: copies.\n" in document(collect(tmp_path))
+    write(tmp_path, "label-svhn", "stand-alone", [80.0] * 20, setting="permuted-iid")
+    named = "FedAvg, standard-iid, seeds 1, 2; FedProx, permuted-iid, seed 1"
+    assert f"\n{named}: copies.\n" in document(collect(tmp_path))
+
+
 def test_a_client_that_loses_a_point_and_no_more_is_not_harmed(tmp_path: Path) -> None:
     write(tmp_path, "domains", "stand-alone", [60.0] * 20)
     write(tmp_path, "beyond", PEERS, [59.0] * 20, setting="domains", mixing=mixing(20))

@@ -41,6 +41,14 @@ def test_cells_become_files_once(images: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "work").rglob("checkpoint*"))
 
 
+def test_a_note_is_kept_with_the_results_it_was_given_for(images: Path, tmp_path: Path) -> None:
+    cells = select(["domains"], [1])
+    run_all(cells[:1], tmp_path, images)
+    run_all(cells[:2], tmp_path, images, note="enlarged copies")
+    found = [read_result(cell.path(tmp_path / "results")) for cell in cells[:2]]
+    assert [result.record.get("note") for result in found if result] == [None, "enlarged copies"]
+
+
 def test_a_file_holds_accuracy_bytes_configuration_and_where_it_came_from(images: Path, tmp_path: Path) -> None:
     run_all(select(["domains"], [1]), tmp_path, images)
     record = json.loads((tmp_path / "results" / "domains" / "factorized-fl-seed1.json").read_text())
