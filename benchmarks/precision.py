@@ -4,7 +4,8 @@
 
 Factorized-FL beta on the five domains, from the runs of `ffl reproduce`: each precision beside float32, over the seeds
 that both have. One round differs from the next by more than half a point, so beside the last round stands the mean of
-the last ten with their standard deviation; and so do two runs of one seed with bf16, which stand beside each other.
+the last ten with their standard deviation. Two runs of one seed differ, too: "bf16 again" is `ffl reproduce domains
+--methods factorized-fl-beta` with other --results.
 """
 
 import argparse
