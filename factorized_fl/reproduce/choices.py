@@ -6,7 +6,7 @@ after the last round wins, the first of equals. Clustered-FL's thresholds follow
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,9 +149,26 @@ def chosen_options(results: Path) -> Callable[[Cell], Mapping[str, Any]]:
     def options(cell: Cell) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for entry in entries:
-            wanted = entry["presets"] is None or cell.preset in entry["presets"]
-            if cell.what != "choices" and cell.method in entry["methods"] and wanted:
+            if cell.what != "choices" and _counts_for(cell, entry["methods"], entry["presets"]):
                 found |= entry["options"]
         return found
 
     return options
+
+
+def not_chosen(cells: Iterable[Cell], results: Path) -> list[str]:
+    """Methods and presets among the cells, "fedprox on cifar10-iid", whose open options nobody has chosen yet."""
+    entries = read_choices(results)
+    planned = [((family.method, *family.methods), family.presets) for family in FAMILIES]
+    planned.append((("clustered-fl",), (DOMAINS, *LABELS)))
+    return [
+        f"{method} on {preset}"
+        for (method, preset), cell in {(cell.method, cell.preset): cell for cell in cells}.items()
+        if any(_counts_for(cell, *each) for each in planned)
+        and not any(_counts_for(cell, entry["methods"], entry["presets"]) for entry in entries)
+    ]
+
+
+def _counts_for(cell: Cell, methods: Sequence[str], presets: Sequence[str] | None) -> bool:
+    """Whether what is chosen for these methods and presets, all if none is named, is for this cell."""
+    return cell.method in methods and (not presets or cell.preset in presets)

@@ -5,6 +5,7 @@ import signal
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from factorized_fl.federation.run import Observer, Stopped, run
 from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.reproduce import heterogeneity
 from factorized_fl.reproduce.cells import Cell, Result, read_result, write_result
-from factorized_fl.reproduce.choices import chosen_options, write_choices
+from factorized_fl.reproduce.choices import chosen_options, not_chosen, write_choices
 from factorized_fl.reproduce.measures import measure
 from factorized_fl.reproduce.studies import find_study, select
 
@@ -127,6 +128,12 @@ def run_studies(
         yield from run_some([cell for cell in everything if cell.what == "choices"])
         write_choices(results)
     cells = [cell for cell in everything if cell.what != "choices"]
+    if missing := not_chosen([cell for cell in cells if not cell.path(results).exists()], results):
+        warnings.warn(
+            f"What the paper leaves open was not chosen for {', '.join(missing)}: that has its preset's value. "
+            "`ffl reproduce choices` chooses, and comes first.",
+            stacklevel=2,
+        )
     yield from run_some(cells, chosen=chosen_options(results))
     if "heterogeneity" in what:
         for seed in seeds or find_study("heterogeneity").seeds:

@@ -6,7 +6,7 @@ import pytest
 from factorized_fl.reproduce import choices, studies
 from factorized_fl.reproduce.cells import Cell
 from factorized_fl.reproduce.choices import Family, choose, chosen_options, pilot_cell, write_choices
-from factorized_fl.reproduce.runner import run_cells, run_studies
+from factorized_fl.reproduce.runner import Clock, run_cells, run_studies
 from factorized_fl.reproduce.studies import STUDIES, Study
 
 
@@ -102,6 +102,8 @@ def test_what_is_chosen_counts_for_the_studies_after_it(images: Path, tmp_path: 
     monkeypatch.setattr(choices, "LABELS", ())
     monkeypatch.setitem(studies.STUDIES, "choices", Study("choices", "tiny", tuple(family.cells())))
     options = {"data": images, "work": tmp_path / "w", "device": "cpu"}
+    with pytest.warns(UserWarning, match=r"was not chosen for factorized-fl on tiny: that has its preset's value\."):
+        list(run_studies(["domains"], tmp_path / "r", clock=Clock(0), **options))
     ran = list(run_studies(["ablation", "choices"], tmp_path / "r", **options))
     assert [progress.name.split("/")[0] for progress in ran] == ["choices", "choices", "domains", "ablation"]
     (made,) = json.loads((tmp_path / "r" / "choices.json").read_text())["chosen"]
