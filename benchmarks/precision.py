@@ -1,6 +1,6 @@
 """Whether bf16 costs accuracy: the same runs with bf16, TF32 and float32 convolutions.
 
-    python benchmarks/precision.py [--results results] [--out results/performance/precision.json]
+    python benchmarks/precision.py [--out results/performance/precision.json]
 
 Factorized-FL beta on the five domains, from the runs of `ffl reproduce`: each precision beside float32, over the seeds
 that both have. One round differs from the next by more than half a point, so beside the last round stands the mean of
@@ -17,6 +17,7 @@ from typing import Any
 from factorized_fl.reproduce.cells import Result, read_result
 
 LAST = 10
+RESULTS = Path("results")
 EXACT = "fp32"
 FILES = {
     "bf16": "paper/domains/factorized-fl-beta-seed*.json",
@@ -39,12 +40,11 @@ def described(result: Result) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--out", type=Path, default=Path("results/performance/precision.json"))
     arguments = parser.parse_args()
     runs: dict[str, dict[int, dict[str, Any]]] = {}
     for name, pattern in FILES.items():
-        found = [result for path in sorted(arguments.results.glob(pattern)) if (result := read_result(path))]
+        found = [result for path in sorted(RESULTS.glob(pattern)) if (result := read_result(path))]
         runs[name] = {result.seed: described(result) for result in found}
     if not runs[EXACT]:
         raise SystemExit(f"There is no exact run: `ffl reproduce departures --methods factorized-fl-beta+{EXACT}`.")

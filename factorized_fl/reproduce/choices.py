@@ -149,7 +149,7 @@ def chosen_options(results: Path) -> Callable[[Cell], Mapping[str, Any]]:
     def options(cell: Cell) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for entry in entries:
-            if cell.what != "choices" and _counts_for(cell, entry["methods"], entry["presets"]):
+            if cell.what != "choices" and _counts_for(cell.method, cell.preset, entry["methods"], entry["presets"]):
                 found |= entry["options"]
         return found
 
@@ -163,12 +163,12 @@ def not_chosen(cells: Iterable[Cell], results: Path) -> list[str]:
     planned.append((("clustered-fl",), (DOMAINS, *LABELS)))
     return [
         f"{method} on {preset}"
-        for (method, preset), cell in {(cell.method, cell.preset): cell for cell in cells}.items()
-        if any(_counts_for(cell, *each) for each in planned)
-        and not any(_counts_for(cell, entry["methods"], entry["presets"]) for entry in entries)
+        for method, preset in dict.fromkeys((cell.method, cell.preset) for cell in cells)
+        if any(_counts_for(method, preset, *each) for each in planned)
+        and not any(_counts_for(method, preset, entry["methods"], entry["presets"]) for entry in entries)
     ]
 
 
-def _counts_for(cell: Cell, methods: Sequence[str], presets: Sequence[str] | None) -> bool:
-    """Whether what is chosen for these methods and presets, all if none is named, is for this cell."""
-    return cell.method in methods and (not presets or cell.preset in presets)
+def _counts_for(method: str, preset: str, methods: Sequence[str], presets: Sequence[str] | None) -> bool:
+    """Whether what is chosen for these methods and presets, all if none is named, is for this one."""
+    return method in methods and (not presets or preset in presets)

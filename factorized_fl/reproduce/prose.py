@@ -97,7 +97,8 @@ difference stands that of the published numbers. A claim *holds* if all checks t
 *in part* if at least as many do as come out contrary; else it *does not hold*, or is *undecided* if no check decides.
 
 What this cannot say: clients of one seed share initial weights and, with CIFAR-10 and SVHN, all test images, so a check
-of one seed says nothing about other seeds, and two seeds tell little of the spread between seeds. Nothing was corrected
-for the number of checks: of twenty differences that are none, one exceeds two standard errors by chance."""
+of one seed says nothing about other seeds, and two seeds tell little of the spread between seeds: two runs of one seed
+on a GPU can end more than a point apart ([performance.md](performance.md#right)). Nothing was corrected for the number
+of checks: of twenty differences that are none, one exceeds two standard errors by chance."""
 
 SUPPOSED = """What we suppose about how the published numbers came about, judged by the same rules:"""

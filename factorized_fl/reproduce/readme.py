@@ -25,7 +25,10 @@ def short_table(found: Collection) -> str:
             words = f"**{title(name)}**" if name in ROWS else title(name)
             lines.append([words, *(entry(row) if row else "-" for row in places)])
     heads = ("paper / ours, %", "five domains", "permuted IID CIFAR-10", "permuted non-IID CIFAR-10")
-    note = "± is the standard deviation between seeds; an entry without it is of one seed."
+    note = (
+        "± is the standard deviation between seeds, of which there are few; an entry without it is of one seed. Two\n"
+        "runs of one seed can end more than a point apart ([why](docs/performance.md#right))."
+    )
     return f"{table(heads, lines)}\n\n{note}"
 
 
