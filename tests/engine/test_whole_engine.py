@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -65,3 +66,27 @@ def test_two_rounds_are_the_reference_engines() -> None:
             assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
     for name in theirs.momentum.common:
         assert torch.allclose(ours.state.common[name], theirs.state.common[name], rtol=1e-5, atol=1e-7), name
+
+
+def test_models_are_tried_in_batches_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three held-out images take a batch of four, one of them a filling that does not count."""
+    ours = federation("fedavg")
+    clients = [
+        replace(c, holdout=c.test.repeat(4)[:count]) for c, count in zip(ours.scenario.clients, (3, 4), strict=True)
+    ]
+    ours.engine.scenario = replace(ours.scenario, clients=tuple(clients))
+    wanted, engine = ours.engine, cuda.CudaEngine(ours.engine, lanes=2)
+    plain, seen = engine._plain, []
+    monkeypatch.setattr(engine, "_plain", lambda chosen: (seen.append(tuple(chosen.shape)), plain(chosen))[1])
+    for k in range(2):
+        own = ours.state.client(k)
+        models = {name: torch.stack([own[name], 1.01 * own[name]]) for name in ours.momentum.common}
+        found = engine.validation_losses(k, own, models)
+        assert found == pytest.approx(wanted.validation_losses(k, own, models), rel=1e-5)
+        assert found[0] != found[1]
+    assert seen == [(2, 4), (2, 4)]
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (83, 128), (128, 128), (129, 256), (369, 384)])
+def test_few_sizes_hold_all_images(count: int, size: int) -> None:
+    assert cuda.few_sizes(count) == size

@@ -23,6 +23,7 @@ from factorized_fl.methods import Batch, Local, Tensors
 from factorized_fl.nn.models import NORM_MOMENTUM
 
 _TOGETHER = 10  # clients that are tested at once
+_SIZES = 128  # between two sizes of large batches in a test; small ones are powers of two
 
 
 class CudaEngine:
@@ -261,7 +262,7 @@ class CudaEngine:
         self.model.eval()
         height, width = self.images.shape[2:]
         longest = max(len(getattr(self.scenario.clients[k], part)) for k in group)
-        size = min(TEST_PIXELS // (height * width), longest)
+        size = min(TEST_PIXELS // (height * width), few_sizes(longest))
         positions, labels = self._questions(group, part, size)
         weights = self.stacked.weights(tensors)
         for first in range(0, positions.shape[1], size):
@@ -384,6 +385,12 @@ def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 def _together(clients: Sequence[int]) -> list[list[int]]:
     """A few clients at a time."""
     return [list(clients[first : first + _TOGETHER]) for first in range(0, len(clients), _TOGETHER)]
+
+
+def few_sizes(count: int) -> int:
+    """A batch size that holds so many images, one of few: cuDNN times its algorithms anew for every size it meets."""
+    step = min(_SIZES, 1 << (count - 1).bit_length())
+    return -(-count // step) * step
 
 
 def round_to_int(value: float) -> int:
