@@ -26,6 +26,7 @@ class Config:
     alpha: float = option(0.5, "concentration of the Dirichlet partition", above=0)
     permuted: bool = option(False, "every client numbers its classes in its own way")
     permutation_seed: int = option(PERMUTATION_SEED, "the paper's fixed global seed of the label permutations", low=0)
+    partition_seed: int = option(0, "seed of the splits and of who holds which images; 0: as seed", low=0)
     clients: int = option(20, "number of clients", low=1)
     clients_per_domain: tuple[int, ...] = option((), "clients of each domain; empty: even shares", low=1)
     images_per_client: int = option(0, "at most so many training images each; 0: all", low=0)

@@ -64,6 +64,7 @@ class Federation:
 def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
     """The configured scenario; `data` is the folder that holds the data sets."""
     domains = load(config.dataset, data, size=config.image_size or None, channels=config.channels or None)
+    seed = config.partition_seed or config.seed
     scenario = build_scenario(
         domains,
         normalisation(config.dataset, domains[0].images.shape[1]),
@@ -75,10 +76,10 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
         images_per_client=config.images_per_client,
         train_share=config.train_share,
         permutation_seed=config.permutation_seed,
-        seed=config.seed,
+        seed=seed,
     )
     if config.scrambled:
-        scenario = scramble(scenario, config.scrambled, config.seed)
+        scenario = scramble(scenario, config.scrambled, seed)
     return score_validation(scenario) if config.score == "validation" else scenario
 
 

@@ -11,9 +11,9 @@ def weighted_mean(weights: torch.Tensor, received: torch.Tensor) -> torch.Tensor
     return (row / row.sum()).expand(len(row), -1).clone()
 
 
-def group_mean(same: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-    """Everybody receives the plain mean of its group's members who have answered; nobody did: one's own."""
-    members = (same & received).double()
+def group_mean(same: torch.Tensor, received: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Everybody receives the weighted mean of its group's members who have answered; nobody did: one's own."""
+    members = torch.where(same & received, weights, 0.0)
     alone = members.sum(1) == 0
     members[alone, alone] = 1.0
     return members / members.sum(1, keepdim=True)

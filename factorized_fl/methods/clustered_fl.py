@@ -27,6 +27,7 @@ class ClusteredFL(FedAvg):
     eps1: float = option(0.0, "split only if the cluster's mean update is shorter than this", low=0)
     eps2: float = option(0.0, "and its longest update is longer than this", low=0)
     warm_up: int = option(20, "no split before this round is over", low=0)
+    weights: str = option("equal", "what clients count by in their cluster's mean", choices=("equal", "images"))
 
     def mix(self, server: Server) -> Mixing:
         """Split what is to be split, then average inside the new clusters."""
@@ -45,7 +46,8 @@ class ClusteredFL(FedAvg):
                 clusters[apart] = clusters.max() + 1
         same = clusters.unsqueeze(0) == clusters.unsqueeze(1)
         state = {"clusters": clusters, "norms": norms}  # norms: the largest mean and single update of any cluster
-        return Mixing(group_mean(same, server.received), similarity, state)
+        weights = server.sizes if self.weights == "images" else torch.ones_like(server.sizes)
+        return Mixing(group_mean(same, server.received, weights), similarity, state)
 
 
 def halves(similarity: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ _DATA = (
     "alpha",
     "permuted",
     "permutation_seed",
+    "partition_seed",
     "clients",
     "clients_per_domain",
     "images_per_client",

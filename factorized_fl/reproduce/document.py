@@ -183,7 +183,10 @@ def _remarks(found: Collection, what: str) -> list[str]:
             told.append(_alone(f"{title(row)}, {setting}", mixed))
     if unsplit:
         places = ", ".join(unsplit)
-        told.insert(0, f"Clustered-FL, with the thresholds below, never split ({places}): there it is FedAvg.")
+        told.insert(
+            0,
+            f"Clustered-FL, with the thresholds below, never split ({places}): there it is FedAvg with equal weights.",
+        )
     return told
 
 

@@ -71,15 +71,21 @@ mixed, the mean over clients and rounds."""
 
 DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
-Means over all domains count here, and single clients after 250 epochs. What can be switched on: for Factorized-FL and
-its beta the departures of the authors' code, all together and one by one, and for the factorised networks of a single
-client those that concern it, together; for regular networks with two FC layers the width between them, which the paper
-does not state (256 of ResNet-9, 512 of ResNet-18 in ours); for FedFOMO the two choices that its sources leave open
-([methods.md](methods.md)), for pFedPara a learning rate ten times as large, for Per-FedAvg, on the domains, what PFLlib
-does differently and its own paper's test; for beta on the domains TF32 or float32 instead of bfloat16 convolutions,
-which are our own departure. *Comes within {CLOSE} points with* names those whose run agrees with the published number;
-*not run* means that none of them was run yet. The paper says that it adjusted hyper-parameters of baselines, but not
-which; the authors published no code for them, so for the others there is nothing to switch on."""
+Means over all domains count here, and single clients after 250 epochs. What can be switched on:
+
+- Factorized-FL and its beta: the departures of the authors' code, all together and one by one. For the factorised
+  networks of a single client those that concern it, together.
+- Regular networks with two FC layers: the width between them, which the paper does not state (256 of ResNet-9, 512 of
+  ResNet-18 in ours).
+- FedFOMO: the two choices that its sources leave open ([methods.md](methods.md)). pFedPara: a learning rate ten times
+  as large. Per-FedAvg, on the domains: what PFLlib does differently, and its own paper's test.
+- Clustered-FL, where clients hold unequally many images: that they count by these.
+- Baselines that are far off with non-IID shares: other draws of these. The authors drew theirs without a seed.
+- beta on the domains: TF32 or float32 convolutions instead of bfloat16 ones, which are our own departure.
+
+*Comes within {CLOSE} points with* names those whose run agrees with the published number; *not run* means that none of
+them was run yet. The paper says that it adjusted hyper-parameters of baselines, but not which; the authors published no
+code for them, so for the others there is nothing to switch on."""
 
 CLAIMS = """## Claims
 

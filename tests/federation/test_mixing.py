@@ -82,8 +82,11 @@ def test_mix_reads_a_snapshot() -> None:
 
 def test_group_mean_leaves_out_those_who_never_answered() -> None:
     same = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
-    matrix = group_mean(same, torch.tensor([True, False, False]))
+    weights = torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)
+    matrix = group_mean(same, torch.tensor([True, False, False]), weights)
     assert matrix.tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+    matrix = group_mean(same, torch.tensor([True, True, True]), weights)
+    assert matrix.tolist() == [[0.75, 0.25, 0], [0.75, 0.25, 0], [0, 0, 1]]
 
 
 def test_in_place_mixing_reads_what_earlier_clients_received() -> None:

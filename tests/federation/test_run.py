@@ -12,6 +12,7 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.federation import rundir
+from factorized_fl.federation.build import build_federation, build_scenario_of
 from factorized_fl.federation.run import peak_memory, run
 from factorized_fl.federation.rundir import RunDirectory
 from tests.tiny import tiny_config
@@ -351,3 +352,14 @@ def test_checkpoints_that_cost_too_much_are_left_out(
 
     run(tiny_config(), tmp_path / "run", data=images, observers=[Look(0)])
     assert seen == written
+
+
+def test_who_holds_what_can_be_drawn_apart_from_all_else(images: Path) -> None:
+    first, second = (tiny_config("fedavg", partition="dirichlet", seed=seed) for seed in (1, 2))
+    both = tiny_config("fedavg", partition="dirichlet", seed=1, partition_seed=2)
+    one, two, mixed = (build_scenario_of(config, images) for config in (first, second, both))
+    held = [[client.train.tolist() for client in scenario.clients] for scenario in (one, two, mixed)]
+    assert held[2] == held[1] != held[0]
+    began = [build_federation(config, two, torch.device("cpu")).state.common for config in (first, second, both)]
+    assert all(torch.equal(began[2][name], began[0][name]) for name in began[0])
+    assert not all(torch.equal(began[2][name], began[1][name]) for name in began[1])

@@ -58,6 +58,12 @@ def test_two_camps_are_split() -> None:
     assert mixing.matrix.tolist() == [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]] * 2
 
 
+def test_clients_can_count_by_their_images() -> None:
+    method = ClusteredFL(eps1=0.5, eps2=0.8, weights="images")
+    mixing = method.mix(server(torch.stack(TWO_CAMPS), round=FIRST, sizes=[1.0, 2.0, 3.0, 2.0]))
+    assert mixing.matrix.tolist() == [[0.25, 0, 0.75, 0], [0, 0.5, 0, 0.5]] * 2
+
+
 @pytest.mark.parametrize(
     ("method", "updates", "round"),
     [

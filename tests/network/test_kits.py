@@ -45,7 +45,8 @@ def test_the_agreement(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"clients": 4}, "sets clients, which follows"),
-        *(({name: 1}, f"sets {name}, which follows") for name in ("alpha", "scrambled", "permutation_seed")),
+        *(({name: 1}, f"sets {name}, which follows") for name in ("alpha", "scrambled")),
+        *(({name: 1}, f"sets {name}, which follows") for name in ("permutation_seed", "partition_seed")),
         ({"score": "validation"}, "sets score, which follows"),
         ({"quorum": 4}, "can never be met by 3"),
         ({"image_size": None}, "must set image_size, and channels to 1 or 3"),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from factorized_fl.errors import UserError
@@ -57,6 +59,17 @@ def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> N
     pfedpara = [cell for cell in own if cell.method == "pfedpara"]
     assert {cell.config().lr for cell in pfedpara} == {0.01}
     assert {cell.setting for cell in pfedpara} == {cell.setting for cell in own}
+
+
+def test_draws_change_who_holds_what_and_nothing_else() -> None:
+    drawn = [cell for cell in STUDIES["departures"].own if cell.variant.startswith("draw=")]
+    assert len(drawn) == 15
+    for cell in drawn:
+        config = cell.config()
+        (usual,) = [c for c in STUDIES["label-cifar10"].own if (c.setting, c.row) == (cell.setting, cell.method)]
+        assert cell.variant == f"draw={config.partition_seed}"
+        assert replace(config, partition_seed=0) == usual.config()
+        assert config.partition == "dirichlet"
 
 
 def test_single_clients_have_the_departures_that_concern_them() -> None:
