@@ -77,8 +77,9 @@ Means over all domains count here, and single clients after 250 epochs. What can
   networks of a single client those that concern it, together.
 - Regular networks with two FC layers: the width between them, which the paper does not state (256 of ResNet-9, 512 of
   ResNet-18 in ours).
-- FedFOMO: the two choices that its sources leave open ([methods.md](methods.md)). pFedPara: a learning rate ten times
-  as large. Per-FedAvg, on the domains: what PFLlib does differently, and its own paper's test.
+- FedFOMO: the two choices that its sources leave open ([methods.md](methods.md)). Per-FedAvg, on the domains: what
+  PFLlib does differently, and its own paper's test.
+- pFedPara, FedFOMO, and Per-FedAvg on the domains: a learning rate ten times as large.
 - Clustered-FL, where clients hold unequally many images: that they count by these.
 - Baselines that are far off with non-IID shares: other draws of these. The authors drew theirs without a seed.
 - beta on the domains: TF32 or float32 convolutions instead of bfloat16 ones, which are our own departure.

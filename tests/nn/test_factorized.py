@@ -298,19 +298,6 @@ def test_draws_follow_the_generator_in_module_order(mu):
             assert torch.equal(factor, torch.empty(factor.shape).uniform_(-bound, bound, generator=generator))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cpu_generator_draws_the_same_factors_for_a_gpu():
-    here, there = (
-        factorize(signal().to(device), generator=torch.Generator().manual_seed(3)) for device in ("cpu", "cuda")
-    )
-    assert part_of(there[0]).u.is_cuda
-    for mine, other in zip(here.modules(), there.modules(), strict=True):
-        if isinstance(mine, RankOneSparse):
-            assert torch.equal(mine.u, other.u.cpu())
-            assert torch.equal(mine.v, other.v.cpu())
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_mu_fit_is_the_best_rank_one(layout):
     torch.manual_seed(0)

@@ -50,12 +50,13 @@ def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> N
     own = [cell for cell in STUDIES["departures"].own if cell.config().clients > 1]
     released = [cell.variant == "released" for cell in own]
     assert released == sorted(released, reverse=True)
-    first = own[sum(released) :][:8]
-    assert [cell.method for cell in first] == ["pfedpara", *["fedfomo"] * 3] * 2
-    assert [cell.setting for cell in first] == ["permuted-iid"] * 4 + ["domains"] * 4
+    first = own[sum(released) :][:10]
+    assert [cell.method for cell in first] == ["pfedpara", *["fedfomo"] * 4] * 2
+    assert [cell.setting for cell in first] == ["permuted-iid"] * 5 + ["domains"] * 5
     fedfomo = [cell.config() for cell in first if cell.method == "fedfomo"]
-    options = [(config.options["fallback"], config.options["tried_on"]) for config in fedfomo]
-    assert options == [("current", "validation"), ("start", "validation"), ("current", "holdout")] * 2
+    options = [(config.options["fallback"], config.options["tried_on"], config.lr) for config in fedfomo]
+    tried = [("current", "validation"), ("start", "validation"), ("current", "holdout"), ("start", "holdout")]
+    assert options == [(*choice, lr) for choice, lr in zip(tried, (1e-3, 1e-3, 1e-3, 1e-2), strict=True)] * 2
     pfedpara = [cell for cell in own if cell.method == "pfedpara"]
     assert {cell.config().lr for cell in pfedpara} == {0.01}
     assert {cell.setting for cell in pfedpara} == {cell.setting for cell in own}
