@@ -1,6 +1,7 @@
 """What rows are called when people read them."""
 
 from factorized_fl.methods import METHODS
+from factorized_fl.reproduce.studies import DRAWS
 
 _VARIANTS = {
     "released": "all departures",
@@ -18,9 +19,7 @@ _VARIANTS = {
     "lr=0.01": "learning rate 0.01",
     "twice": "trained twice a round",
     "by-images": "clients count by their images",
-    "draw=2": "shares drawn with seed 2",
-    "draw=3": "shares drawn with seed 3",
-    "draw=4": "shares drawn with seed 4",
+    **{name: f"shares drawn with seed {change['partition_seed']}" for name, change in DRAWS},
     "width=64": "64 units between FC layers",
     "width=1024": "1024 units between FC layers",
     "adapted": "inner steps of 0.01, tested after one",

@@ -139,8 +139,8 @@ OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
     ("clustered-fl", "by-images", {"weights": "images"}, ("permuted-non-iid", "standard-non-iid")),
 )
 
-# Nobody knows which shares the authors drew: theirs have no seed. So other draws for those for whom nothing else can be
-# switched on and who are far away; the rest of a run stays as it is.
+# Nobody knows which shares the authors drew: theirs have no seed. So other draws for baselines that are far away; the
+# rest of a run stays as it is.
 DRAWS = tuple((f"draw={seed}", {"partition_seed": seed}) for seed in (2, 3, 4))
 DRAWN = (
     *(("standard-non-iid", method) for method in ("stand-alone", "clustered-fl", "per-fedavg")),

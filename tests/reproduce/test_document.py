@@ -77,24 +77,36 @@ def test_the_page_shows_numbers_differences_and_what_was_not_run(results: Path) 
     assert "F\\*F x I\\*O beats I\\*F x O\\*F." in page
 
 
-def test_fedfomos_open_choices_are_looked_at_where_it_differs(results: Path) -> None:
-    write(results, "label-cifar10", "fedfomo", [57.7] * 20, setting="permuted-iid")
-    before = "| label-cifar10 | permuted-iid | FedFOMO | 64.26 / 57.70 (-6.56) |"
+@pytest.mark.parametrize(
+    ("setting", "method", "ours", "entry", "tried"),
+    [
+        (
+            *("permuted-iid", "fedfomo", 57.7, "FedFOMO | 64.26 / 57.70 (-6.56)"),
+            {
+                "keep-current": (60.0, "none of 1 tried; nearest: current model kept (60.00)"),
+                "try-validation": (64.0, "tried on validation images (64.00)"),
+            },
+        ),
+        (
+            *("standard-non-iid", "stand-alone", 44.7, "Stand-Alone | 47.79 / 44.70 (-3.09)"),
+            {"draw=2": (46.0, "shares drawn with seed 2 (46.00)")},
+        ),
+    ],
+)
+def test_what_is_open_about_baselines_is_looked_at_where_they_differ(
+    results: Path, setting: str, method: str, ours: float, entry: str, tried: dict[str, tuple[float, str]]
+) -> None:
+    write(results, "label-cifar10", method, [ours] * 20, setting=setting)
+    before = f"| label-cifar10 | {setting} | {entry} |"
     assert f"{before} not run |" in document(collect(results))
+    for variant, (accuracy, outcome) in tried.items():
+        write(results, "departures", f"{method}+{variant}", [accuracy] * 20, setting=setting)
+        assert f"{before} {outcome} |" in document(collect(results))
+
+
+def test_all_departures_that_were_run_are_listed(results: Path) -> None:
     write(results, "departures", "fedfomo+keep-current", [60.0] * 20, setting="permuted-iid")
-    assert f"{before} none of 1 tried; nearest: current model kept (60.00) |" in document(collect(results))
-    write(results, "departures", "fedfomo+try-validation", [64.0] * 20, setting="permuted-iid")
-    page = document(collect(results))
-    assert f"{before} tried on validation images (64.00) |" in page
-    assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in page
-
-
-def test_other_draws_of_the_shares_are_looked_at_where_baselines_differ(results: Path) -> None:
-    write(results, "label-cifar10", "stand-alone", [44.7] * 20, setting="standard-non-iid")
-    before = "| label-cifar10 | standard-non-iid | Stand-Alone | 47.79 / 44.70 (-3.09) |"
-    assert f"{before} not run |" in document(collect(results))
-    write(results, "departures", "stand-alone+draw=2", [46.0] * 20, setting="standard-non-iid")
-    assert f"{before} shares drawn with seed 2 (46.00) |" in document(collect(results))
+    assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in document(collect(results))
 
 
 def test_says_first_how_much_agrees(results: Path, tmp_path: Path) -> None:
