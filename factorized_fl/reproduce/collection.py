@@ -65,6 +65,12 @@ def mean(results: Sequence[Result], domain: str | None = None, round: int | None
     return Mean(statistics.fmean(values), spread, tuple(result.seed for result in results))
 
 
+def best_rounds(results: Sequence[Result]) -> float | None:
+    """The mean over clients and seeds of what each client reached in its own best round; nothing if not run."""
+    curves = [[score for score in curve if score is not None] for r in results for curve in zip(*r.curve, strict=True)]
+    return 100 * statistics.fmean(max(curve) for curve in curves if curve) if results else None
+
+
 def _of_domain(result: Result, domain: str | None, round: int | None) -> list[float]:
     scores = zip(result.scores(round), result.domains, strict=True)
     return [score for score, of in scores if score is not None and domain in (None, of)]

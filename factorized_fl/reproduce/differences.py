@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from factorized_fl.reproduce import prose
-from factorized_fl.reproduce.collection import Collection
+from factorized_fl.reproduce.collection import Collection, best_rounds
 from factorized_fl.reproduce.markdown import entry, plain, table
 from factorized_fl.reproduce.names import title, variant_title
 from factorized_fl.reproduce.prose import CLOSE
@@ -57,7 +57,24 @@ def differences(found: Collection) -> list[str]:
         parts.append("All departures that were run:")
         entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
-    return parts
+    return parts + _last_or_best(found)
+
+
+def _last_or_best(found: Collection) -> list[str]:
+    """How many means are near the paper's, read from the last round and from every client's best, place by place."""
+    near: dict[str, list[tuple[bool, bool]]] = {}
+    for row in compared(found):
+        best = best_rounds(found.of(row.what, row.setting, row.method))
+        if row.difference is not None and row.paper is not None and best is not None:
+            place = "single clients" if row.what == "architectures" else f"{row.what}, {row.setting}"
+            pair = (abs(row.difference) <= CLOSE, abs(best - row.paper) <= CLOSE)
+            near.setdefault(place.removesuffix(", domains"), []).append(pair)
+    lines = [
+        [place, str(len(pairs)), *(str(sum(column)) for column in zip(*pairs, strict=True))]
+        for place, pairs in near.items()
+    ]
+    headings = ("setting", "means", "within, last round", "within, best rounds")
+    return [prose.BEST_ROUNDS, table(headings, lines)] if lines else []
 
 
 def _nearest(tried: Sequence[Row]) -> str:

@@ -193,7 +193,12 @@ def _remarks(found: Collection, what: str) -> list[str]:
 def _alone(cell: str, runs: Sequence[Record]) -> str:
     """How far FedFOMO's clients trained by themselves; `own` and `reverted` begin with the second round."""
     last = max((index + 2 for run in runs for index, weight in enumerate(run["own"]) if weight < 1), default=1)
-    told = f"{cell}: after round {last} no client gave a weight to any other's model."
+    rounds = max(len(run["own"]) + 1 for run in runs)
+    told = (
+        f"{cell}: after round {last} no client gave a weight to any other's model."
+        if last < rounds
+        else f"{cell}: to the last round some client gave a weight to another's model."
+    )
     shares = [share for run in runs for share in run.get("reverted", ())]
     if shares:
         told += (

@@ -2,7 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.reproduce.collection import collect, difference, formula_gigabytes, mean, model_millions, total_bytes
+from factorized_fl.reproduce.collection import (
+    best_rounds,
+    collect,
+    difference,
+    formula_gigabytes,
+    mean,
+    model_millions,
+    total_bytes,
+)
 from tests.reproduce.fake import factors, write
 
 
@@ -24,6 +32,14 @@ def test_mean_and_spread_over_seeds_and_domains(tmp_path: Path) -> None:
     assert mean(collect(tmp_path).of("domains", "domains", "fedprox")) is None
     assert total_bytes(runs) == 3e9
     assert formula_gigabytes(runs) == pytest.approx(20.388)
+
+
+def test_every_client_has_its_own_best_round(tmp_path: Path) -> None:
+    """Best are 30%, 50% and 20%; the fifth client was never tested."""
+    rounds = [[300, 100, None, 0, None], [200, 500, 200, 0, None]]
+    write(tmp_path, "domains", "fedavg", [0.0] * 5, correct=rounds)
+    assert best_rounds(collect(tmp_path).of("domains", "domains", "fedavg")) == pytest.approx(100 / 4)
+    assert best_rounds([]) is None
 
 
 def test_difference_is_paired_by_client_and_seed(tmp_path: Path) -> None:

@@ -104,6 +104,18 @@ def test_what_is_open_about_baselines_is_looked_at_where_they_differ(
         assert f"{before} {outcome} |" in document(collect(results))
 
 
+def test_counts_how_many_would_agree_if_best_rounds_counted(tmp_path: Path) -> None:
+    """The paper has 63.93, 65.31 and 66.28: with the best round one more is near, one no longer is, one is always."""
+    for method, last, best in (("stand-alone", 600, 640), ("fedavg", 650, 690), ("fedprox", 660, 661)):
+        rounds = [[best] * 20, [last] * 20]
+        write(tmp_path, "label-cifar10", method, [0.0] * 20, setting="permuted-iid", correct=rounds)
+    write(tmp_path, "architectures", "stand-alone", [0.0], "resnet9-1fc", correct=[[900], *[[610]] * 5])
+    page = document(collect(tmp_path))
+    assert "| label-cifar10, permuted-iid | 3 | 2 | 2 |" in page
+    assert "| single clients | 1 | 1 | 0 |" in page
+    assert "best round" not in document(collect(tmp_path / "nothing"))
+
+
 def test_all_departures_that_were_run_are_listed(results: Path) -> None:
     write(results, "departures", "fedfomo+keep-current", [60.0] * 20, setting="permuted-iid")
     assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in document(collect(results))
@@ -143,6 +155,7 @@ def test_says_where_a_method_came_down_to_a_simpler_one(results: Path) -> None:
     write(results, "label-svhn", "clustered-fl", [80.0] * 20, setting="permuted-iid", mixing={"clusters": [3] * 20})
     write(results, "label-svhn", "clustered-fl", [80.0] * 20, setting="standard-iid", mixing={"clusters": [0, 1] * 10})
     write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1, 0.5, 1]})
+    write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="standard-non-iid", mixing={"own": [1, 1, 0.9]})
     kept = {"own": [1.0, 1.0], "reverted": [0.25, 0.75]}
     write(results, "departures", "fedfomo+keep-current", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1]})
     write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="standard-iid", mixing=kept)
@@ -153,6 +166,7 @@ def test_says_where_a_method_came_down_to_a_simpler_one(results: Path) -> None:
     )
     assert "FedFOMO, permuted-iid: after round 4 no client gave a weight to any other's model.\n" in page
     assert "FedFOMO, standard-iid: after round 1 no client gave" in page
+    assert "FedFOMO, standard-non-iid: to the last round some client gave a weight to another's model.\n" in page
     assert "FedFOMO (current model kept), permuted-iid: after round 2 no client gave" in page
     assert "In 50% of their rounds clients first went back to where the last had begun." in page
 
