@@ -14,7 +14,7 @@ from factorized_fl.options import option
 def moved(parameters: Tensors, direction: Tensors, by: float) -> Tensors:
     """Parameters some way along a direction; fit to be differentiated at."""
     with torch.no_grad():
-        return {n: (p + by * direction[n]).requires_grad_() for n, p in parameters.items()}
+        return {n: torch.add(p, direction[n], alpha=by).requires_grad_() for n, p in parameters.items()}
 
 
 @dataclass(frozen=True)
