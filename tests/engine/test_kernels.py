@@ -13,9 +13,10 @@ pytest.importorskip("triton", reason="Triton is not installed (PyTorch's CUDA bu
 from factorized_fl.data.augment import augment, draw, normalise
 from factorized_fl.engine.cuda import norm_kernels as k
 from factorized_fl.engine.cuda.augment import make_batch, plain_row, plan_rows
-from factorized_fl.engine.cuda.norm import PACKED, STACKED, NormReLU, PatchNormReLU, Shape
-from factorized_fl.engine.cuda.stacked import PATCH, StackedResNet9, supported
-from factorized_fl.engine.cuda.weights import RankOneWeight
+from factorized_fl.engine.cuda.first_layer import ONE, PATCH, FirstLayer, convolve_and_normalise, make_patches
+from factorized_fl.engine.cuda.norm import PACKED, STACKED, NormReLU, Shape
+from factorized_fl.engine.cuda.stacked import supported
+from factorized_fl.engine.cuda.weights import LaidOut, RankOneWeight
 from factorized_fl.nn.models import build_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,12 +28,13 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def expected(gamma, beta, x, mean, variance, residual, shape: Shape) -> torch.Tensor:
-    packed = x if shape.source == PACKED else x.view(G, B, H, W, C).permute(1, 2, 3, 0, 4).reshape(B, H, W, G * C)
+    lanes = x if shape.source == PACKED else x.view(shape.lanes, shape.batch, H, W, shape.channels)
+    packed = lanes if shape.source == PACKED else lanes.permute(1, 2, 3, 0, 4).flatten(3)
     flat = [t.view(-1) for t in (mean, variance, gamma, beta)]
     y = batch_norm(packed.permute(0, 3, 1, 2), *flat, True, 0.1, 1e-5).relu()
     y = (max_pool2d(y, 2) if shape.mode == k.POOL else y).permute(0, 2, 3, 1)
     y = y if residual is None else y + residual
-    return y if shape.result == PACKED else y.unflatten(3, (G, C)).permute(3, 0, 1, 2, 4)
+    return y if shape.result == PACKED else y.unflatten(3, (shape.lanes, -1)).permute(3, 0, 1, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -66,25 +68,49 @@ def test_normalisation_and_its_gradients(mode: int, source: str, result: str, re
     assert all(close(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("blocked", [False, True])
-def test_first_layer_whole(blocked: bool) -> None:
-    shape = Shape(B, H, W, G, C, source=STACKED, result=STACKED, blocked=blocked)
-    patches = torch.randn(G, B * H * W, PATCH, device=DEVICE)
-    start = torch.randn(G, PATCH, C, device=DEVICE)
-    dy = torch.linspace(-1, 2, G * B * H * W * C, device=DEVICE).view(G, B, H, W, C)
-    in_blocks = dy.view(G, B, H // 2, 2, W // 2, 2, C).transpose(3, 4).reshape(dy.shape)
+def some_patches(shape: Shape) -> torch.Tensor:
+    """Pixels that are not centred, a one and zeros."""
+    patches = torch.randn(shape.lanes, shape.rows, PATCH, device=DEVICE) + 0.5
+    patches[..., ONE:] = torch.eye(PATCH - ONE, device=DEVICE)[0]
+    return patches
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "most_parts", "blocked"),
+    [(B, C, k.MOST_PARTS, False), (B, C, k.MOST_PARTS, True), (7, 128, 2, True)],
+)
+def test_first_layer_whole(
+    monkeypatch: pytest.MonkeyPatch, batch: int, channels: int, most_parts: int, blocked: bool
+) -> None:
+    """Also in two parts of two tiles each, of which the last is empty, and with two blocks of channels."""
+    monkeypatch.setattr(k, "MOST_PARTS", most_parts)
+    shape = Shape(batch, H, W, G, channels, source=STACKED, result=STACKED, blocked=blocked)
+    patches, start = some_patches(shape), torch.randn(G, channels, PATCH, device=DEVICE)
+    start[..., ONE:] = 0
+    dy = torch.linspace(-1, 2, G * shape.rows * channels, device=DEVICE).view(G, batch, H, W, channels)
+    in_blocks = dy.view(G, batch, H // 2, 2, W // 2, 2, channels).transpose(3, 4).reshape(dy.shape)
     results = []
     for ours in (True, False):
-        weight, gamma = start.clone().requires_grad_(), torch.ones(G, C, device=DEVICE, requires_grad=True)
-        beta = torch.full((G, C), 0.1, device=DEVICE, requires_grad=True)
-        running = torch.zeros(G, C, device=DEVICE), torch.ones(G, C, device=DEVICE)
+        weight, gamma = start.clone().requires_grad_(), torch.ones(G, channels, device=DEVICE, requires_grad=True)
+        beta = torch.full((G, channels), 0.1, device=DEVICE, requires_grad=True)
+        running = torch.zeros(G, channels, device=DEVICE), torch.ones(G, channels, device=DEVICE)
         if ours:
-            y = PatchNormReLU.apply(shape, *running, gamma, beta, patches, weight)
+            y = FirstLayer.apply(shape, *running, gamma, beta, patches, weight)
         else:
-            y = expected(gamma, beta, torch.bmm(patches, weight), *running, None, shape)
-        results.append([y, *torch.autograd.grad(y, [weight, gamma, beta], in_blocks if ours and blocked else dy)])
+            y = expected(gamma, beta, torch.bmm(patches, weight.transpose(1, 2)), *running, None, shape)
+        of_weight, *others = torch.autograd.grad(y, [weight, gamma, beta], in_blocks if ours and blocked else dy)
+        results.append([y, *running, of_weight[..., :ONE], *others])
     with torch.no_grad():
         assert all(float((a - b).norm()) <= 1e-5 * float(b.norm()) for a, b in zip(*results, strict=True))
+
+
+def test_first_layer_with_given_statistics() -> None:
+    shape = Shape(B, H, W, G, C, source=STACKED, result=STACKED)
+    patches, weight = some_patches(shape), torch.randn(G, C, PATCH, device=DEVICE)
+    mean, rstd, gamma, beta = (torch.rand(G, C, device=DEVICE) + 0.5 for _ in range(4))
+    y = convolve_and_normalise(patches, weight, mean, rstd, gamma, beta, shape)
+    m, r, g, b = (t.unsqueeze(1) for t in (mean, rstd, gamma, beta))
+    assert close(y.flatten(1, 3), ((torch.bmm(patches, weight.transpose(1, 2)) - m) * r * g + b).relu())
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 3, 3, 3), (2, 3, 70, 5, 5)])
@@ -101,12 +127,24 @@ def test_rank_one_weights(shape: tuple[int, ...]) -> None:
     assert all(close(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 3, 3, 3), (2, 3, 70, 5, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dense_weights(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    # Numbers that bfloat16 can hold: Triton's interpreter does not round to the nearest, as a GPU does.
+    weight = torch.randn(shape, device=DEVICE).bfloat16().float().requires_grad_()
+    laid, wanted = LaidOut.apply(weight, dtype), weight.permute(0, 1, 3, 4, 2).to(dtype)
+    assert torch.equal(laid, wanted)
+    back = torch.linspace(-1, 2, laid.numel(), device=DEVICE, dtype=dtype).view(laid.shape)
+    assert torch.equal(*(torch.autograd.grad(result, weight, back)[0] for result in (laid, wanted)))
+
+
 def test_patches() -> None:
     pixels = torch.randn(2, 3, 3, 16, 16, device=DEVICE)
-    got = StackedResNet9(torch.nn.Identity(), torch.float32).patches(pixels)
+    got = make_patches(pixels)
     around = pad(pixels.flatten(0, 1), (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1).permute(0, 2, 3, 4, 5, 1)
-    assert torch.equal(got[..., :27], around.reshape(2, -1, 27))
-    assert not got[..., 27:].any()
+    assert torch.equal(got[..., :ONE], around.reshape(2, -1, 27))
+    assert (got[..., ONE] == 1).all()
+    assert not got[..., ONE + 1 :].any()
 
 
 @pytest.mark.parametrize("jitter", [True, False])

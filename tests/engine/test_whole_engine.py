@@ -16,6 +16,7 @@ from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.engine.cuda import engine as cuda
+from factorized_fl.engine.cuda.weights import LaidOut
 from factorized_fl.federation.build import Federation, build_federation
 from factorized_fl.federation.rounds import run_round
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py 
 
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing to wait for and nothing to capture."""
+    """Nothing to wait for and nothing to capture; weights are laid out without the interpreter, which takes minutes."""
 
     class Stream:
         def wait_stream(self, other: object) -> None: ...
@@ -38,6 +39,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(cuda.Step, "_capture", capture)
+    monkeypatch.setattr(LaidOut, "apply", lambda weight, dtype: weight.permute(0, 1, 3, 4, 2).to(dtype).contiguous())
 
 
 def federation(method: str) -> Federation:
@@ -55,7 +57,7 @@ def federation(method: str) -> Federation:
 
 
 def test_two_rounds_are_the_reference_engines() -> None:
-    """Dense: the interpreter takes minutes to rebuild factorised weights, whose kernels have tests of their own."""
+    """Dense, for the same reason: the kernels of weights have tests of their own."""
     theirs, ours = federation("fedavg"), federation("fedavg")
     ours.engine = cuda.CudaEngine(ours.engine, lanes=2)
     for round in (1, 2):

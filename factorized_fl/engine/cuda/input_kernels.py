@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def patches(pixels, out, H: tl.constexpr, W: tl.constexpr, PATCH: tl.constexpr, BM: tl.constexpr):
-    """The 3 x 3 surroundings of every pixel of [n, 3, H, W], as rows of (tap, channel), filled up with zeros."""
+    """The 3 x 3 surroundings of every pixel of [n, 3, H, W], as rows of (tap, channel), a one and zeros."""
     image = tl.program_id(0)
     pixel, column = tl.program_id(1) * BM + tl.arange(0, BM), tl.arange(0, PATCH)
     channel, tap = column % 3, column // 3
@@ -14,7 +14,20 @@ def patches(pixels, out, H: tl.constexpr, W: tl.constexpr, PATCH: tl.constexpr, 
     x = (pixel % W)[:, None] + (tap % 3)[None, :] - 1
     inside = (column < 27)[None, :] & (y >= 0) & (y < H) & (x >= 0) & (x < W)
     value = tl.load(pixels + image * (3 * H * W) + channel[None, :] * (H * W) + y * W + x, mask=inside, other=0.0)
+    value = tl.where((column == 27)[None, :], 1.0, value)
     tl.store(out + (image * (H * W) + pixel)[:, None] * PATCH + column[None, :], value)
+
+
+@triton.jit
+def lay_out(source, out, inputs, BACK: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, BI: tl.constexpr):
+    """Weights [G, O, I, taps] as convolutions want them, [G, O, taps, I], in the type of `out`; or BACK."""
+    row = tl.program_id(0)
+    i, t = tl.program_id(1) * BI + tl.arange(0, BI), tl.arange(0, T)
+    inside = (t < TAPS)[:, None] & (i < inputs)[None, :]
+    here = (row * inputs + i)[None, :] * TAPS + t[:, None]
+    there = (row * TAPS + t)[:, None] * inputs + i[None, :]
+    value = tl.load(source + (there if BACK else here), mask=inside, other=0.0)
+    tl.store(out + (here if BACK else there), value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

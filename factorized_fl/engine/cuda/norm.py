@@ -74,18 +74,25 @@ def statistics(
     x: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, shape: Shape
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and inverse deviation of every channel; the running statistics follow."""
-    width = shape.all_channels
-    mean, rstd, firsts = (torch.empty(width, device=x.device) for _ in range(3))
     tile, unroll, programs = k.SUMS
     parts, per_program = k.split(shape.rows, shape.blocks, tile * unroll, programs)
-    sums = torch.empty(parts, 2, width, device=x.device)
+    width = shape.all_channels
+    sums, firsts = torch.empty(parts, 2, width, device=x.device), torch.empty(width, device=x.device)
     k.sums[(parts, shape.blocks)](
         x, sums, firsts, shape.rows, *shape.strides, width, per_program,
         C=shape.channels, BC=k.CHANNELS, BM=tile, UNROLL=unroll,
     )  # fmt: skip
-    k.moments[(width // k.FEW,)](
-        firsts, sums, mean, rstd, running_mean, running_var, shape.rows, width, parts, NORM_MOMENTUM, NORM_EPS,
-        BC=k.FEW, PARTS=k.MOST_PARTS,
+    return moments(firsts, sums, running_mean, running_var, shape)
+
+
+def moments(
+    firsts: torch.Tensor, sums: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, shape: Shape
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and inverse deviation from the sums of deviations from the channels' first values, and of their squares."""
+    mean, rstd = torch.empty_like(firsts), torch.empty_like(firsts)
+    k.moments[(len(firsts) // k.FEW,)](
+        firsts, sums, mean, rstd, running_mean, running_var, shape.rows, len(firsts), len(sums), NORM_MOMENTUM,
+        NORM_EPS, BC=k.FEW, PARTS=k.MOST_PARTS,
     )  # fmt: skip
     return mean, rstd
 
@@ -100,8 +107,7 @@ def affine_gradients(
     sums = torch.empty(parts, 2, width, device=x.device)
     k.gradient_sums[(parts, shape.blocks)](
         x, dy, sums, *saved, shape.out_rows, *shape.strides, *shape.out_strides, width, per_program,
-        C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, BLOCKED=shape.blocked,
-        BC=k.CHANNELS, BM=tile, UNROLL=unroll,
+        C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, BC=k.CHANNELS, BM=tile, UNROLL=unroll,
     )  # fmt: skip
     _, _, gamma, beta = saved
     dgamma, dbeta = torch.empty_like(gamma), torch.empty_like(beta)
@@ -169,45 +175,3 @@ class NormReLU(torch.autograd.Function):
             BC=k.CHANNELS, BM=k.ROWS,
         )  # fmt: skip
         return None, None, None, dgamma, dbeta, dresidual, dx
-
-
-class PatchNormReLU(torch.autograd.Function):
-    """The first layer whole: patches [G, M, P] times weights [G, P, C], normalised, ReLU.
-
-    Images need no gradient, so backwards the gradient of the product is never written down: it goes straight on to
-    the weights' gradient.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        shape: Shape,
-        running_mean: torch.Tensor,
-        running_var: torch.Tensor,
-        gamma: torch.Tensor,
-        beta: torch.Tensor,
-        patches: torch.Tensor,
-        weight: torch.Tensor,
-    ) -> torch.Tensor:
-        """Product, statistics, result."""
-        x = torch.bmm(patches, weight)
-        mean, rstd = statistics(x, running_mean, running_var, shape)
-        ctx.save_for_backward(mean, rstd, gamma, beta, x, patches)
-        ctx.shape = shape
-        return normalise(x, mean, rstd, gamma, beta, None, shape)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Two sums per channel, then the weights' gradient in parts."""
-        *saved, x, patches = ctx.saved_tensors
-        shape: Shape = ctx.shape
-        dy = dy.contiguous()
-        dgamma, dbeta = affine_gradients(x, dy, saved, shape)
-        per_program = -(-k.tiles(shape.rows) // k.MOST_PARTS) * k.ROWS
-        parts = -(-shape.rows // per_program)
-        pieces = torch.empty(shape.lanes, parts, patches.shape[2], shape.channels, device=x.device)
-        k.patch_gradient[(parts, shape.lanes)](
-            x, dy, patches, pieces, *saved, dbeta, dgamma, shape.rows, float(shape.rows), per_program,
-            C=shape.channels, H=shape.height, W=shape.width, PATCH=patches.shape[2], BLOCKED=shape.blocked, BM=k.ROWS,
-        )  # fmt: skip
-        return None, None, None, dgamma, dbeta, None, pieces.sum(1).to(patches.dtype)

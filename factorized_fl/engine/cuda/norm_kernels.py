@@ -3,8 +3,7 @@
 Activations of G clients ("lanes") lie side by side or one after the other: row r (a pixel of an image), lane g and
 channel c of what is normalised are at ``r * row_stride + g * lane_stride + c``, of the result at
 ``r * out_stride + g * out_lane_stride + c``. The result of POOL is only the largest of each 2 x 2 block of pixels; that
-of PLAIN may have a residual added. The gradient of a result may be BLOCKED: the four pixels of a 2 x 2 block follow
-each other.
+of PLAIN may have a residual added.
 
 Sums are made in two stages of fixed order and relative to the channel's first value: deterministic and exact enough
 in float32.
@@ -28,15 +27,6 @@ def _corner(pooled, H: tl.constexpr, W: tl.constexpr):
     y = (pooled // (W // 2)) % (H // 2)
     x = pooled % (W // 2)
     return (b * H + 2 * y) * W + 2 * x
-
-
-@triton.jit
-def _blocked(row, H: tl.constexpr, W: tl.constexpr):
-    """Where a pixel lies when the four of each 2 x 2 block follow each other."""
-    b = row // (H * W)
-    y = (row // W) % H
-    x = row % W
-    return ((b * (H // 2) + y // 2) * (W // 2) + x // 2) * 4 + (y % 2) * 2 + x % 2
 
 
 @triton.jit
@@ -214,7 +204,6 @@ def gradient_sums(
     H: tl.constexpr,
     W: tl.constexpr,
     MODE: tl.constexpr,
-    BLOCKED: tl.constexpr,
     BC: tl.constexpr,
     BM: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -234,8 +223,7 @@ def gradient_sums(
         for more in tl.static_range(UNROLL):
             rows = part * per_program + start + more * BM + tl.arange(0, BM)
             inside = (rows < count)[:, None]
-            there = _blocked(rows, H, W) if BLOCKED else rows
-            gradient = tl.load(dy + (there * out_stride)[:, None] + column, mask=inside, other=0.0).to(tl.float32)
+            gradient = tl.load(dy + (rows * out_stride)[:, None] + column, mask=inside, other=0.0).to(tl.float32)
             if MODE == 1:
                 h0, h1, h2, h3, d0, d1, d2, d3 = _pool_gradient(
                     x, gradient, _corner(rows, H, W), column, row_stride, inside, m, r, g, b, W
@@ -323,53 +311,6 @@ def gradient_input(
         hat, entering = _activation(x, source, inside, m, r, g, b)
         gradient = tl.where(entering > 0, gradient, 0.0)
         tl.store(dx + source, _input_gradient(hat, gradient, g * r, total, product).to(kind), mask=inside)
-
-
-@triton.jit
-def patch_gradient(
-    x,
-    dy,
-    patches,
-    parts,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    dbeta,
-    dgamma,
-    count,
-    samples,
-    per_program,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    PATCH: tl.constexpr,
-    BLOCKED: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """As `gradient_input`, where x is patches times weights, one lane after the other: on to the weights' gradient."""
-    part, lane = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    channel, column = tl.arange(0, C), tl.arange(0, PATCH)
-    at = lane * C + channel
-    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
-    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
-    total, product = tl.load(dbeta + at)[None, :] / samples, tl.load(dgamma + at)[None, :] / samples
-    x += lane * count * C
-    dy += lane * count * C
-    patches += lane * count * PATCH
-    parts += (lane * tl.num_programs(0) + part) * PATCH * C
-    weight = tl.zeros([PATCH, C], tl.float32)
-    for start in range(0, per_program, BM):
-        rows = part * per_program + start + tl.arange(0, BM)
-        inside = (rows < count)[:, None]
-        hat, entering = _activation(x, (rows * C)[:, None] + channel[None, :], inside, m, r, g, b)
-        there = _blocked(rows, H, W) if BLOCKED else rows
-        gradient = tl.load(dy + (there * C)[:, None] + channel[None, :], mask=inside, other=0.0).to(tl.float32)
-        gradient = tl.where(entering > 0, gradient, 0.0)
-        dx = tl.where(inside, _input_gradient(hat, gradient, g * r, total, product), 0.0)
-        patch = tl.load(patches + (rows * PATCH)[None, :] + column[:, None], mask=(rows < count)[None, :], other=0.0)
-        weight += tl.dot(patch, dx.to(patch.dtype), input_precision="ieee")
-    tl.store(parts + column[:, None] * C + channel[None, :], weight)
 
 
 def tiles(count: int) -> int:

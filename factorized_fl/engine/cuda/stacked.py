@@ -1,8 +1,8 @@
 """ResNet-9 of several clients ("lanes") at once: grouped convolutions, channels last, lanes side by side.
 
-The first convolution is a matrix product over patches (three channels are too few for tensor cores otherwise). cuDNN
-is fastest with the lanes of conv2 and conv5 one at a time, because there the numbers of channels differ or the stride
-is not 1 and it would cut grouped activations into slices; all others are grouped. docs/performance.md has the figures.
+The first convolution is a matrix product, made inside the kernels that normalise it. cuDNN is fastest with the lanes of
+conv2 and conv5 one at a time, because there the numbers of channels differ or the stride is not 1 and it would cut
+grouped activations into slices; all others are grouped. docs/performance.md has the figures.
 """
 
 from collections.abc import Mapping
@@ -10,18 +10,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d
 
-from factorized_fl.engine.cuda import input_kernels, norm_kernels
+from factorized_fl.engine.cuda import norm_kernels
 from factorized_fl.engine.cuda.convolution import LaneConvolution
+from factorized_fl.engine.cuda.first_layer import FirstLayer, convolve_and_normalise, make_patches, patch_weight
 from factorized_fl.engine.cuda.lanes import COST
-from factorized_fl.engine.cuda.norm import PACKED, STACKED, NormReLU, PatchNormReLU, Shape, normalise
+from factorized_fl.engine.cuda.norm import PACKED, STACKED, NormReLU, Shape, normalise
 from factorized_fl.engine.cuda.weights import layer_weights
 from factorized_fl.methods.base import Tensors
 from factorized_fl.nn.models import NORM_EPS, ResNet9
 
-_PIXELS = 64  # of one program
-PATCH = 32  # 3 x 3 x 3 numbers of a patch, filled up with zeros
 TEST_PIXELS = 1024 * 1000  # of one client at once
 
 
@@ -58,7 +57,7 @@ class StackedResNet9:
         """Scores [G, B, classes] of normalised images [G, B, 3, H, W]."""
         lanes, batch, _, height, _ = pixels.shape
         run = _Pass(self, tensors, lanes, batch, height)
-        x = run.first("conv1", self.patches(pixels), self._patch_weight(weights["conv1.conv"]))
+        x = run.first("conv1", make_patches(pixels), patch_weight(weights["conv1.conv"]))
         run.size //= 2
         x = run.norm("conv2", LaneConvolution.apply(x, weights["conv2.conv"], 2, 2), source=STACKED)
         skip = x
@@ -76,18 +75,6 @@ class StackedResNet9:
         features = x.flatten(1, 2).max(dim=1).values.view(batch, lanes, -1).transpose(0, 1)
         scores = torch.bmm(features.float(), weights["head"].transpose(1, 2))
         return scores + tensors["head.bias"].unsqueeze(1)
-
-    def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The 3 x 3 surroundings of every pixel, [G, B * H * W, PATCH]."""
-        lanes, batch, _, height, width = pixels.shape
-        out = pixels.new_empty(lanes, batch * height * width, PATCH)
-        grid = (lanes * batch, height * width // _PIXELS)
-        input_kernels.patches[grid](pixels, out, H=height, W=width, PATCH=PATCH, BM=_PIXELS)
-        return out
-
-    def _patch_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        flat = weight.flatten(2)
-        return pad(flat, (0, PATCH - flat.shape[2])).transpose(1, 2)
 
 
 @dataclass
@@ -118,8 +105,8 @@ class _Pass:
             self.batch, self.size, self.size, self.lanes, gamma.shape[1], source=STACKED, result=STACKED, blocked=True
         )
         if self.stacked.model.training:
-            return PatchNormReLU.apply(shape, mean, variance, gamma, beta, patches, weight)
-        return normalise(torch.bmm(patches, weight), mean, torch.rsqrt(variance + NORM_EPS), gamma, beta, None, shape)
+            return FirstLayer.apply(shape, mean, variance, gamma, beta, patches, weight)
+        return convolve_and_normalise(patches, weight, mean, torch.rsqrt(variance + NORM_EPS), gamma, beta, shape)
 
     def _norm_tensors(self, name: str) -> tuple[torch.Tensor, ...]:
         """Affine parameters and statistics of a layer's normalisation; training counts its batches."""

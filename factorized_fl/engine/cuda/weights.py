@@ -39,6 +39,26 @@ class RankOneWeight(torch.autograd.Function):
         return dmu, parts.sum(1).view_as(u), dv, None
 
 
+class LaidOut(torch.autograd.Function):
+    """A weight [G, O, I, h, w] cast and laid out in one pass, and one pass back."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[G, O, h, w, I]."""
+        lanes, out, inp, height, width = ctx.shape = weight.shape
+        ctx.dtype = weight.dtype
+        laid = torch.empty(lanes, out, height, width, inp, dtype=dtype, device=weight.device)
+        k.lay_out[_grid(ctx.shape)](weight.contiguous(), laid, inp, BACK=False, **_tile(ctx.shape))
+        return laid
+
+    @staticmethod
+    def backward(ctx: Any, dw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The same way back."""
+        dweight = torch.empty(ctx.shape, dtype=ctx.dtype, device=dw.device)
+        k.lay_out[_grid(ctx.shape)](dw.contiguous(), dweight, ctx.shape[2], BACK=True, **_tile(ctx.shape))
+        return dweight, None
+
+
 def _tile(shape: torch.Size) -> dict[str, int]:
     taps, inp = shape[3] * shape[4], shape[2]
     return {"TAPS": taps, "T": triton.next_power_of_2(taps), "BI": min(64, triton.next_power_of_2(inp))}
@@ -67,7 +87,7 @@ def _convolution(name: str, module: nn.Module, tensors: Mapping[str, torch.Tenso
         return RankOneWeight.apply(
             tensors[prefix + "original"], tensors[prefix + "0.u"], tensors[prefix + "0.v"], dtype
         )
-    return _rebuild(name, module, tensors).permute(0, 1, 3, 4, 2).to(dtype).contiguous()
+    return LaidOut.apply(_rebuild(name, module, tensors), dtype)
 
 
 def _parts(module: nn.Module) -> nn.ModuleList:
