@@ -8,7 +8,9 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,9 +23,23 @@ class Watch:
     def __init__(self) -> None:
         self.began = time.perf_counter()
         self.first = self.last = 0.0
+        self.spent = {"train": 0.0, "evaluate": 0.0}  # since the first round
 
     def started(self, federation, done) -> None:
-        self.ready = time.perf_counter()
+        for name in self.spent:
+            setattr(federation.engine, name, self.timed(name, getattr(federation.engine, name)))
+
+    def timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The engine's work, which ends when the device has ended."""
+
+        def run(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return work(*args)
+            finally:
+                self.spent[name] += time.perf_counter() - began if self.first else 0.0
+
+        return run
 
     def client_done(self, round, client) -> None: ...
 
@@ -49,14 +65,16 @@ def main() -> None:
             directory = run(config, Path(folder) / "run", data=arguments.data, observers=[watch])
             summary = directory.summary()
         # The first round compiles and captures: what it takes beyond an ordinary round is start-up.
-        ordinary = (watch.last - watch.first) / max(1, config.rounds - 1)
-        wall = ordinary * config.rounds
+        all_but_first = max(1, config.rounds - 1)
+        wall = (watch.last - watch.first) / all_but_first * config.rounds
+        parts = {f"{name}_s": spent / all_but_first * config.rounds for name, spent in watch.spent.items()}
         rows.append(
             {
                 "method": method,
                 "preset": arguments.preset,
                 "rounds": config.rounds,
                 "wall_s": wall,
+                **parts,  # of it; the rest is mixing, counting, files
                 "startup_s": watch.last - watch.began - wall,
                 "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
                 "accuracy": summary["accuracy_mean"],
@@ -66,7 +84,8 @@ def main() -> None:
         )
         row = rows[-1]
         print(
-            f"{method}: {config.rounds} rounds in {wall:.1f} s, start-up {row['startup_s']:.1f} s, "
+            f"{method}: {config.rounds} rounds in {wall:.1f} s (training {parts['train_s']:.1f}, "
+            f"testing {parts['evaluate_s']:.1f}), start-up {row['startup_s']:.1f} s, "
             f"peak {row['peak_gib']:.1f} GiB, accuracy {100 * row['accuracy']:.2f}%",
             flush=True,
         )

@@ -20,7 +20,7 @@ from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: bytes of metrics.jsonl at its moment
-_CHECKPOINT_SHARE = 0.03  # checkpoints may take so much of a run's time; small ones are written every round
+_CHECKPOINT_SHARE = 0.01  # checkpoints may take so much of a run's time; small ones are written every round
 
 
 class Stopped(Exception):
