@@ -57,7 +57,20 @@ def differences(found: Collection) -> list[str]:
         parts.append("All departures that were run:")
         entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
-    return parts + _last_or_best(found)
+    return [*parts, *_chance(found), *_last_or_best(found)]
+
+
+def _chance(found: Collection) -> list[str]:
+    """How far two columns that measure the same lie apart in the paper, and in ours."""
+    rows = {(row.what, row.setting): row for row in compared(found) if row.method == "stand-alone"}
+    lines = []
+    for (what, setting), row in rows.items():
+        permuted = rows.get((what, setting.replace("standard", "permuted")))
+        if setting.startswith("standard") and permuted:
+            pairs = ((row.paper, permuted.paper), (row.ours, permuted.ours))
+            apart = ["not run" if a is None or b is None else f"{abs(a - b):.2f}" for a, b in pairs]
+            lines.append([f"{what}, {setting.removeprefix('standard-')}", *apart])
+    return [prose.CHANCE, table(("setting", "paper, points apart", "ours"), lines)] if lines else []
 
 
 def _last_or_best(found: Collection) -> list[str]:

@@ -88,7 +88,10 @@ Means over all domains count here, and single clients after 250 epochs. What can
 them was run yet. The paper says that it adjusted hyper-parameters of baselines, but not which; the authors published no
 code for them, so for the others there is nothing to switch on."""
 
-BEST_ROUNDS = f"""Nor does the paper say whether its numbers are of the last round. Ours are; if each client's best one
+CHANCE = """How much of a difference is chance? For Stand-Alone permuted labels are other names and nothing else, so its
+columns with and without them measure the same, by the paper on the same shares:"""
+
+BEST_ROUNDS = f"""The paper does not say whether its numbers are of the last round. Ours are; if each client's best one
 counted instead, which the test images would choose, so many means would be within {CLOSE} points of the paper's:"""
 
 CLAIMS = """## Claims
