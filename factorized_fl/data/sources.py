@@ -51,6 +51,11 @@ def load(
     """
     if dataset not in DATASETS:
         raise unknown("data set", dataset, DATASETS)
+    if data is not None and dataset in ("embedded", *_DRAWN):
+        raise UserError(
+            f"The images of '{dataset}' are drawn and not those in '{data}': to train on these set dataset=folder, or "
+            "the name of their data set; else leave --data out."
+        )
     if dataset == "embedded":
         return embedded_domains(_or(size, 16), _or(channels, 3))
     if dataset in _DRAWN:

@@ -187,6 +187,12 @@ def test_folder_needs_a_folder(tmp_path) -> None:
         load("folder", tmp_path / "none")
 
 
+@pytest.mark.parametrize("dataset", ["embedded", "digits"])
+def test_a_folder_is_not_taken_for_images_that_are_drawn(dataset: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"'{dataset}' are drawn and not those in .* set dataset=folder"):
+        load(dataset, tmp_path)
+
+
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(UserError, match=r"'cifar11'\. Did you mean 'cifar10'"):
         load("cifar11")
