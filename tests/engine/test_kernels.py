@@ -76,18 +76,28 @@ def some_patches(shape: Shape) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("batch", "channels", "most_parts", "blocked"),
-    [(B, C, k.MOST_PARTS, False), (B, C, k.MOST_PARTS, True), (7, 128, 2, True)],
+    ("batch", "channels", "most_parts", "blocked", "dtype", "error"),
+    [
+        (B, C, k.MOST_PARTS, False, torch.float32, 1e-5),
+        (B, C, k.MOST_PARTS, True, torch.float32, 1e-5),
+        (7, 128, 2, True, torch.float32, 1e-5),  # two parts of two tiles, the last one empty, two blocks of channels
+        (B, C, k.MOST_PARTS, True, torch.float16, 1e-3),  # the interpreter cannot multiply bfloat16
+    ],
 )
 def test_first_layer_whole(
-    monkeypatch: pytest.MonkeyPatch, batch: int, channels: int, most_parts: int, blocked: bool
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int,
+    channels: int,
+    most_parts: int,
+    blocked: bool,
+    dtype: torch.dtype,
+    error: float,
 ) -> None:
-    """Also in two parts of two tiles each, of which the last is empty, and with two blocks of channels."""
     monkeypatch.setattr(k, "MOST_PARTS", most_parts)
     shape = Shape(batch, H, W, G, channels, source=STACKED, result=STACKED, blocked=blocked)
-    patches, start = some_patches(shape), torch.randn(G, channels, PATCH, device=DEVICE)
+    patches, start = some_patches(shape).to(dtype), torch.randn(G, channels, PATCH, device=DEVICE).to(dtype)
     start[..., ONE:] = 0
-    dy = torch.linspace(-1, 2, G * shape.rows * channels, device=DEVICE).view(G, batch, H, W, channels)
+    dy = torch.linspace(-1, 2, G * shape.rows * channels, device=DEVICE).to(dtype).view(G, batch, H, W, channels)
     in_blocks = dy.view(G, batch, H // 2, 2, W // 2, 2, channels).transpose(3, 4).reshape(dy.shape)
     results = []
     for ours in (True, False):
@@ -96,12 +106,15 @@ def test_first_layer_whole(
         running = torch.zeros(G, channels, device=DEVICE), torch.ones(G, channels, device=DEVICE)
         if ours:
             y = FirstLayer.apply(shape, *running, gamma, beta, patches, weight)
+            back = in_blocks if blocked else dy
         else:
-            y = expected(gamma, beta, torch.bmm(patches, weight.transpose(1, 2)), *running, None, shape)
-        of_weight, *others = torch.autograd.grad(y, [weight, gamma, beta], in_blocks if ours and blocked else dy)
+            x = torch.bmm(patches.float(), weight.float().transpose(1, 2))
+            y, back = expected(gamma, beta, x, *running, None, shape), dy.float()
+        of_weight, *others = torch.autograd.grad(y, [weight, gamma, beta], back)
         results.append([y, *running, of_weight[..., :ONE], *others])
     with torch.no_grad():
-        assert all(float((a - b).norm()) <= 1e-5 * float(b.norm()) for a, b in zip(*results, strict=True))
+        for a, b in zip(*results, strict=True):
+            assert float((a.float() - b.float()).norm()) <= error * float(b.float().norm())
 
 
 def test_first_layer_with_given_statistics() -> None:
