@@ -22,8 +22,9 @@ import torch
 from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
-from factorized_fl.engine.cuda.engine import CudaEngine, Step
+from factorized_fl.engine.cuda.engine import CudaEngine
 from factorized_fl.engine.cuda.lanes import Stay
+from factorized_fl.engine.cuda.step import Step
 from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.environment import describe_environment
 

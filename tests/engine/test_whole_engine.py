@@ -16,6 +16,7 @@ from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.engine.cuda import engine as cuda
+from factorized_fl.engine.cuda.step import Step
 from factorized_fl.engine.cuda.weights import LaidOut
 from factorized_fl.federation.build import Federation, build_federation
 from factorized_fl.federation.rounds import run_round
@@ -30,7 +31,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stream:
         def wait_stream(self, other: object) -> None: ...
 
-    def capture(step: cuda.Step) -> None:
+    def capture(step: Step) -> None:
         step.graph = SimpleNamespace(replay=lambda: (step.engine.model.train(), step._step()))
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
@@ -38,7 +39,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(cuda.Step, "_capture", capture)
+    monkeypatch.setattr(Step, "_capture", capture)
     monkeypatch.setattr(LaidOut, "apply", lambda weight, dtype: weight.permute(0, 1, 3, 4, 2).to(dtype).contiguous())
 
 
