@@ -34,10 +34,9 @@ class Watch:
 
         def run(*args: Any) -> Any:
             began = time.perf_counter()
-            try:
-                return work(*args)
-            finally:
-                self.spent[name] += time.perf_counter() - began if self.first else 0.0
+            result = work(*args)
+            self.spent[name] += time.perf_counter() - began if self.first else 0.0
+            return result
 
         return run
 

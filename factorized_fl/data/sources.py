@@ -46,8 +46,8 @@ def load(
     """Load a data set by name, as one image set for each of its domains.
 
     `data` is the folder that holds `<dataset>/*.parquet`, by default the one `ffl data fetch` fills; for the data
-    set `folder` it is a folder in a layout of one's own (see own.py), or of domain folders that are. Without `size` and
-    `channels` the images keep their own size and colours.
+    set `folder` it is a folder in a layout of one's own (see own.py), or of domain folders that are; images that are
+    drawn have none. Without `size` and `channels` the images keep their own size and colours.
     """
     if dataset not in DATASETS:
         raise unknown("data set", dataset, DATASETS)

@@ -24,7 +24,7 @@ from factorized_fl.nn.models import build_model
 
 H200 = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.uint8: "*u8"}
-LANES, BATCH, SIZE = 2, 2, 32
+LANES, BATCH = 2, 2
 
 compiled: dict[Any, Any] = {}
 
@@ -60,11 +60,12 @@ def launch_everything(dtype: torch.dtype, factorised: bool) -> None:
     tensors = {name: torch.stack([t] * LANES) for name, t in model.state_dict().items()}
     parameters = {name: tensors[name].requires_grad_() for name, _ in model.named_parameters()}
     stacked = StackedResNet9(model, dtype)
-    pixels = torch.zeros(LANES, BATCH, 3, SIZE, SIZE, dtype=dtype)
-    pool = torch.zeros(4, 3, SIZE, SIZE, dtype=torch.uint8)
-    positions, rows = torch.zeros(LANES * BATCH, dtype=torch.int64), plain_row(SIZE, SIZE).repeat(LANES * BATCH, 1)
-    for jitter in (True, False):
-        make_batch(pool, positions, rows, pixels, (0.5,) * 3, (0.5,) * 3, jitter)
+    for size in (16, 64, 32):  # a batch's kernel takes whole images; for the others their size hardly matters
+        pixels = torch.zeros(LANES, BATCH, 3, size, size, dtype=dtype)
+        pool = torch.zeros(4, 3, size, size, dtype=torch.uint8)
+        positions, rows = torch.zeros(LANES * BATCH, dtype=torch.int64), plain_row(size, size).repeat(LANES * BATCH, 1)
+        for jitter in (True, False):
+            make_batch(pool, positions, rows, pixels, (0.5,) * 3, (0.5,) * 3, jitter)
     logits = stacked.logits(tensors, stacked.weights(tensors), pixels)
     torch.autograd.grad(logits.sum(), list(parameters.values()))
     model.eval()

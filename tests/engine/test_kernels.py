@@ -20,6 +20,8 @@ from factorized_fl.engine.cuda.weights import LaidOut, RankOneWeight
 from factorized_fl.nn.models import build_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The type of training and how far it may be off; the interpreter cannot multiply bfloat16.
+HALF = (torch.bfloat16, 1e-2) if DEVICE == "cuda" else (torch.float16, 1e-3)
 G, C, B, H, W = 3, 64, 2, 4, 6
 
 
@@ -76,12 +78,11 @@ def some_patches(shape: Shape) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("batch", "channels", "most_parts", "blocked", "dtype", "error"),
+    ("batch", "channels", "most_parts", "dtype", "error"),
     [
-        (B, C, k.MOST_PARTS, False, torch.float32, 1e-5),
-        (B, C, k.MOST_PARTS, True, torch.float32, 1e-5),
-        (7, 128, 2, True, torch.float32, 1e-5),  # two parts of two tiles, the last one empty, two blocks of channels
-        (B, C, k.MOST_PARTS, True, torch.float16, 1e-3),  # the interpreter cannot multiply bfloat16
+        (B, C, k.MOST_PARTS, torch.float32, 1e-5),
+        (7, 128, 2, torch.float32, 1e-5),  # two parts of two tiles, the last one empty, two blocks of channels
+        (B, C, k.MOST_PARTS, *HALF),
     ],
 )
 def test_first_layer_whole(
@@ -89,24 +90,22 @@ def test_first_layer_whole(
     batch: int,
     channels: int,
     most_parts: int,
-    blocked: bool,
     dtype: torch.dtype,
     error: float,
 ) -> None:
     monkeypatch.setattr(k, "MOST_PARTS", most_parts)
-    shape = Shape(batch, H, W, G, channels, source=STACKED, result=STACKED, blocked=blocked)
+    shape = Shape(batch, H, W, G, channels, source=STACKED, result=STACKED)
     patches, start = some_patches(shape).to(dtype), torch.randn(G, channels, PATCH, device=DEVICE).to(dtype)
     start[..., ONE:] = 0
     dy = torch.linspace(-1, 2, G * shape.rows * channels, device=DEVICE).to(dtype).view(G, batch, H, W, channels)
     in_blocks = dy.view(G, batch, H // 2, 2, W // 2, 2, channels).transpose(3, 4).reshape(dy.shape)
+    affine = torch.rand(G, channels, device=DEVICE) + 0.5, torch.randn(G, channels, device=DEVICE)
     results = []
     for ours in (True, False):
-        weight, gamma = start.clone().requires_grad_(), torch.ones(G, channels, device=DEVICE, requires_grad=True)
-        beta = torch.full((G, channels), 0.1, device=DEVICE, requires_grad=True)
+        weight, gamma, beta = (t.clone().requires_grad_() for t in (start, *affine))
         running = torch.zeros(G, channels, device=DEVICE), torch.ones(G, channels, device=DEVICE)
         if ours:
-            y = FirstLayer.apply(shape, *running, gamma, beta, patches, weight)
-            back = in_blocks if blocked else dy
+            y, back = FirstLayer.apply(shape, *running, gamma, beta, patches, weight), in_blocks
         else:
             x = torch.bmm(patches.float(), weight.float().transpose(1, 2))
             y, back = expected(gamma, beta, x, *running, None, shape), dy.float()

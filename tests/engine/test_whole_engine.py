@@ -58,7 +58,7 @@ def federation(method: str) -> Federation:
 
 
 def test_two_rounds_are_the_reference_engines() -> None:
-    """Dense, for the same reason: the kernels of weights have tests of their own."""
+    """Dense: the interpreter takes minutes for the kernels of weights, which have tests of their own."""
     theirs, ours = federation("fedavg"), federation("fedavg")
     ours.engine = cuda.CudaEngine(ours.engine, lanes=2)
     for round in (1, 2):

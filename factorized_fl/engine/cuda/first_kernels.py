@@ -1,8 +1,8 @@
 """Triton kernels: the first convolution with its normalisation and ReLU, for several clients at once.
 
 The convolution is a product of patches [G, rows, PATCH] with weights [G, C, PATCH]. It is made anew wherever it is
-needed and never written down: with three colours in a pixel that costs next to nothing, while the result is the
-network's largest activation, which would be read five times. Every program takes some rows of one lane and one block
+needed and never written down: with three colours in a pixel that costs next to nothing, while the result, the network's
+largest activation, would be read in every pass. Every program takes some rows of one lane and one block
 of channels. Sums are made as in `norm_kernels`.
 """
 
@@ -31,8 +31,8 @@ def _patches(patches, rows, count, PATCH: tl.constexpr):
 
 
 @triton.jit
-def _product(patch, weight):
-    return tl.dot(patch, weight, input_precision="ieee")
+def _product(a, b):
+    return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
@@ -132,14 +132,10 @@ def gradients(
     H: tl.constexpr,
     W: tl.constexpr,
     PATCH: tl.constexpr,
-    BLOCKED: tl.constexpr,
     BC: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Sums over some of the rows of the gradient behind the ReLU times the patch.
-
-    The gradient of the result may be BLOCKED: the four pixels of a 2 x 2 block follow each other.
-    """
+    """Sums over some rows of the gradient behind the ReLU times the patch; dy comes in 2 x 2 blocks of pixels."""
     lane, channel = _place(C, BC)
     scale, shift = _norm(mean, rstd, gamma, beta, lane * C + channel)
     piece = lane * tl.num_programs(0) + tl.program_id(0)
@@ -150,8 +146,8 @@ def gradients(
     for start in range(0, per_program, BM):
         rows = tl.program_id(0) * per_program + start + tl.arange(0, BM)
         patch = _patches(patches, rows, count, PATCH)
-        there = _blocked(rows, H, W) if BLOCKED else rows
-        gradient = tl.load(dy + (there * C)[:, None] + channel[None, :], mask=(rows < count)[:, None], other=0.0)
+        there = (_blocked(rows, H, W) * C)[:, None] + channel[None, :]
+        gradient = tl.load(dy + there, mask=(rows < count)[:, None], other=0.0)
         passed = tl.where(_product(patch, own) * scale + shift > 0, gradient, 0.0).to(patch.dtype)
         total += _product(tl.trans(passed), patch)
     tl.store(out + (piece * C + channel)[:, None] * PATCH + tl.arange(0, PATCH)[None, :], total)

@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import pad
 
 from factorized_fl.engine.cuda import first_kernels as first
+from factorized_fl.engine.cuda import input_kernels
 from factorized_fl.engine.cuda import norm_kernels as k
-from factorized_fl.engine.cuda.input_kernels import patches
 from factorized_fl.engine.cuda.norm import Shape, moments
 
 PATCH = 32  # numbers of a patch
@@ -23,7 +23,8 @@ def make_patches(pixels: torch.Tensor) -> torch.Tensor:
     """The 3 x 3 surroundings of every pixel of [G, B, 3, H, W]: [G, B * H * W, PATCH]."""
     lanes, batch, _, height, width = pixels.shape
     out = pixels.new_empty(lanes, batch * height * width, PATCH)
-    patches[(lanes * batch, height * width // _PIXELS)](pixels, out, H=height, W=width, PATCH=PATCH, BM=_PIXELS)
+    grid = (lanes * batch, height * width // _PIXELS)
+    input_kernels.patches[grid](pixels, out, H=height, W=width, ONE=ONE, PATCH=PATCH, BM=_PIXELS)
     return out
 
 
@@ -51,7 +52,10 @@ def convolve_and_normalise(
 
 
 class FirstLayer(torch.autograd.Function):
-    """Patches [G, rows, P] and weights [G, C, P] with the batch's statistics; lanes follow each other in the result."""
+    """Patches [G, rows, P] and weights [G, C, P] with the batch's statistics; lanes follow each other in the result.
+
+    The result's gradient is wanted in 2 x 2 blocks of pixels, as conv2 has it.
+    """
 
     @staticmethod
     def forward(
@@ -65,7 +69,6 @@ class FirstLayer(torch.autograd.Function):
         weight: torch.Tensor,
     ) -> torch.Tensor:
         """Statistics, then the result."""
-        weight = weight.contiguous()
         width, (parts, per_program) = shape.all_channels, _split(shape)
         sums, firsts = torch.empty(parts, 2, width, device=gamma.device), torch.empty(width, device=gamma.device)
         first.sums[(parts, shape.blocks)](
@@ -88,7 +91,7 @@ class FirstLayer(torch.autograd.Function):
         pieces = [torch.empty(shape.lanes, parts, n, PATCH, device=dy.device) for n in (shape.channels, PATCH)]
         first.gradients[(parts, shape.blocks)](
             patches, weight, dy.contiguous(), pieces[0], mean, rstd, gamma, beta, shape.rows, per_program,
-            H=shape.height, W=shape.width, BLOCKED=shape.blocked, **_sizes(shape),
+            H=shape.height, W=shape.width, **_sizes(shape),
         )  # fmt: skip
         first.squares[(parts, shape.lanes)](patches, pieces[1], shape.rows, per_program, PATCH=PATCH, BM=k.ROWS)
         gradients, squares = (piece.sum(1) for piece in pieces)
@@ -98,7 +101,7 @@ class FirstLayer(torch.autograd.Function):
         dbeta = gradients[..., ONE]
         dgamma = rstd * (centred * gradients).sum(2)
         along = centred * (dgamma * rstd).unsqueeze(2)
-        along[..., ONE] += dbeta
+        along[..., ONE].add_(dbeta)
         dweight = torch.baddbmm(gradients, along, squares, alpha=-1 / shape.rows)
         dweight *= (gamma * rstd).unsqueeze(2)
         return None, None, None, dgamma, dbeta, None, dweight.to(weight.dtype)

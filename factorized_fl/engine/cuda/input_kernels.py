@@ -5,16 +5,16 @@ import triton.language as tl
 
 
 @triton.jit
-def patches(pixels, out, H: tl.constexpr, W: tl.constexpr, PATCH: tl.constexpr, BM: tl.constexpr):
+def patches(pixels, out, H: tl.constexpr, W: tl.constexpr, ONE: tl.constexpr, PATCH: tl.constexpr, BM: tl.constexpr):
     """The 3 x 3 surroundings of every pixel of [n, 3, H, W], as rows of (tap, channel), a one and zeros."""
     image = tl.program_id(0)
     pixel, column = tl.program_id(1) * BM + tl.arange(0, BM), tl.arange(0, PATCH)
     channel, tap = column % 3, column // 3
     y = (pixel // W)[:, None] + (tap // 3)[None, :] - 1
     x = (pixel % W)[:, None] + (tap % 3)[None, :] - 1
-    inside = (column < 27)[None, :] & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+    inside = (column < ONE)[None, :] & (y >= 0) & (y < H) & (x >= 0) & (x < W)
     value = tl.load(pixels + image * (3 * H * W) + channel[None, :] * (H * W) + y * W + x, mask=inside, other=0.0)
-    value = tl.where((column == 27)[None, :], 1.0, value)
+    value = tl.where((column == ONE)[None, :], 1.0, value)
     tl.store(out + (image * (H * W) + pixel)[:, None] * PATCH + column[None, :], value)
 
 

@@ -26,7 +26,6 @@ class Shape:
     mode: int = k.PLAIN
     source: str = PACKED
     result: str = PACKED
-    blocked: bool = False  # the gradient of the result comes in 2 x 2 blocks of pixels
 
     @property
     def rows(self) -> int:

@@ -101,9 +101,7 @@ class _Pass:
     def first(self, name: str, patches: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The first layer, on patches of the images."""
         gamma, beta, mean, variance = self._norm_tensors(name)
-        shape = Shape(
-            self.batch, self.size, self.size, self.lanes, gamma.shape[1], source=STACKED, result=STACKED, blocked=True
-        )
+        shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], result=STACKED)
         if self.stacked.model.training:
             return FirstLayer.apply(shape, mean, variance, gamma, beta, patches, weight)
         return convolve_and_normalise(patches, weight, mean, torch.rsqrt(variance + NORM_EPS), gamma, beta, shape)
