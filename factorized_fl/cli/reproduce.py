@@ -22,7 +22,7 @@ from factorized_fl.reproduce.heterogeneity import path_of
 from factorized_fl.reproduce.rows import rows_of
 from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_studies
 from factorized_fl.reproduce.show import claims_table, rows_records, rows_table
-from factorized_fl.reproduce.studies import STUDIES, find_study
+from factorized_fl.reproduce.studies import STUDIES, find_study, select
 
 DOCS = Path("docs")
 
@@ -63,6 +63,16 @@ def _list(what: list[str], results: Path) -> None:
     console.print(table)
 
 
+def _list_left(what: list[str], results: Path, seeds: list[int], methods: list[str], settings: list[str]) -> None:
+    left = [cell.name for cell in select(what, seeds, methods, settings) if not cell.path(results).exists()]
+    if "heterogeneity" in what:
+        several = seeds or find_study("heterogeneity").seeds
+        left += [f"heterogeneity/seed{seed}" for seed in several if not path_of(results, seed).exists()]
+    console.print("Left, in this order:" if left else "Nothing is left.")
+    for name in left:
+        console.print(f"  {name}", highlight=False, soft_wrap=True)
+
+
 def _show(what: list[str], results: Path, format: str, docs: Path) -> None:
     if format not in ("table", "json"):
         raise UserError(f"--format '{format}' must be table or json.")
@@ -95,19 +105,26 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Print our numbers beside the paper's.")] = False,
     format: Annotated[str, typer.Option("--format", help="With --show: table or json.")] = "table",
     docs: Annotated[Path, typer.Option("--docs", help="With --show alone: where the page and figures go.")] = DOCS,
-    list_studies: Annotated[bool, typer.Option("--list", help="List the studies and what is done of them.")] = False,
+    list_studies: Annotated[
+        bool, typer.Option("--list", help="List the studies; of WHAT also the cells left.")
+    ] = False,
 ) -> None:
     """Run the paper's tables and figures again, cell by cell; what is finished is never run again.
 
     --show prints our numbers beside the paper's; without WHAT it also writes docs/reproduction.md and its figures.
     """
     if list_studies or show:
-        if seeds or methods or settings:
-            raise UserError("--seeds, --methods and --settings choose what to run: leave them out to list or show.")
+        if (seeds or methods or settings) and (show or not what):
+            raise UserError(
+                "--seeds, --methods and --settings choose what to run: give them with studies, to run or to --list, "
+                "and not with --show."
+            )
         if results != RESULTS and not results.is_dir():
             raise UserError(f"There is no folder '{results}' of results: give another with --results.")
     if list_studies:
         _list(what or [], results)
+        if what:
+            _list_left(what, results, parse_numbers("--seeds", seeds), parse_words(methods), parse_words(settings))
         return
     if show:
         _show(what or [], results, format, docs)

@@ -51,6 +51,18 @@ def test_no_minutes_runs_nothing_and_says_what_is_left(capsys, images: Path, tmp
 
 
 @pytest.mark.usefixtures("tiny")
+def test_a_list_of_a_study_says_what_is_left_in_order(capsys, tmp_path: Path) -> None:
+    write(tmp_path, "domains", "fedavg", [60.0] * 20)
+    code, out, _ = ffl(capsys, "reproduce", "ablation", "heterogeneity", "--list", "--results", tmp_path)
+    left = ["ablation/without-mu-seed1", "ablation/random-matching-seed1", "heterogeneity/seed1"]
+    assert (code, out.split("Left, in this order:")[1].split()) == (0, left)
+    write(tmp_path, "ablation", "random-matching", [60.0] * 20)
+    for method, said in (("without-mu", left[0]), ("random-matching", "Nothing is left.")):
+        _, out, _ = ffl(capsys, "reproduce", "ablation", "--list", "--methods", method, "--results", tmp_path)
+        assert out.splitlines()[-1].strip() == said
+
+
+@pytest.mark.usefixtures("tiny")
 def test_interrupt_ends_with_130_and_what_to_do(capsys, images: Path, tmp_path: Path, monkeypatch) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
