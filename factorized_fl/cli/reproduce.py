@@ -18,11 +18,10 @@ from factorized_fl.reproduce.claims import judge
 from factorized_fl.reproduce.collection import collect
 from factorized_fl.reproduce.document import FIGURES, write_documents
 from factorized_fl.reproduce.figures import draw_all
-from factorized_fl.reproduce.heterogeneity import path_of
 from factorized_fl.reproduce.rows import rows_of
-from factorized_fl.reproduce.runner import WORK, Clock, Progress, run_studies
+from factorized_fl.reproduce.runner import WORK, Clock, Progress, files, run_studies
 from factorized_fl.reproduce.show import claims_table, rows_records, rows_table
-from factorized_fl.reproduce.studies import STUDIES, find_study, select
+from factorized_fl.reproduce.studies import STUDIES, find_study
 
 DOCS = Path("docs")
 
@@ -55,22 +54,17 @@ def _list(what: list[str], results: Path) -> None:
     for heading in ("study", "what it is", "seeds", "cells", "done"):
         table.add_column(heading, justify="right" if heading in ("cells", "done") else "left")
     for study in [find_study(name) for name in what or STUDIES]:
-        paths = [cell.path(results) for cell in study.cells()]
-        if study.name == "heterogeneity":
-            paths = [path_of(results, seed) for seed in study.seeds]
+        paths = files([study.name], results)
         done = sum(path.exists() for path in paths)
         table.add_row(study.name, study.title, ", ".join(map(str, study.seeds)), str(len(paths)), str(done))
     console.print(table)
 
 
-def _list_left(what: list[str], results: Path, seeds: list[int], methods: list[str], settings: list[str]) -> None:
-    left = [cell.name for cell in select(what, seeds, methods, settings) if not cell.path(results).exists()]
-    if "heterogeneity" in what:
-        several = seeds or find_study("heterogeneity").seeds
-        left += [f"heterogeneity/seed{seed}" for seed in several if not path_of(results, seed).exists()]
+def _list_left(paths: list[Path], results: Path) -> None:
+    left = [path for path in paths if not path.exists()]
     console.print("Left, in this order:" if left else "Nothing is left.")
-    for name in left:
-        console.print(f"  {name}", highlight=False, soft_wrap=True)
+    for path in left:
+        console.print(f"  {path.relative_to(results).with_suffix('')}", highlight=False, soft_wrap=True)
 
 
 def _show(what: list[str], results: Path, format: str, docs: Path) -> None:
@@ -124,7 +118,8 @@ def reproduce(
     if list_studies:
         _list(what or [], results)
         if what:
-            _list_left(what, results, parse_numbers("--seeds", seeds), parse_words(methods), parse_words(settings))
+            chosen = (parse_numbers("--seeds", seeds), parse_words(methods), parse_words(settings))
+            _list_left(files(what, results, *chosen), results)
         return
     if show:
         _show(what or [], results, format, docs)

@@ -26,7 +26,8 @@ def compared(found: Collection) -> list[Row]:
 
 def differences(found: Collection) -> list[str]:
     """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
-    far = [row for row in compared(found) if row.difference is not None and abs(row.difference) > CLOSE]
+    rows = compared(found)
+    far = [row for row in rows if row.difference is not None and abs(row.difference) > CLOSE]
     departures = rows_of("departures", found)
     switchable = {(row.method.partition("+")[0], row.setting) for row in departures}
     lines = []
@@ -57,15 +58,15 @@ def differences(found: Collection) -> list[str]:
         parts.append("All departures that were run:")
         entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
-    return [*parts, *_chance(found), *_last_or_best(found)]
+    return [*parts, *_chance(rows), *_last_or_best(rows, found)]
 
 
-def _chance(found: Collection) -> list[str]:
+def _chance(rows: Sequence[Row]) -> list[str]:
     """How far two columns that measure the same lie apart in the paper, and in ours."""
-    rows = {(row.what, row.setting): row for row in compared(found) if row.method == "stand-alone"}
+    alone = {(row.what, row.setting): row for row in rows if row.method == "stand-alone"}
     lines = []
-    for (what, setting), row in rows.items():
-        permuted = rows.get((what, setting.replace("standard", "permuted")))
+    for (what, setting), row in alone.items():
+        permuted = alone.get((what, setting.replace("standard", "permuted")))
         if setting.startswith("standard") and permuted:
             pairs = ((row.paper, permuted.paper), (row.ours, permuted.ours))
             apart = ["not run" if a is None or b is None else f"{abs(a - b):.2f}" for a, b in pairs]
@@ -73,10 +74,10 @@ def _chance(found: Collection) -> list[str]:
     return [prose.CHANCE, table(("setting", "paper, points apart", "ours"), lines)] if lines else []
 
 
-def _last_or_best(found: Collection) -> list[str]:
+def _last_or_best(rows: Sequence[Row], found: Collection) -> list[str]:
     """How many means are near the paper's, read from the last round and from every client's best, place by place."""
     near: dict[str, list[tuple[bool, bool]]] = {}
-    for row in compared(found):
+    for row in rows:
         best = best_rounds(found.of(row.what, row.setting, row.method))
         if row.difference is not None and row.paper is not None and best is not None:
             place = "single clients" if row.what == "architectures" else f"{row.what}, {row.setting}"

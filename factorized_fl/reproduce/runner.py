@@ -101,6 +101,25 @@ class Progress:
     another_configuration: bool = False  # a file from a configuration that is not the one wanted now
 
 
+def files(
+    what: Sequence[str],
+    results: Path,
+    seeds: Sequence[int] = (),
+    methods: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> list[Path]:
+    """Where the results of some studies go, in the order in which they are run."""
+    cells = [cell.path(results) for cell in select(what, seeds, methods, settings)]
+    return cells + [path for _, path in _heterogeneity(what, results, seeds)]
+
+
+def _heterogeneity(what: Sequence[str], results: Path, seeds: Sequence[int]) -> list[tuple[int, Path]]:
+    """The seeds of a study without cells, if it is among them, and their files."""
+    if "heterogeneity" not in what:
+        return []
+    return [(seed, heterogeneity.path_of(results, seed)) for seed in seeds or find_study("heterogeneity").seeds]
+
+
 def run_studies(
     what: Sequence[str],
     results: Path,
@@ -115,7 +134,7 @@ def run_studies(
     watch: Watch | None = None,
     note: str = "",
 ) -> Iterator[Progress]:
-    """Run what is missing of some studies; tells of each cell. Choices come first, for the others heed them.
+    """Run what is missing of some studies; tells of each cell.
 
     Every result keeps the note, if there is one.
     """
@@ -135,16 +154,15 @@ def run_studies(
             stacklevel=2,
         )
     yield from run_some(cells, chosen=chosen_options(results))
-    if "heterogeneity" in what:
-        for seed in seeds or find_study("heterogeneity").seeds:
-            name = f"heterogeneity/seed{seed}"
-            if heterogeneity.path_of(results, seed).exists():
-                yield Progress(name, "was done")
-            elif clock.left <= 0:
-                yield Progress(name, "no time")
-            else:
-                heterogeneity.run_study(results, seed, data, device)
-                yield Progress(name, "done")
+    for seed, path in _heterogeneity(what, results, seeds):
+        name = f"heterogeneity/seed{seed}"
+        if path.exists():
+            yield Progress(name, "was done")
+        elif clock.left <= 0:
+            yield Progress(name, "no time")
+        else:
+            heterogeneity.run_study(results, seed, data, device)
+            yield Progress(name, "done")
 
 
 def run_cells(

@@ -291,9 +291,12 @@ def select(
     methods: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> list[Cell]:
-    """The cells of some studies, in order, each once; narrowed to some methods or settings if any are given."""
+    """The cells of some studies, in order, each once; narrowed to some methods or settings if any are given.
+
+    Choices come first, for the others heed them.
+    """
     found: dict[str, Cell] = {}
-    for name in names:
+    for name in sorted(names, key=lambda name: name != "choices"):
         for cell in find_study(name).cells(seeds):
             found.setdefault(cell.name, cell)
     for given, of in ((methods, _method), (settings, _setting)):

@@ -103,3 +103,7 @@ def test_selection_narrows_and_runs_nothing_twice() -> None:
         select(["domains"], methods=["fedavgg"])
     with pytest.raises(UserError, match="Unknown study 'domain'"):
         select(["domain"])
+
+
+def test_choices_come_first_however_they_are_named() -> None:
+    assert select(["ablation", "choices"]) == [*select(["choices"]), *select(["ablation"])]

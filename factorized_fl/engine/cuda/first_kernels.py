@@ -2,8 +2,8 @@
 
 The convolution is a product of patches [G, rows, PATCH] with weights [G, C, PATCH]. It is made anew wherever it is
 needed and never written down: with three colours in a pixel that costs next to nothing, while the result, the network's
-largest activation, would be read in every pass. Every program takes some rows of one lane and one block
-of channels. Sums are made as in `norm_kernels`.
+largest activation, would be read in every pass. Every program takes some rows of one lane and one block of channels.
+Sums are made as in `norm_kernels`.
 """
 
 import triton
