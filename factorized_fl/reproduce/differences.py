@@ -1,7 +1,8 @@
 """Where we are far from the paper's numbers, and what brings us near."""
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.collection import Collection, best_rounds
@@ -24,41 +25,103 @@ def compared(found: Collection) -> list[Row]:
     return rows
 
 
+@dataclass(frozen=True)
+class Far:
+    """A mean far from the paper's, and its runs with something else switched on."""
+
+    row: Row
+    tried: tuple[Row, ...]
+    switchable: bool
+
+    @property
+    def near(self) -> list[Row]:
+        """Those that agree with the paper."""
+        return [other for other in self.tried if abs(other.difference or 0) <= CLOSE]
+
+    @property
+    def nearest(self) -> Row:
+        """What came closest to the paper, if only the row itself."""
+        return min((*self.tried, self.row), key=lambda row: abs(row.difference or 0))
+
+    @property
+    def outcome(self) -> str:
+        """What brings it near, in words."""
+        if self.row.what == "label-svhn":
+            return "looked into with CIFAR-10 only"
+        if not self.switchable:
+            return "nothing to switch on"
+        if not self.tried:
+            return "not run"
+        if self.near:
+            return ", ".join(map(_named, self.near))
+        best = min(self.tried, key=lambda row: abs(row.difference or 0))
+        return f"none of {len(self.tried)} tried; nearest: {_named(best)}"
+
+
+def far_from_paper(found: Collection) -> list[Far]:
+    """The means that differ by more than we call reproduced."""
+    departures = rows_of("departures", found)
+    about: dict[tuple[str, str], list[Row]] = {}
+    for other in departures:
+        about.setdefault((other.method.partition("+")[0], other.setting), []).append(other)
+    far = []
+    for row in compared(found):
+        if row.difference is not None and abs(row.difference) > CLOSE:
+            others = about.get((row.method, row.setting), []) if row.what != "label-svhn" else []
+            tried = tuple(other for other in others if other.difference is not None)
+            far.append(Far(row, tried, switchable=bool(others)))
+    return far
+
+
 def differences(found: Collection) -> list[str]:
     """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
-    rows = compared(found)
-    far = [row for row in rows if row.difference is not None and abs(row.difference) > CLOSE]
-    departures = rows_of("departures", found)
-    switchable = {(row.method.partition("+")[0], row.setting) for row in departures}
-    lines = []
-    for row in far:
-        tried = [
-            other
-            for other in departures
-            if (other.method.partition("+")[0], other.setting) == (row.method, row.setting)
-            and other.difference is not None
-        ]
-        near = [
-            f"{variant_title(other.method)} ({other.ours:.2f})"
-            for other in tried
-            if abs(other.difference or 0) <= CLOSE
-        ]
-        if row.what == "label-svhn":
-            outcome = "looked into with CIFAR-10 only"
-        elif (row.method, row.setting) not in switchable:
-            outcome = "nothing to switch on"
-        else:
-            outcome = ", ".join(near) or _nearest(tried)
-        lines.append([row.what, row.setting, plain(title(row.method)), entry(row), outcome])
+    rows, far = compared(found), far_from_paper(found)
+    lines = [[one.row.what, one.row.setting, plain(title(one.row.method)), entry(one.row), one.outcome] for one in far]
     parts = [prose.DIFFERENCES]
     headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")
-    parts.append(table(headings, lines) if lines else "No cell that was run differs by so much.")
-    run = [row for row in departures if row.ours is not None]
+    if lines:
+        parts += [*_by_method(rows, far), prose.ONE_BY_ONE, table(headings, lines)]
+    else:
+        parts.append("No cell that was run differs by so much.")
+    run = [row for row in rows_of("departures", found) if row.ours is not None]
     if run:
         parts.append("All departures that were run:")
         entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
     return [*parts, *_chance(rows), *_last_or_best(rows, found)]
+
+
+def _by_method(rows: Sequence[Row], far: Sequence[Far]) -> list[str]:
+    """How many means of a method are far, how many of them something explains, and how much of the distance."""
+    lines = []
+    for family in dict.fromkeys(map(_family, rows)):
+        run = [row for row in rows if _family(row) == family and row.difference is not None]
+        some = [one for one in far if _family(one.row) == family]
+        if not some:
+            continue
+        looked_into = [one for one in some if one.tried]
+        pairs = [(abs(one.row.difference or 0), abs(one.nearest.difference or 0)) for one in looked_into]
+        distances = [f"{statistics.fmean(column):.2f}" for column in zip(*pairs, strict=True)] or ["-", "-"]
+        counts = (len(run), len(some), len(looked_into), sum(bool(one.near) for one in some))
+        lines.append([plain(family), *map(str, counts), *distances])
+    headings = (
+        "method",
+        "means",
+        "far",
+        "looked into",
+        "brought near",
+        "mean distance of these",
+        "of their nearest runs",
+    )
+    return [table(headings, lines)]
+
+
+def _family(row: Row) -> str:
+    return f"{title(row.method)}, single client" if row.what == "architectures" else title(row.method)
+
+
+def _named(row: Row) -> str:
+    return f"{variant_title(row.method)} ({row.ours:.2f})"
 
 
 def _chance(rows: Sequence[Row]) -> list[str]:
@@ -89,11 +152,3 @@ def _last_or_best(rows: Sequence[Row], found: Collection) -> list[str]:
     ]
     headings = ("setting", "means", "within, last round", "within, best rounds")
     return [prose.BEST_ROUNDS, table(headings, lines)] if lines else []
-
-
-def _nearest(tried: Sequence[Row]) -> str:
-    """What came closest, if nothing came close."""
-    if not tried:
-        return "not run"
-    best = min(tried, key=lambda row: abs(row.difference or 0))
-    return f"none of {len(tried)} tried; nearest: {variant_title(best.method)} ({best.ours:.2f})"

@@ -12,7 +12,7 @@ from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes
 from factorized_fl.reproduce.claims import SUPPOSED, VERDICTS, Judged, judge
 from factorized_fl.reproduce.collection import Collection
-from factorized_fl.reproduce.differences import compared, differences
+from factorized_fl.reproduce.differences import compared, differences, far_from_paper
 from factorized_fl.reproduce.figures import drawings
 from factorized_fl.reproduce.markdown import entry, pivot, plain, table
 from factorized_fl.reproduce.names import title
@@ -112,11 +112,14 @@ def _in_short(found: Collection, judged: Sequence[Judged]) -> str:
             where = f"single clients after {ALL_EPOCHS}" if row.what == "architectures" else "Table 1"
             gaps.setdefault(where, []).append(abs(row.difference))
     near = [f"{sum(gap <= CLOSE for gap in some)} of {len(some)} of {where}" for where, some in gaps.items()]
+    brought = sum(bool(one.near) for one in far_from_paper(found))
+    switch = "a departure of the authors' code or a choice that the papers leave open"
+    more = f" With {switch} {brought} of the others are as near." if brought else ""
     verdicts = Counter(one.verdict for one in judged)
     told = ", ".join(f"{number} {words[number > 1]}" for name, words in VERDICTS.items() if (number := verdicts[name]))
     return (
         f"In short: of the published means that we have run those within {CLOSE:g} points of ours are "
-        f"{' and '.join(near) or 'none'} ([the others](#where-we-differ-by-more-than-25-points)). "
+        f"{' and '.join(near) or 'none'} ([the others](#where-we-differ-by-more-than-25-points)).{more} "
         f"Of {verdicts.total()} [claims of the paper](#claims), as far as they are tested, {told}."
     )
 

@@ -15,7 +15,8 @@ _VARIANTS = {
     "fp32": "float32 convolutions",
     "three-best": "three most similar",
     "keep-current": "current model kept",
-    "lr=0.005": "steps of 0.005, inner ones too",
+    "lr=0.005": "learning rate 0.005",
+    "steps=0.005": "steps of 0.005, inner ones too",
     "lr=0.01": "learning rate 0.01",
     "twice": "trained twice a round",
     "by-images": "clients count by their images",
@@ -26,7 +27,6 @@ _VARIANTS = {
     "settled": "statistics settled",
     "not-settled": "statistics not settled",
     "try-validation": "tried on validation images",
-    "keep-current+try-validation": "current model kept, tried on validation images",
 }
 
 
@@ -34,10 +34,10 @@ def title(row: str) -> str:
     """A row's name: the method's title and, in brackets, what is different about it."""
     method, _, variant = row.partition("+")
     name = METHODS[method].title if method in METHODS else method
-    return f"{name} ({_VARIANTS.get(variant, variant.replace(',', ', '))})" if variant else name
+    return f"{name} ({variant_title(row)})" if variant else name
 
 
 def variant_title(row: str) -> str:
     """Only what is different."""
-    variant = row.partition("+")[2]
-    return _VARIANTS.get(variant, variant)
+    changes = row.partition("+")[2].split("+")
+    return ", ".join(_VARIANTS.get(change, change.replace(",", ", ")) for change in changes)

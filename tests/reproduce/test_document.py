@@ -104,6 +104,21 @@ def test_what_is_open_about_baselines_is_looked_at_where_they_differ(
         assert f"{before} {outcome} |" in document(collect(results))
 
 
+def test_sums_up_by_method_what_is_far_and_what_brings_it_near(tmp_path: Path) -> None:
+    """FedFOMO's papers' numbers are 64.26, 46.73 and 70.19: 6.26 and 6.73 below them, and one run not far."""
+    for setting, ours in (("permuted-iid", 58.0), ("permuted-non-iid", 40.0), ("standard-iid", 70.0)):
+        write(tmp_path, "label-cifar10", "fedfomo", [ours] * 20, setting=setting)
+    assert "| FedFOMO | 3 | 2 | 0 | 0 | - | - |" in document(collect(tmp_path))
+    assert "are as near" not in document(collect(tmp_path))
+    both = "fedfomo+keep-current+try-validation"
+    write(tmp_path, "departures", both, [64.0] * 20, setting="permuted-iid")
+    write(tmp_path, "departures", both, [39.0] * 20, setting="permuted-non-iid")  # farther than without
+    page = document(collect(tmp_path))
+    assert "| FedFOMO | 3 | 2 | 2 | 1 | 6.50 | 3.50 |" in page  # (6.26 + 6.73) / 2 and (0.26 + 6.73) / 2
+    assert "open 1 of the others are as near." in page
+    assert "FedFOMO (current model kept, tried on validation images)" in page
+
+
 def test_counts_how_many_would_agree_if_best_rounds_counted(tmp_path: Path) -> None:
     """The paper has 63.93, 65.31 and 66.28: with the best round one more is near, one no longer is, one is always."""
     for method, last, best in (("stand-alone", 600, 640), ("fedavg", 650, 690), ("fedprox", 660, 661)):
