@@ -27,7 +27,7 @@ LABEL_SETTINGS = tuple(f"{labels}-{partition}" for partition in PARTITIONS for l
 AVERAGING = ("fedavg", "fedprox", "clustered-fl", "per-fedavg", "fedfomo", "pfedpara")
 MOST = 0.5  # of the nearest, for clients to be grouped
 SMALL_AT = 1e-3  # the lambda at which the paper counts 30% fewer parameters
-APPENDIX_SIZE = 0.65  # of the regular parameters
+HALF, MOST_LEFT = 0.5, 0.65  # of the regular parameters: below the one accuracy falls, up to the other it is best
 UNHURT = 1.0  # points that count as no loss
 NEARLY = 0.9  # of an accuracy, when convergence is timed
 LAST = 10  # epochs
@@ -232,15 +232,31 @@ def small_and_better(found: Collection) -> Iterator[Check]:
 
 
 def small_on_domains(found: Collection) -> Iterator[Check]:
-    """Factorised networks no larger than the appendix says against its best baseline, on the domains."""
+    """Factorised networks as small as the appendix says against its best baseline, on the domains."""
+    baseline = found.of("domains", "domains", "per-fedavg")
+    for name, results in _of_size(found, HALF, MOST_LEFT):
+        yield judged(f"{name}, minus Per-FedAvg, domains", difference(results, baseline), "more")
+
+
+def too_small_on_domains(found: Collection, least: float) -> Iterator[Check]:
+    """Networks of which less than half is left against the one that is pruned least."""
+    whole = f"factorized-fl+lambda={min(LAMBDAS):g}"
+    for name, results in _of_size(found, 0.0, HALF):
+        gap = difference(results, found.of("sparsity", "domains", whole))
+        yield judged(f"{name}, minus {title(whole)}, domains", gap, "less", least)
+
+
+def _of_size(found: Collection, least: float, most: float) -> Iterator[tuple[str, Sequence[Result]]]:
+    """The factorised networks on the domains with such a share of the regular parameters, or of a size yet unknown."""
+    regular = published()["sparsity"]["regular"]["millions"]
     for cell in (*STUDIES["sparsity"].borrowed, *STUDIES["sparsity"].own):
         if cell.method == "factorized-fl" and cell.preset == DOMAINS:
             results = found.get(cell)
             millions = model_millions(results[0]) if results else None
-            if millions is None or millions <= APPENDIX_SIZE * published()["sparsity"]["regular"]["millions"]:
-                size = "" if millions is None else f", {millions:.3f} M"
-                text = f"{title(cell.row)}{size}, minus Per-FedAvg, domains"
-                yield judged(text, difference(results, found.of("domains", "domains", "per-fedavg")), "more")
+            if millions is None:
+                yield title(cell.row), ()
+            elif least * regular < millions <= most * regular:
+                yield f"{title(cell.row)}, {millions:.3f} M", results
 
 
 def costs(found: Collection) -> Iterator[Check]:

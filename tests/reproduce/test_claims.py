@@ -132,6 +132,17 @@ def test_a_small_model_is_held_against_per_fedavg(tmp_path: Path) -> None:
     assert verdicts(tmp_path)["small-on-domains"] == "holds"
 
 
+def test_a_network_of_which_less_than_half_is_left_is_held_against_one_that_is_hardly_pruned(tmp_path: Path) -> None:
+    write(tmp_path, "domains", "per-fedavg", around(60))
+    write(tmp_path, "sparsity", "factorized-fl+lambda=0.0001", around(64), "domains", factors=factors(5, True))
+    tiny = factors(5, True) | {"mu_kept": [229_118] * 5}  # 0.5 M with u and v, of 2.574 M
+    write(tmp_path, "sparsity", "factorized-fl+lambda=0.001", around(62), "domains", factors=tiny)
+    assert counts(tmp_path)["small-on-domains"] == "5 not run"  # neither is of that size
+    assert counts(tmp_path)["too-small-on-domains"] == "1 not as claimed, 5 not run"
+    write(tmp_path, "sparsity", "factorized-fl+lambda=0.003,no-l1", around(20), "domains", factors=tiny)
+    assert counts(tmp_path)["too-small-on-domains"] == "1 as claimed, 1 not as claimed, 4 not run"
+
+
 def test_networks_are_compared_after_many_epochs_and_few_beside_the_papers_difference(tmp_path: Path) -> None:
     write(tmp_path, "architectures", "stand-alone", [50], setting="resnet9-1fc", correct=[[500]] * 50)
     late = [[100]] * 4 + [[600]] * 46
