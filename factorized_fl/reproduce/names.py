@@ -39,5 +39,5 @@ def title(row: str) -> str:
 
 def variant_title(row: str) -> str:
     """Only what is different."""
-    changes = row.partition("+")[2].split("+")
-    return ", ".join(_VARIANTS.get(change, change.replace(",", ", ")) for change in changes)
+    changes = row.partition("+")[2].replace(",", "+").split("+")
+    return ", ".join(_VARIANTS.get(change, change) for change in changes)
