@@ -22,8 +22,10 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
 
 from factorized_fl import __version__
+from factorized_fl.network import gate
 from factorized_fl.network.coordinator import Coordinator
 from factorized_fl.network.finish import end_with_parent, finish
+from factorized_fl.network.gate import CHANNEL, TOPIC
 from factorized_fl.network.journal import Journal
 from factorized_fl.network.keeper import Trainer
 from factorized_fl.network.mailbox import HOLD, Mailbox
@@ -33,7 +35,8 @@ from factorized_fl.network.preflight import find_trouble
 from factorized_fl.network.status import write_status
 from factorized_fl.network.supervise import REFUSED_SITE
 
-CHANNEL, TOPIC = "factorized_fl", "exchange"
+gate.close()  # FLARE imports this module while it reads its configuration, before it opens a line
+
 FAREWELL = 60.0  # seconds that a finished coordinator stays for sites that have not heard of it
 _RETRY = 0.5
 
@@ -49,11 +52,14 @@ class _Component(FLComponent, ABC):  # type: ignore[misc]
         super().__init__()
         self.kit: Kit = read_kit(Path(kit))
         self.journal = Journal(self.kit)
+        self.started = False
+        gate.listen(self.journal)
         end_with_parent(os.getppid())
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """FLARE tells what happens; only its start matters here."""
-        if event_type == EventType.SYSTEM_START:
+        if event_type == EventType.SYSTEM_START and not self.started:
+            self.started = True
             self.connect(fl_ctx.get_engine())
             threading.Thread(target=self._run, daemon=True).start()
 
@@ -73,9 +79,11 @@ class _Component(FLComponent, ABC):  # type: ignore[misc]
             write_status(self.kit, str(error))
             os._exit(REFUSED_SITE)
         except BaseException as error:
-            self.journal(f"stopped by an error, will be started again: {error}")
-            traceback.print_exc()
-            os._exit(1)
+            try:
+                self.journal(f"stopped by an error, will be started again: {error}")
+                traceback.print_exc()
+            finally:  # even if the disk is full
+                os._exit(1)
         os._exit(0)
 
 

@@ -56,7 +56,7 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
                     seen = _show_new(kit, seen, show)
                 seen = _show_new(kit, seen, show)
                 _kill_group(child)
-                if child.returncode == 0:
+                if child.returncode == 0 and _is_over(kit):
                     return True
                 if child.returncode == REFUSED_SITE:
                     raise UserError(f"The coordinator refused {kit.party}: the journal's last line says why.")
@@ -72,6 +72,11 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
         (kit.path / _PIDS).unlink(missing_ok=True)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _is_over(kit: Kit) -> bool:
+    """Whether nothing is left to do: that a process ended in peace says little."""
+    return RunDirectory(kit.run).summary() is not None if kit.is_coordinator else has_ended(kit)
 
 
 def look_before(kit: Kit) -> None:

@@ -7,6 +7,7 @@ Prints one line per attempt: what was tried, a colon, and what came of it.
 
 import os
 import sys
+import threading
 
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -21,8 +22,16 @@ def attempt(name: str, action) -> object:
     return result
 
 
+def give_up() -> None:
+    print("log in: refused: nobody answers", flush=True)
+    os._exit(0)
+
+
 def main(kit: str, user: str, *jobs: str) -> None:
+    patience = threading.Timer(15.0, give_up)  # FLARE's own is longer
+    patience.start()
     session = attempt("log in", lambda: new_secure_session(user, kit, timeout=10.0))
+    patience.cancel()
     if session is not None:
         for job in jobs:
             attempt(f"submit {os.path.basename(job)}", lambda job=job: session.submit_job(job))

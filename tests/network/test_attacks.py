@@ -7,7 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,12 @@ from tests.network.parties import NAMES
 from tests.network.processes import PATIENCE, Party, wait_for, write_sites
 
 nvflare = pytest.importorskip("nvflare", reason="FLARE is not installed")
-flare = pytest.importorskip("factorized_fl.network.flare")
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType  # noqa: E402
+from nvflare.fuel.f3.message import Message as CellMessage  # noqa: E402
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey  # noqa: E402
+
+from factorized_fl.network import flare, gate  # noqa: E402
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("network")
 
@@ -147,32 +152,40 @@ def test_a_site_cannot_act_as_administrator(server: Party, folder: Path, adminis
     shutil.copytree(administrator, tmp_path / "admin")
     for name in ("client.crt", "client.key"):
         shutil.copy(folder / "aster" / "flare" / "startup" / name, tmp_path / "admin" / "startup" / name)
-    assert administer(tmp_path / "admin", "boss@evil.example")["log in"].startswith("refused")
-    found = administer(tmp_path / "admin", "aster", write_job(tmp_path / "job", "subprocess.Popen"))
-    found.pop("log in")  # FLARE lets it say who it is, and that is all
-    assert found
-    assert all(what.startswith("refused: Auth") for what in found.values()), found
+    for user in ("boss@evil.example", "aster"):
+        found = administer(tmp_path / "admin", user, write_job(tmp_path / f"job of {user}", "subprocess.Popen"))
+        assert list(found) == ["log in"]
+        assert found["log in"].startswith("refused"), found
 
 
-def test_not_even_an_administrator_can_submit_a_job(server: Party, administrator: Path, tmp_path: Path) -> None:
-    """With or without shipped code: nobody has that right, and nothing is there to launch it."""
+def test_not_even_an_administrator_is_heard(server: Party, administrator: Path, tmp_path: Path) -> None:
+    """With or without shipped code: nobody listens, nobody has the right, and nothing is there to launch it."""
     write_job(tmp_path / "shipped", "mine.Mine", "raise SystemExit")
     write_job(tmp_path / "plain", "subprocess.Popen")
     found = administer(administrator, "boss@evil.example", tmp_path / "shipped", tmp_path / "plain")
-    assert found["log in"] == "done"
-    for what in ("submit shipped", "submit plain", "look"):
-        assert found[what].startswith("refused")
-        assert "authoriz" in found[what].lower()
+    assert found == {"log in": "refused: nobody answers"}
+    assert "for FLARE's channel 'hci_channel'" in journal_path(server.kit).read_text()
     assert not list((server.kit.workspace / "storage").rglob("*meta*"))
 
 
-def test_a_malicious_member_is_refused_and_named(server: Party, folder: Path) -> None:
+@pytest.fixture
+def as_agent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kit, str], "subprocess.Popen[bytes]"]:
+    """Start a site with another class of ours in the agent's place: its owner can do what he likes on his machine."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+    def start(kit: Kit, name: str) -> "subprocess.Popen[bytes]":
+        monkeypatch.setattr(kits, "_AGENT", f"tests.network.evil.{name}")
+        return run_agent(kit)
+
+    return start
+
+
+def test_a_malicious_member_is_refused_and_named(
+    server: Party, folder: Path, as_agent: Callable[[Kit, str], "subprocess.Popen[bytes]"]
+) -> None:
     """A valid certificate and bad messages: each is refused, the coordinator stands, an honest message still works."""
     kit = read_kit(folder / "aster")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kits, "_AGENT", "tests.network.evil.EvilAgent")  # it can do what it likes with its own machine
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        agent = run_agent(kit)
+    agent = as_agent(kit, "EvilAgent")
     try:
         replies = json.loads(wait_for(lambda: _text(kit.path / "replies.json"), "the evil agent's work"))
     finally:
@@ -193,6 +206,60 @@ def test_a_malicious_member_is_refused_and_named(server: Party, folder: Path) ->
     assert replies["far too large"] == "comm_error"  # cut off by FLARE, before it fills anybody's memory
     assert replies["somebody else's name"] != "ok"
     assert "invalid auth token signature" in flare_log(server.kit)
+
+
+def test_nobody_can_command_another_partys_flare(
+    server: Party, folder: Path, as_agent: Callable[[Kit, str], "subprocess.Popen[bytes]"]
+) -> None:
+    """FLARE runs shell commands, stops and starts again for whoever asks without saying that it needs the right to."""
+    birch, cedar = read_kit(folder / "birch"), read_kit(folder / "cedar")
+    victim = as_agent(birch, "Idler")
+    try:
+        wait_for((birch.path / "up").exists, "birch's start")
+        evil = as_agent(cedar, "Commander")
+        try:
+            replies = json.loads(wait_for(lambda: _text(cedar.path / "replies.json"), "the commander's work"))
+        finally:
+            supervise._end(evil)
+        assert victim.poll() is None
+    finally:
+        supervise._end(victim)
+    assert set(replies) == {"show a file", "say what you are", "stop", "begin again", "swallow this"}
+    assert all(reply.split()[0] in ("timeout", "comm_error") for reply in replies.values()), replies
+    journal = journal_path(server.kit).read_text()
+    assert "shut out a message of cedar for FLARE's channel 'admin', which this federation does not use" in journal
+    assert "shut out a message of cedar for FLARE's channel 'aux_communication'" in journal
+    assert "stopped by an error" not in journal
+
+
+@pytest.mark.parametrize(
+    ("sender", "headers", "due"),
+    [
+        ("server", {}, True),
+        ("server", {MessageHeaderKey.MSG_TYPE: MessageType.REPLY, MessageHeaderKey.CHANNEL: "admin"}, True),
+        ("server", {MessageHeaderKey.CHANNEL: "admin", MessageHeaderKey.TOPIC: "sys.shell"}, False),
+        ("server", {StreamHeaderKey.CHANNEL: "admin", StreamHeaderKey.TOPIC: "sys.shell"}, False),
+        ("server", {MessageHeaderKey.CHANNEL: "cellnet.channel", MessageHeaderKey.TOPIC: "bulk"}, False),
+        ("server", {MessageHeaderKey.CHANNEL: "cellnet.channel", MessageHeaderKey.TOPIC: "bye"}, True),
+        ("server", {MessageHeaderKey.ORIGIN: "cedar"}, False),
+        ("server", {MessageHeaderKey.FROM_CELL: "cedar"}, False),
+        ("server", {MessageHeaderKey.DESTINATION: "cedar"}, False),
+        ("cedar", {}, False),
+    ],
+)
+def test_a_site_hears_its_coordinator_about_this_federation_alone(
+    sender: str, headers: dict[str, str], due: bool
+) -> None:
+    usual = {
+        MessageHeaderKey.ORIGIN: "server",
+        MessageHeaderKey.FROM_CELL: "server",
+        MessageHeaderKey.DESTINATION: "birch",
+        MessageHeaderKey.MSG_TYPE: MessageType.REQ,
+        MessageHeaderKey.CHANNEL: STREAM_CHANNEL,
+        MessageHeaderKey.TOPIC: STREAM_DATA_TOPIC,
+        StreamHeaderKey.CHANNEL: CellChannel.RETURN_ONLY,
+    }
+    assert gate.is_due(CellMessage({**usual, **headers}), sender, "birch") is due
 
 
 def _text(path: Path) -> str:
