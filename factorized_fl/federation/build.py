@@ -83,8 +83,13 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
     return score_validation(scenario) if config.score == "validation" else scenario
 
 
-def build_federation(config: Config, scenario: Scenario, device: torch.device, engine: str = "auto") -> Federation:
-    """All clients at their common start; `engine` is "reference" or "auto", the fastest that can do it."""
+def build_federation(
+    config: Config, scenario: Scenario, device: torch.device, engine: str = "auto", noise_seed: int | None = None
+) -> Federation:
+    """All clients at their common start; `engine` is "reference" or "auto", the fastest that can do it.
+
+    Who hides something from others by noise draws it from a seed of its own, not from the one that all know.
+    """
     method = config.build_method()
     if method.holdout:
         scenario = hold_out(scenario, method.holdout, config.seed)
@@ -109,7 +114,8 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
         [{name: t.to(device) for name, t in own.items()} for own in state.own],
     )
     if method.looks_at_images:
-        _fingerprint_images(config, method, scenario, models, state)
+        seed = config.seed if noise_seed is None else noise_seed
+        _fingerprint_images(seed, method, scenario, models, state)
     kept = set(role_of) if method.tests_start else shared if method.needs_start else set()
     reset = {name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)}
     return Federation(
@@ -129,7 +135,7 @@ def build_federation(config: Config, scenario: Scenario, device: torch.device, e
 
 
 def _fingerprint_images(
-    config: Config, method: Method, scenario: Scenario, models: Mapping[int, nn.Module], state: ClientStack
+    seed: int, method: Method, scenario: Scenario, models: Mapping[int, nn.Module], state: ClientStack
 ) -> None:
     """Every client looks at its training images through the first layer, before anybody trains."""
     for k, client in enumerate(scenario.clients):
@@ -140,7 +146,7 @@ def _fingerprint_images(
         labels = client.labelling[scenario.labels[client.train]].to(device)
         rows = fingerprints.first_layer(models[len(client.classes)], tensors, images)
         found = fingerprints.describe(rows, labels, len(client.classes))
-        generator = torch_rng(config.seed, "fingerprint", client.draws_as(k))
+        generator = torch_rng(seed, "fingerprint", client.draws_as(k))
         tensors[fingerprints.NAME].copy_(method.hide(found, generator))
 
 

@@ -280,9 +280,15 @@ class Coordinator:
     # -- what is written
 
     def _learn_sizes(self) -> None:
+        """How many training images a site has counts as it said before it first answered: they cannot change."""
         for k, site in enumerate(self.sites):
             train = self.mailbox.lines[site].train
-            if train is not None:
+            if train is None or train == self.memory.sizes[k]:
+                continue
+            if self.memory.received[k]:
+                before = int(self.memory.sizes[k])
+                self.mailbox.note(site, f"says that it has {train} training images; it counts with {before}, as before")
+            else:
                 self.memory.sizes[k] = train
 
     def _who(self) -> list[Record]:
@@ -326,6 +332,7 @@ class Coordinator:
                 "name": site,
                 "connected": self.mailbox.connected(site) and not self.gone,
                 "doing": self._doing(k, site),
+                "images": self.mailbox.lines[site].train,
                 "strikes": int(self.memory.strikes[k]),
                 "accuracy": self.accuracy.get(k),
                 "up_bytes": self.mailbox.lines[site].up,

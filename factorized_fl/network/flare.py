@@ -110,7 +110,7 @@ class Gateway(_Component):
             news = unpack(request.payload, self.kit.plan.id, self.kit.plan.largest)
             reply = self.mailbox.exchange(site, news)
         except BadMessage as error:
-            self.journal(f"{site}: refused its message, as {error}")
+            self.mailbox.note(site, f"refused its message, as {error}")
             reply = self.mailbox.spoil(site, str(error))
         return make_reply(ReturnCode.OK, body=pack(reply))
 

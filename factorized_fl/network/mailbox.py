@@ -16,6 +16,7 @@ from factorized_fl.network.messages import Message
 HOLD = 2.0  # seconds that a site's question is held open when there is nothing to do
 _TICK = 1.0
 SILENT = 15.0  # a site not heard of for so long is not connected
+_SPARING = 1.0  # seconds between two lines about what a site does wrong
 _TWICE = 60.0  # seconds after which a copy of a kit that is no longer heard of is gone
 
 
@@ -35,6 +36,10 @@ class Line:
     down: int = 0  # bytes that went
     told_end: bool = False
     refused: bool = False  # its agreement is another
+    turn: int = 0  # of its questions
+    slow: bool = False  # it was there at a deadline, and has answered nothing since
+    noted: float = -math.inf  # when the journal last heard of its faults
+    unsaid: int = 0  # lines that were spared since
 
 
 @dataclass
@@ -71,10 +76,11 @@ class Mailbox:
             line.train = news.whole("train", low=1, high=10**9)
         elif news.kind == "answer":
             self._take(site, line, news)
+        line.turn = turn = line.turn + 1  # who asks again while a question is held is given up on the first
         self.changed.notify_all()
         if news.kind == "busy":
             return Message("wait", self.federation)
-        self.changed.wait_for(lambda: line.request is not None or self.ended, hold)
+        self.changed.wait_for(lambda: line.request is not None or self.ended or line.turn != turn, hold)
         line.seen = self.clock()
         if line.request is not None:
             line.down += len(line.request.payload)
@@ -112,10 +118,21 @@ class Mailbox:
 
     def _take(self, site: str, line: Line, news: Message) -> None:
         name = news.text("request")
+        line.slow = False
         if line.request is None or line.request.text("request") != name:
-            self.log(f"{site}: dropped an answer to {name}, for which nobody waits")
+            self.note(site, f"dropped an answer to {name}, for which nobody waits")
             return
         line.request, line.answer = None, news
+
+    def note(self, site: str, fault: str) -> None:
+        """Tell what a site does wrong, but not so often that nothing else is to be seen."""
+        line, now = self.lines[site], self.clock()
+        if now - line.noted < _SPARING:
+            line.unsaid += 1
+            return
+        more = f" (and {line.unsaid} more faults before)" if line.unsaid else ""
+        line.noted, line.unsaid = now, 0
+        self.log(f"{site}: {fault}{more}")
 
     def spoil(self, site: str, reason: str) -> Message:
         """A site sent what cannot be read: if something was asked of it, this is its answer, and it will not do."""
@@ -145,19 +162,22 @@ class Mailbox:
     ) -> dict[str, Message]:
         """The answers of the wanted: all of them, or at the deadline as many as there are, if these are enough.
 
-        Who was silent at a deadline is not waited for again before it is heard again. `tick` is called now and then.
+        Who was silent at a deadline is not waited for again before it is heard again; who was there, but too slow, not
+        before it has answered something, however late. `tick` is called now and then.
         """
         until = self.clock() + deadline
         ticked = self.clock()
         answers: dict[str, Message] = {}
         missing = set(wanted)
+        late = False
         with self.changed:
             while not stop.is_set():
                 answers = {site: a for site in wanted if (a := self.lines[site].answer) is not None}
                 missing = wanted - answers.keys()
                 self.absent -= {site for site in self.absent if self.connected(site)}
                 late = self.clock() >= until
-                if not missing or ((late or missing <= self.absent) and len(answers) >= enough):
+                left_out = self.absent | {site for site in missing if self.lines[site].slow}
+                if not missing or ((late or missing <= left_out) and len(answers) >= enough):
                     break
                 if self.clock() - ticked > _TICK:
                     tick()
@@ -167,6 +187,8 @@ class Mailbox:
                 self.lines[site].request = None
                 if not self.connected(site):
                     self.absent.add(site)
+                elif late and enough:
+                    self.lines[site].slow = True
             return answers
 
     def connected(self, site: str) -> bool:

@@ -6,6 +6,7 @@ federation and round, the round before it too. A request that comes again is ans
 
 import json
 import os
+import secrets
 import shutil
 import time
 import warnings
@@ -38,6 +39,7 @@ from factorized_fl.network.plan import Kit
 from factorized_fl.network.updates import FINGERPRINT, load_of
 
 _PREVIOUS = "previous.safetensors"
+NOISE_SEED = "noise-seed"
 
 
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
@@ -58,9 +60,21 @@ def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
 
 def site_federation(kit: Kit, scenario: Scenario, device: str = "cpu", engine: str = "reference") -> Federation:
     """The site as a federation of one at its start, unless its data are not those that it has trained with."""
-    federation = build_federation(kit.config, scenario, torch.device(device), engine)
+    federation = build_federation(kit.config, scenario, torch.device(device), engine, _noise_seed(kit))
     RunDirectory(kit.run).refuse_other_data(describe_clients(federation.scenario))
     return federation
+
+
+def _noise_seed(kit: Kit) -> int:
+    """A number that nobody else knows, drawn once: noise drawn twice would average out."""
+    path = kit.path / NOISE_SEED
+    if not path.exists():
+        write_atomically(path, str(secrets.randbits(63)).encode())
+        path.chmod(0o600)
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except ValueError:
+        raise UserError(f"'{path}' is damaged: put the number back that was there, or take a new kit.") from None
 
 
 def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int:

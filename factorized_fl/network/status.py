@@ -72,7 +72,7 @@ def sites_table(kit: Kit, runs: bool = True) -> Table | None:
     if status is None or not kit.is_coordinator:
         return None
     table = Table()
-    for heading in ("site", "connected", "doing", "bad in a row", "reported accuracy", "up", "down"):
+    for heading in ("site", "connected", "doing", "images", "bad in a row", "reported accuracy", "up", "down"):
         table.add_column(heading)
     fresh = runs and time.time() - status["updated"] < _STALE  # a coordinator that was killed hears nobody
     for site in status["sites"]:
@@ -81,6 +81,7 @@ def sites_table(kit: Kit, runs: bool = True) -> Table | None:
             site["name"],
             "yes" if site["connected"] and fresh else "no",
             site["doing"],
+            str(site.get("images") or "-"),
             str(site["strikes"]),
             "-" if accuracy is None else f"{100 * accuracy:.2f}%",
             size(site["up_bytes"]),

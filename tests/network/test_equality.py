@@ -10,6 +10,7 @@ from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
 from factorized_fl.network.plan import COORDINATOR
+from factorized_fl.network.site import NOISE_SEED
 from tests.network.parties import NAMES, Loopback, kits_of, make_sites, trio_config, write_trio
 
 
@@ -34,6 +35,8 @@ def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> 
     name, _, variant = method.partition(" ")
     config = trio_config(name, **VARIANTS.get(variant, {}))
     kits = kits_of(tmp_path, config)
+    for site in NAMES:  # one process draws all noise from the seed that all know
+        (kits[site].path / NOISE_SEED).write_text(str(config.seed))
     sites = make_sites(kits, data)
     parties = Loopback(kits, {site: party.answer for site, party in sites.items()})
     assert parties.run()

@@ -241,6 +241,54 @@ def test_who_was_silent_at_a_deadline_is_not_waited_for_until_heard_again() -> N
     assert not box.connected("b")
 
 
+def test_who_is_there_but_too_slow_is_not_waited_for_until_it_answers() -> None:
+    clock = Clock()
+    box = Mailbox("f", ("a", "b"), clock=clock)
+
+    def round(name: str, deadline: float, late: str = "") -> set[str]:
+        box.post({site: request(name) for site in "ab"})
+        box.exchange("b", Message("busy", "f", {"request": "round-1"}), hold=0)  # it says so for ever
+        if late:
+            box.exchange("b", answer(late), hold=0)
+        box.exchange("a", answer(name), hold=0)
+        return set(box.collect({"a", "b"}, 1, deadline, threading.Event()))
+
+    assert round("round-1", 0.0) == {"a"}
+    assert box.connected("b")
+    assert round("round-2", 1e9) == {"a"}  # no second deadline
+    assert round("round-3", 1e9) == {"a"}
+    assert round("round-4", 0.0, late="round-1") == {"a"}  # waited for again, and slow again
+    assert box.lines["b"].slow
+
+
+def test_of_a_sites_questions_only_the_last_is_held() -> None:
+    box = Mailbox("f", ("a",))
+    ready = Message("ready", "f", {"train": 5})
+    held: list[Message] = []
+    threads = [threading.Thread(target=lambda: held.append(box.exchange("a", ready, hold=60.0))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    box.exchange("a", ready, hold=0)
+    for thread in threads:
+        thread.join(10)
+    assert [message.kind for message in held] == ["wait"] * 20
+
+
+def test_faults_do_not_fill_the_journal() -> None:
+    clock, said = Clock(), []
+    box = Mailbox("f", ("a", "b"), said.append, clock=clock)
+    for _ in range(300):
+        box.exchange("a", answer("round-1"), hold=0)
+    box.exchange("b", answer("round-1"), hold=0)
+    clock.now += 2
+    box.exchange("a", answer("round-7"), hold=0)
+    assert said == [
+        "a: dropped an answer to round-1, for which nobody waits",
+        "b: dropped an answer to round-1, for which nobody waits",
+        "a: dropped an answer to round-7, for which nobody waits (and 299 more faults before)",
+    ]
+
+
 def test_a_late_answer_and_a_stranger_change_nothing() -> None:
     said: list[str] = []
     box = Mailbox("f", ("a",), said.append)

@@ -3,12 +3,17 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from factorized_fl.errors import UserError
+from factorized_fl.federation import fingerprints
+from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.payload import decode
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
 from factorized_fl.network.messages import Message
 from factorized_fl.network.plan import COORDINATOR
+from factorized_fl.network.site import NOISE_SEED
 from tests.network.parties import NAMES, Loopback, kits_of, make_sites, trio_config, write_images
 from tests.network.test_trust import Handler
 from tests.tiny import tiny_set
@@ -58,3 +63,16 @@ def test_no_count_depends_on_the_number_of_classes(method: str, data: Path, tmp_
     lines = [{key: value for key, value in record.items() if key not in own} for record in kept]
     assert len(lines) == 3
     assert lines[0] == lines[1] == lines[2]
+
+
+def test_noise_is_drawn_once_and_from_nothing_that_others_know(data: Path, tmp_path: Path) -> None:
+    config = trio_config("factorized-peers", options={"blur": 0.3})
+    kits = kits_of(tmp_path, config)
+    blurred, again = (make_sites(kits, data)["aster"] for _ in range(2))
+    guess = build_federation(config, blurred.scenario, torch.device("cpu"), "reference")
+    own, same, guessed = (f.state.client(0)[fingerprints.NAME] for f in (blurred.federation, again.federation, guess))
+    assert torch.equal(own, same)
+    assert float((own - guessed).std()) > 0.2
+    (kits["aster"].path / NOISE_SEED).write_text("rubbish")
+    with pytest.raises(UserError, match="is damaged"):
+        make_sites(kits, data)
