@@ -1,4 +1,5 @@
-"""Commands for federations between organisations: federation new / start / status / stop / readmit, serve, join."""
+"""Commands for federations between organisations: federation new / start / status / stop / readmit / exclude, serve,
+join."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ import typer
 from factorized_fl.cli.common import console
 from factorized_fl.errors import UserError
 from factorized_fl.federation.run import find_device
-from factorized_fl.network import coordinator, kits, status, supervise
+from factorized_fl.network import control, kits, status, supervise
 from factorized_fl.network.plan import COORDINATOR, LOOPBACK, Kit, read_kit
 from factorized_fl.network.settings import Settings, has_settings, read_settings, save_settings
 from factorized_fl.network.site import site_federation, site_scenario
@@ -148,5 +149,15 @@ def readmit(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]
     party = read_kit(kit)
     if not party.is_coordinator or site not in party.plan.sites:
         raise UserError(f"Only the coordinator readmits, and only one of {', '.join(party.plan.sites)}.")
-    coordinator.readmit(party, site)
+    control.ask(party, "readmit", site)
     _show(f"{site} will be asked again.")
+
+
+@app.command("exclude")
+def exclude(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
+    """Leave a site out that does harm: it is asked for nothing more, and nobody is given what it sent."""
+    party = read_kit(kit)
+    if not party.is_coordinator or site not in party.plan.sites:
+        raise UserError(f"Only the coordinator excludes, and only one of {', '.join(party.plan.sites)}.")
+    control.ask(party, "exclude", site)
+    _show(f"{site} will be left out; `ffl federation readmit` lets it in again.")

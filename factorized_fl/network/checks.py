@@ -11,7 +11,11 @@ from factorized_fl.federation.payload import decode
 from factorized_fl.methods import Tensors
 from factorized_fl.network.messages import BadMessage
 
-LARGEST_GROWTH = 1000.0  # of a tensor's norm against the one it is compared with; training never comes near
+LARGEST_GROWTH = 10.0  # of a tensor's norm in one round; training never comes near
+# What a tensor may grow from at least, as the size of its numbers: some begin at zero and must leave it somehow. Those
+# of filters are small, those of norms and other vectors about 1, those of fingerprints anything.
+_LEAST_FILTER, _LEAST_VECTOR, _LEAST_FINGERPRINT = 0.1, 1.0, 100.0
+FINGERPRINT = "fingerprint"  # the name of the matching vector among the tensors that travel
 _SPARE = 200  # bytes of a payload's header for each tensor
 
 
@@ -35,14 +39,21 @@ def read_tensors(payload: bytes, expected: Mapping[str, torch.Tensor]) -> Tensor
         if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
             found = f"{tensor.dtype} {list(tensor.shape)}"
             raise BadMessage(f"{name} is {found} where {wanted.dtype} {list(wanted.shape)} is due")
+    check_growth(tensors, expected)
+    return tensors
+
+
+def check_growth(tensors: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors that are not finite, or larger than a round's training makes them."""
+    for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise BadMessage(f"{name} is not finite")
-        norm, usual = float(tensor.double().norm()), float(wanted.double().norm())
-        # A tensor of n numbers of about 1 has the norm sqrt(n): a start at zero must be left somehow.
-        limit = LARGEST_GROWTH * max(usual, tensor.numel() ** 0.5)
+        least = _LEAST_FILTER if tensor.squeeze().ndim > 1 else _LEAST_VECTOR
+        least = _LEAST_FINGERPRINT if name == FINGERPRINT else least
+        norm, usual = float(tensor.double().norm()), float(before[name].double().norm())
+        limit = LARGEST_GROWTH * max(usual, least * tensor.numel() ** 0.5)
         if norm > limit:
             raise BadMessage(f"{name} has the norm {norm:.3g}, above the limit of {limit:.3g}")
-    return tensors
 
 
 def _check_claims(payload: bytes, expected: Mapping[str, torch.Tensor]) -> None:

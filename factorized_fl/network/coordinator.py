@@ -6,13 +6,11 @@ It holds what travels and nothing else: no image, no label, no class name, no cl
 import contextlib
 import json
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
-from pathlib import Path
 
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import Load, Traffic
@@ -21,6 +19,7 @@ from factorized_fl.federation.rounds import choose, make_record, mixed_rows, mix
 from factorized_fl.federation.run import summarise
 from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
 from factorized_fl.methods import Mixing, Server, Tensors
+from factorized_fl.network import control
 from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.memory import Memory
 from factorized_fl.network.messages import BadMessage, Message
@@ -29,8 +28,6 @@ from factorized_fl.network.status import read_status, write_status
 from factorized_fl.network.updates import Update, load_of, read_result, read_update
 
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
-_CONTROL = "control.json"
-_TAKEN = "control.taken.json"
 _TOLD = "told.json"  # who has learnt of the end
 _SOON = HOLD + 1.0  # seconds in which whoever is connected asks
 
@@ -46,6 +43,7 @@ class Coordinator:
         self.stop = threading.Event()
         self.round = 0
         self.note = "starting"
+        self.declined: set[int] = set()  # who refused what was mixed for this round
         self.gone = False  # nobody listens to sites any more
         self.seconds: list[float] = []  # of each round so far
         self.accuracy: dict[int, float] = {}  # what sites chose to report, last
@@ -130,10 +128,16 @@ class Coordinator:
         self.round = round
         self._control()
         chosen, _ = choose(self.config, round)
-        self._learn_sizes()
-        self._tell("mixing")
-        mixing, sent = self._mix(round, [k for k in chosen if not self.memory.aside[k]])
-        good = self._answers(round, chosen, mixing, sent)
+        mixing: Mixing | None = None
+        sent: dict[int, Tensors] = {}
+        good: dict[int, Update] = {}
+        again = True
+        while again:
+            self._learn_sizes()
+            self._tell("mixing")
+            mixing, mixed = self._mix(round, [k for k in chosen if k not in good and not self.memory.aside[k]])
+            sent |= mixed
+            again = self._ask(round, chosen, mixing, sent, good)
         if self.stop.is_set():
             return
         records = []
@@ -189,17 +193,28 @@ class Coordinator:
                 sent[k][name] = self.memory.start[name][k].clone() if back else rows[row]
         return mixing, sent
 
-    def _answers(
-        self, round: int, chosen: Sequence[int], mixing: Mixing | None, sent: dict[int, Tensors]
-    ) -> dict[int, Update]:
-        """Ask until a quorum has given answers that pass all checks; a bad one counts against its sender."""
-        good: dict[int, Update] = {}
+    def _ask(
+        self,
+        round: int,
+        chosen: Sequence[int],
+        mixing: Mixing | None,
+        sent: dict[int, Tensors],
+        good: dict[int, Update],
+    ) -> bool:
+        """Ask until a quorum has given answers that pass all checks; a bad one counts against its sender.
+
+        Who refuses what was mixed is not blamed, and not asked again before that is mixed anew: then this says so.
+        """
         enough = min(self.kit.plan.needed, len(chosen))
+        self.declined = set()
         while len(good) < enough:
-            self._control()
-            ask = [k for k in chosen if k not in good and not self.memory.aside[k]]
+            if self._control():
+                for k in [k for k in good if self.memory.aside[k]]:
+                    del good[k]
+                return True
+            ask = [k for k in chosen if k not in good and k not in self.declined and not self.memory.aside[k]]
             if len(ask) + len(good) < enough:
-                self._tell(f"waiting: a quorum of {enough} needs a site readmitted")
+                self._tell(self._what_helps(enough))
                 if self.stop.wait(0.5):
                     break
                 continue
@@ -212,14 +227,28 @@ class Coordinator:
             if self.stop.is_set():
                 break
             for site, answer in answers.items():
-                k = self.sites.index(site)
-                try:
-                    update = read_update(answer, self.memory.expected(k, sent.get(k, {})))
-                    self.memory.check(update.tensors)
-                    good[k], self.memory.strikes[k] = update, 0
-                except BadMessage as error:
-                    self._strike(k, str(error))
-        return good
+                self._read(self.sites.index(site), answer, sent, good)
+        return False
+
+    def _read(self, k: int, answer: Message, sent: dict[int, Tensors], good: dict[int, Update]) -> None:
+        """One site's answer."""
+        try:
+            if answer.text("result") == "refused":
+                self.declined.add(k)
+                self.log(f"{self.sites[k]}: refused this round: {answer.text('reason')}")
+                return
+            update = read_update(answer, self.memory.expected(k, sent.get(k, {})))
+            self.memory.check(update.tensors)
+            good[k], self.memory.strikes[k] = update, 0
+        except BadMessage as error:
+            self._strike(k, str(error))
+
+    def _what_helps(self, enough: int) -> str:
+        """Why a round does not go on, and what the operator can do."""
+        if not self.declined:
+            return f"waiting: a quorum of {enough} needs a site readmitted"
+        names = ", ".join(self.sites[k] for k in sorted(self.declined))
+        return f"waiting: {names} refused this round: exclude who spoiled it, or readmit {names} to ask again"
 
     def _request(self, round: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
         fields = {"request": f"round-{round}", "round": round, "download": bool(tensors)}
@@ -299,22 +328,23 @@ class Coordinator:
             for site, size, received in zip(self.sites, self.memory.sizes, self.memory.received, strict=True)
         ]
 
-    def _control(self) -> None:
-        """Do what the operator asked for meanwhile; what comes while it is read stays for the next time."""
-        taken = self.kit.path / _TAKEN
-        if not taken.exists():  # else a coordinator died over it
-            try:
-                os.replace(self.kit.path / _CONTROL, taken)
-            except FileNotFoundError:
-                return
-        wishes = _read_wishes(taken)
+    def _control(self) -> bool:
+        """Do what the operator asked for meanwhile; says whether what was mixed has to be mixed anew."""
+        wishes = control.take(self.kit)
         if wishes is None:
-            self.log(f"{_CONTROL} cannot be read and is ignored: ask again with `ffl federation readmit`")
-        taken.unlink(missing_ok=True)
-        for site in wishes or ():
+            self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
+            return False
+        for site in wishes.get("readmit", ()):
             if site in self.sites:
-                self.memory.readmit(self.sites.index(site))
+                k = self.sites.index(site)
+                self.memory.readmit(k)
+                self.declined.discard(k)
                 self.log(f"{site}: readmitted by the operator")
+        excluded = [site for site in wishes.get("exclude", ()) if site in self.sites]
+        for site in excluded:
+            self.memory.set_aside(self.sites.index(site))
+            self.log(f"{site}: excluded by the operator; nobody is given its tensors any more")
+        return bool(excluded)
 
     def _doing(self, k: int, site: str) -> str:
         if self.memory.aside[k]:
@@ -351,19 +381,3 @@ class Coordinator:
 
 def _accuracies(records: Sequence[Record]) -> dict[int, float]:
     return {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
-
-
-def readmit(kit: Kit, site: str) -> None:
-    """Ask the coordinator to let a site in again that was set aside."""
-    path = kit.path / _CONTROL
-    wishes = {*(_read_wishes(path) or ()), site}
-    write_atomically(path, json.dumps({"readmit": sorted(wishes)}).encode())
-
-
-def _read_wishes(path: Path) -> list[str] | None:
-    """The sites that the operator wants back; nothing if the file is missing or makes no sense."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))["readmit"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, list) and all(isinstance(site, str) for site in found) else None

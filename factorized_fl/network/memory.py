@@ -8,8 +8,8 @@ from factorized_fl.config import Config
 from factorized_fl.federation.build import initial_model, travels
 from factorized_fl.federation.fingerprints import plausible
 from factorized_fl.methods import Cost, Tensors
+from factorized_fl.network.checks import FINGERPRINT
 from factorized_fl.network.messages import BadMessage
-from factorized_fl.network.updates import FINGERPRINT
 from factorized_fl.nn import roles
 
 STRIKES = 3  # bad updates in a row after which a site is set aside
@@ -100,8 +100,12 @@ class Memory:
         """Count a bad update; says whether the site is set aside for it. Nobody is then given its tensors."""
         self.strikes[k] += 1
         if self.strikes[k] >= STRIKES:
-            self.aside[k], self.received[k] = True, False
+            self.set_aside(k)
         return bool(self.aside[k])
+
+    def set_aside(self, k: int) -> None:
+        """Ask a site for nothing, and give nobody what it sent."""
+        self.aside[k], self.received[k] = True, False
 
     def readmit(self, k: int) -> None:
         """Trust a site again."""

@@ -33,10 +33,10 @@ from factorized_fl.federation.run import run, summarise
 from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients, plain_errors, write_atomically
 from factorized_fl.methods import Tensors
 from factorized_fl.model.export import Exported, export_client
-from factorized_fl.network.checks import read_tensors
+from factorized_fl.network.checks import FINGERPRINT, check_growth, read_tensors
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit
-from factorized_fl.network.updates import FINGERPRINT, load_of
+from factorized_fl.network.updates import load_of
 
 _PREVIOUS = "previous.safetensors"
 NOISE_SEED = "noise-seed"
@@ -152,6 +152,11 @@ class Site:
         kept = unpack(content, self.kit.plan.id, len(content))
         return kept if kept.fields.get("request") == f"round-{round}" else None
 
+    def _go_back(self) -> None:
+        """To the last round that is kept, or to the start."""
+        if not restore(self.kit, self.federation, self.log):
+            self.federation = site_federation(self.kit, self.scenario, self.device, "auto")
+
     # -- answers
 
     def answer(self, request: Message) -> Message:
@@ -189,7 +194,13 @@ class Site:
             down = load_of(tensors, federation.roles) * request.whole("models", high=10_000)
             for name, tensor in tensors.items():
                 federation.state.common[name][0] = tensor
+        began_with = {name: tensor.clone() for name, tensor in self._shared().items()}
         trained = train_from_here(federation, round, [0])[0]
+        try:
+            check_growth(self._shared(), began_with)
+        except BadMessage as error:
+            self._go_back()
+            raise BadMessage(f"what came does not train here ({error})") from None
         up = upload_loads(federation, [0])[0]
         result = federation.engine.evaluate(round, [0], federation.state, federation.start)[0]
         cost = traffic(federation, 0, down, up)

@@ -14,8 +14,6 @@ from factorized_fl.methods import Cost, Roles, Tensors
 from factorized_fl.network.checks import read_tensors
 from factorized_fl.network.messages import BadMessage, Message
 
-FINGERPRINT = "fingerprint"  # the name of the matching vector among the tensors that travel
-
 
 @dataclass(frozen=True)
 class Update:

@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from factorized_fl.engine import Trained
 from factorized_fl.errors import UserError
+from factorized_fl.federation.build import Federation
 from factorized_fl.federation.fingerprints import describe
 from factorized_fl.federation.payload import decode, encode
 from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.network import control
+from factorized_fl.network import site as site_module
 from factorized_fl.network.checks import read_tensors
-from factorized_fl.network.coordinator import Coordinator, readmit
+from factorized_fl.network.coordinator import Coordinator
 from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import COORDINATOR, read_plan
 from factorized_fl.network.site import Site
-from tests.network.parties import Loopback, kits_of, make_sites, trio_config, write_trio
+from tests.network.parties import Loopback, kits_of, make_sites, same, trio_config, write_trio
 
 FEDERATION = "f" * 16
 
@@ -151,7 +155,7 @@ def test_three_bad_ones_in_a_row_and_the_operators_word(data: Path, tmp_path: Pa
     class Watching(Handler):
         def handle(self, request: Message) -> Message:
             if request.whole("round") == 5:
-                readmit(kits[COORDINATOR], "aster")
+                control.ask(kits[COORDINATOR], "readmit", "aster")
             return self.site.answer(request)
 
     parties.handlers["aster"] = Changing(sites["aster"]).handle
@@ -175,12 +179,12 @@ def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator, said = waiting_coordinator(tmp_path)
-    readmit(coordinator.kit, "aster")
+    control.ask(coordinator.kit, "readmit", "aster")
     unlink = Path.unlink
 
     def racing(path: Path, missing_ok: bool = False) -> None:
         if not said:
-            readmit(coordinator.kit, "birch")
+            control.ask(coordinator.kit, "readmit", "birch")
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", racing)
@@ -191,24 +195,85 @@ def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
 
 def test_a_readmission_survives_the_death_of_who_was_reading_it(tmp_path: Path) -> None:
     coordinator, _ = waiting_coordinator(tmp_path)
-    readmit(coordinator.kit, "aster")
+    control.ask(coordinator.kit, "readmit", "aster")
     (coordinator.kit.path / "control.json").rename(coordinator.kit.path / "control.taken.json")
-    readmit(coordinator.kit, "cedar")
+    control.ask(coordinator.kit, "readmit", "cedar")
     coordinator._control()
     coordinator._control()
     coordinator._control()
     assert coordinator.memory.aside.tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"readmit": "aster"}', '{"readmit": [3]}'])
+def test_the_last_wish_about_a_site_counts(tmp_path: Path) -> None:
+    coordinator, said = waiting_coordinator(tmp_path)
+    control.ask(coordinator.kit, "readmit", "aster")
+    control.ask(coordinator.kit, "readmit", "birch")
+    control.ask(coordinator.kit, "exclude", "aster")
+    assert coordinator._control()  # what was mixed with its tensors has to be mixed anew
+    assert coordinator.memory.aside.tolist() == [True, False, True]
+    assert not coordinator._control()
+    assert "aster: excluded by the operator; nobody is given its tensors any more" in said
+
+
+def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_excluded(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config("fedavg"), quorum=2)
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    asked: list[str] = []
+
+    class Refusing(Handler):
+        def handle(self, request: Message) -> Message:
+            if request.whole("round") == 2 and asked.count(self.site.kit.party) == 0:
+                asked.append(self.site.kit.party)
+                if len(asked) == 2:
+                    control.ask(kits[COORDINATOR], "exclude", "aster")
+                return self.site.answer(Message("rubbish", FEDERATION, request.fields))
+            return self.site.answer(request)
+
+    for name in ("birch", "cedar"):
+        parties.handlers[name] = Refusing(sites[name]).handle
+    assert parties.run()
+    assert sum("refused this round: nobody here knows what 'rubbish' means" in line for line in parties.journal) == 2
+    assert parties.coordinator.memory.strikes.tolist() == [0, 0, 0]
+    assert "round 2 of 3 is complete, without aster" in parties.journal
+    matrix = RunDirectory(kits[COORDINATOR].run).mixing(2)["matrix"]
+    assert matrix[1, 0] == matrix[2, 0] == 0
+    records = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert [record["round"] for record in records if record["client"] == 0 and record["steps"]] == [1]
+
+
+def test_a_site_that_what_came_leads_astray_goes_back_and_says_so(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config("fedavg"))
+    said: list[str] = []
+    site = make_sites(kits, data, said.append)["aster"]
+    for round in (1, 2):
+        before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(site_module, "train_from_here", _explode)
+            fields = {"request": f"round-{round}", "round": round, "download": False, "models": 1}
+            answer = site.answer(Message("round", FEDERATION, fields))
+        assert answer.fields["result"] == "refused"
+        assert "what came does not train here" in said[-1]
+        assert same(before, site.federation.tensors, 0.0)  # and nothing of it is on disk
+        assert site.answer(Message("round", FEDERATION, fields)).fields["result"] == "trained"
+    assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
+
+
+def _explode(federation: Federation, round: int, clients: list[int]) -> list[Trained]:
+    for name in federation.shared:
+        federation.state.common[name] *= 1e4
+    return [Trained(1.0, 1)]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"readmit": "aster"}', '{"readmit": [3]}', '{"remove": ["aster"]}'])
 def test_a_wish_that_makes_no_sense_is_told_and_stops_nobody(content: str, tmp_path: Path) -> None:
     coordinator, said = waiting_coordinator(tmp_path)
     (coordinator.kit.path / "control.json").write_text(content)
     coordinator._control()
     coordinator._control()
-    assert said == ["control.json cannot be read and is ignored: ask again with `ffl federation readmit`"]
+    assert said == ["control.json cannot be read and is ignored: ask again with `ffl federation`"]
     (coordinator.kit.path / "control.json").write_text(content)
-    readmit(coordinator.kit, "birch")
+    control.ask(coordinator.kit, "readmit", "birch")
     coordinator._control()
     assert coordinator.memory.aside.tolist() == [True, False, True]
 

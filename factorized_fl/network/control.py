@@ -1,0 +1,48 @@
+"""What the operator asks of a running coordinator: a file, taken up between answers."""
+
+import json
+import os
+from pathlib import Path
+
+from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.network.plan import Kit
+
+CONTROL = "control.json"
+_TAKEN = "control.taken.json"
+_KINDS = ("readmit", "exclude")
+Wishes = dict[str, list[str]]  # sites, by what is to be done with them
+
+
+def ask(kit: Kit, kind: str, site: str) -> None:
+    """Ask the coordinator to "readmit" a site that was set aside, or to "exclude" one; the last wish counts."""
+    path = kit.path / CONTROL
+    wishes = _read(path) or {}
+    for each in _KINDS:
+        names = {name for name in wishes.get(each, ()) if name != site} | ({site} if each == kind else set())
+        wishes[each] = sorted(names)
+    write_atomically(path, json.dumps(wishes).encode())
+
+
+def take(kit: Kit) -> Wishes | None:
+    """What was asked for since; nothing if that cannot be read. What comes meanwhile stays for the next time."""
+    taken = kit.path / _TAKEN
+    if not taken.exists():  # else a coordinator died over it
+        try:
+            os.replace(kit.path / CONTROL, taken)
+        except FileNotFoundError:
+            return {}
+    wishes = _read(taken)
+    taken.unlink(missing_ok=True)
+    return wishes
+
+
+def _read(path: Path) -> Wishes | None:
+    """Nothing if the file is missing or makes no sense."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or not found.keys() <= set(_KINDS):
+        return None
+    lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in found.values())
+    return found if lists else None
