@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -75,6 +76,7 @@ class RunDirectory:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.checkpoint_path = self.path / "checkpoint.safetensors"
+        self.previous_path = self.path / "previous.safetensors"  # of who keeps two
 
     # -- beginning and resuming
 
@@ -219,6 +221,17 @@ class RunDirectory:
             except (OSError, SafetensorError):
                 temporary.unlink(missing_ok=True)
                 raise
+
+    def keep_previous(self) -> None:
+        """Before a new checkpoint is saved: keep the one that it replaces, too."""
+        if not self.checkpoint_path.exists():
+            return
+        with plain_errors(self.path):
+            self.previous_path.unlink(missing_ok=True)
+            try:
+                os.link(self.checkpoint_path, self.previous_path)
+            except OSError:  # a file system without links
+                shutil.copy(self.checkpoint_path, self.previous_path)
 
     def metrics_size(self) -> int:
         """Bytes of metrics.jsonl: who remembers them can tell whether lines were lost."""

@@ -6,12 +6,14 @@ It holds what travels and nothing else: no image, no label, no class name, no cl
 import contextlib
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
 
+from factorized_fl.errors import UserError
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import Load, Traffic
 from factorized_fl.federation.payload import encode
@@ -54,10 +56,8 @@ class Coordinator:
         """All rounds that are still to do; says whether the federation is complete."""
         with self.directory.lock():
             self._count_on()
-            done = self.directory.rounds_done(self.config, resume=True)
+            done = self._restore()
             if done:
-                with self.directory.reading_checkpoint():
-                    self.memory.load(self.directory.load_checkpoint())
                 self.log(f"going on after round {done}")
             self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
             self.seconds = [line["seconds"] for line in self.directory.timing()]
@@ -75,6 +75,28 @@ class Coordinator:
             self.mailbox.end()
             self._tell("complete")
         return True
+
+    def _restore(self) -> int:
+        """Go back to the last round that is safely on disk, or to the one before, which sites still know, too."""
+        if self._is_damaged() and self.directory.previous_path.exists():
+            self.log("the checkpoint is damaged: trying the round before")
+            os.replace(self.directory.previous_path, self.directory.checkpoint_path)
+        if self._is_damaged():
+            raise UserError(
+                f"The checkpoint '{self.directory.checkpoint_path}' is damaged, and no site can begin again: "
+                "put it back from a copy, or begin again with new kits (`ffl federation new`)."
+            )
+        return self.directory.rounds_done(self.config, resume=True)
+
+    def _is_damaged(self) -> bool:
+        """Whether there is a checkpoint that cannot be loaded; if it can, it is."""
+        try:
+            if self.directory.checkpoint_round():
+                with self.directory.reading_checkpoint():
+                    self.memory.load(self.directory.load_checkpoint())
+        except UserError:
+            return True
+        return False
 
     def farewell(self, seconds: float) -> None:
         """Stay so long for whoever has not learnt of the end; if all have, for who asks again."""
@@ -162,6 +184,7 @@ class Coordinator:
         up, down_bytes = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
         timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down_bytes}
         self.directory.append("timing.jsonl", [timing])
+        self.directory.keep_previous()
         self.directory.save_checkpoint(round, self.memory.tensors, federation=self.kit.plan.id)
         write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())
         missing = [self.sites[k] for k in chosen if k not in good]

@@ -5,9 +5,7 @@ federation and round, the round before it too. A request that comes again is ans
 """
 
 import json
-import os
 import secrets
-import shutil
 import time
 import warnings
 from collections.abc import Callable
@@ -38,7 +36,6 @@ from factorized_fl.network.messages import BadMessage, Message, pack, unpack
 from factorized_fl.network.plan import Kit
 from factorized_fl.network.updates import load_of
 
-_PREVIOUS = "previous.safetensors"
 NOISE_SEED = "noise-seed"
 
 
@@ -79,7 +76,8 @@ def _noise_seed(kit: Kit) -> int:
 
 def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int:
     """Load the last round that is safely on disk, or the one before it; returns its number, 0 if there is none."""
-    for path in (RunDirectory(kit.run).checkpoint_path, kit.run / _PREVIOUS):
+    directory = RunDirectory(kit.run)
+    for path in (directory.checkpoint_path, directory.previous_path):
         if not path.exists():
             continue
         try:
@@ -132,14 +130,7 @@ class Site:
     def _save(self, round: int, answer: Message) -> None:
         """Keep a trained round; the checkpoint comes last, for it is what makes the round count."""
         write_atomically(self._answer_path(round), pack(answer))
-        previous = self.directory.path / _PREVIOUS
-        if self.directory.checkpoint_path.exists():
-            with plain_errors(self.directory.path):
-                previous.unlink(missing_ok=True)
-                try:
-                    os.link(self.directory.checkpoint_path, previous)
-                except OSError:  # a file system without links
-                    shutil.copy(self.directory.checkpoint_path, previous)
+        self.directory.keep_previous()
         self.directory.save_checkpoint(round, self.federation.tensors, federation=self.kit.plan.id)
         self.done = round
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from factorized_fl.errors import UserError
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.network import coordinator
@@ -136,6 +137,35 @@ def test_a_damaged_checkpoint_falls_back_to_the_round_before(data: Path, tmp_pat
     assert again.done == 1
     assert "checkpoint.safetensors is damaged" in said[0]
     assert [record["round"] for record in RunDirectory(again.kit.run).metrics()] == [1]
+
+
+def test_a_coordinator_whose_checkpoint_is_damaged_goes_on_from_the_round_before(
+    data: Path, tmp_path: Path, undisturbed: dict
+) -> None:
+    kits = kits_of(tmp_path, trio_config("clustered-fl"))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Fatal(Handler):
+        def handle(self, request: Message) -> Message:
+            if request.whole("round") == 3:
+                parties.coordinator.stop.set()
+                parties.mailbox.end()
+            return self.site.answer(request)
+
+    parties.handlers["birch"] = Fatal(sites["birch"]).handle
+    assert not parties.run()
+    directory = RunDirectory(kits[COORDINATOR].run)
+    directory.checkpoint_path.write_bytes(b"torn")
+    second = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    assert second.run()
+    assert second.journal[:2] == ["the checkpoint is damaged: trying the round before", "going on after round 1"]
+    for party, kit in kits.items():
+        assert RunDirectory(kit.run).metrics() == undisturbed[party]
+    for path in (directory.checkpoint_path, directory.previous_path):
+        path.write_bytes(b"torn")
+    with pytest.raises(UserError, match="put it back from a copy, or begin again with new kits"):
+        Loopback(kits, {}).run()
 
 
 def test_files_of_another_federation_are_refused(data: Path, tmp_path: Path) -> None:
