@@ -11,6 +11,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.run import find_device
 from factorized_fl.network import control, kits, status, supervise
 from factorized_fl.network.plan import COORDINATOR, LOOPBACK, Kit, read_kit
+from factorized_fl.network.preflight import refuse_leftovers
 from factorized_fl.network.settings import Settings, has_settings, read_settings, save_settings
 from factorized_fl.network.site import site_federation, site_scenario
 
@@ -88,7 +89,12 @@ def _site(kit: Path) -> Kit:
 
 def _settle(party: Kit, data: Path | None, report: bool | None, alone: bool | None, device: str | None) -> None:
     """Look at the site's data before anybody waits for it, then keep its choices; what is not given stays as it was."""
-    before = read_settings(party) if data is None or has_settings(party) else Settings(data, "auto")
+    joined = has_settings(party)
+    if not joined:
+        refuse_leftovers(party)
+    before = read_settings(party) if data is None or joined else Settings(data, "auto")
+    if joined:
+        _show(f"{party.party} has joined before with this kit, with the data in {before.data}")
     data = data or before.data
     scenario = site_scenario(party.config, party.party, party.seat, data)
     site_federation(party, scenario)

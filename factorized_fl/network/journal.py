@@ -1,5 +1,6 @@
 """A party's journal: what happened, one plain line each, for people."""
 
+import os
 import time
 from pathlib import Path
 
@@ -19,7 +20,8 @@ class Journal:
         """Write one line, however odd what somebody else sent may be."""
         plain = "".join(char if char.isprintable() else "?" for char in line)[:500]
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            with os.fdopen(handle, "a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {plain}\n")
         except OSError:
             pass  # a full disk must not stop who only wanted to say something

@@ -2,8 +2,8 @@
 
 FLARE's provisioning makes keys and certificates. A kit comes from somebody else, so nothing in it says what code runs:
 a party that starts lets its own installation write FLARE's configuration and policies anew. No administrator has any
-right, no job may be submitted, no process launcher is installed, only classes of this package may be built, and a site
-streams no log to the coordinator.
+right, no job may be submitted, no process launcher is installed, what a configuration may build is this package's own,
+and a site streams no log to the coordinator.
 """
 
 import contextlib

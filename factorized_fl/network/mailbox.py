@@ -16,7 +16,7 @@ from factorized_fl.network.messages import Message
 HOLD = 2.0  # seconds that a site's question is held open when there is nothing to do
 _TICK = 1.0
 SILENT = 15.0  # a site not heard of for so long is not connected
-_SPARING = 1.0  # seconds between two lines about what a site does wrong
+_MINUTE, _ENOUGH = 60.0, 20  # of what a site does wrong in a minute so many lines are told
 _TWICE = 60.0  # seconds after which a copy of a kit that is no longer heard of is gone
 
 
@@ -38,8 +38,8 @@ class Line:
     refused: bool = False  # its agreement is another
     turn: int = 0  # of its questions
     slow: bool = False  # it was there at a deadline, and has answered nothing since
-    noted: float = -math.inf  # when the journal last heard of its faults
-    unsaid: int = 0  # lines that were spared since
+    minute: float = -math.inf  # when the one began in which faults are counted
+    faults: int = 0  # in it
 
 
 @dataclass
@@ -127,12 +127,13 @@ class Mailbox:
     def note(self, site: str, fault: str) -> None:
         """Tell what a site does wrong, but not so often that nothing else is to be seen."""
         line, now = self.lines[site], self.clock()
-        if now - line.noted < _SPARING:
-            line.unsaid += 1
-            return
-        more = f" (and {line.unsaid} more faults before)" if line.unsaid else ""
-        line.noted, line.unsaid = now, 0
-        self.log(f"{site}: {fault}{more}")
+        more = ""
+        if now - line.minute > _MINUTE:
+            more = f" (and {line.faults - _ENOUGH} more faults before)" if line.faults > _ENOUGH else ""
+            line.minute, line.faults = now, 0
+        line.faults += 1
+        if line.faults <= _ENOUGH:
+            self.log(f"{site}: {fault}{more}")
 
     def spoil(self, site: str, reason: str) -> Message:
         """A site sent what cannot be read: if something was asked of it, this is its answer, and it will not do."""

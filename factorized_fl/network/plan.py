@@ -17,6 +17,7 @@ from factorized_fl.options import check, make, option
 
 COORDINATOR = "coordinator"
 AUTHORITY = "authority"  # who signs certificates: a folder beside the kits
+_TAKEN = (COORDINATOR, AUTHORITY, "server")  # the last by FLARE, for the coordinator
 FEDERATION = "federation.toml"
 LOOPBACK = ("localhost", "127.0.0.1")
 RUN, ALONE = "run", "alone"  # folders of a kit
@@ -122,10 +123,9 @@ def read_plan(path: Path) -> tuple[Plan, Config]:
     if not isinstance(given, list) or not all(isinstance(site, dict) and "name" in site for site in given):
         raise UserError(f'{path} must list its sites, each as [[sites]] with name = "...".')
     names = [check_name(site["name"], "site") for site in given]
-    if len(names) < 2 or len(set(names)) < len(names) or {COORDINATOR, AUTHORITY} & set(names):
-        raise UserError(
-            f"{path} must name two or more sites, each once, and none of them '{COORDINATOR}' or '{AUTHORITY}'."
-        )
+    if len(names) < 2 or len(set(names)) < len(names) or set(_TAKEN) & set(names):
+        taken = " or ".join(f"'{name}'" for name in _TAKEN)
+        raise UserError(f"{path} must name two or more sites, each once, and none of them {taken}.")
     if strange := sorted({key for site in given for key in site} - {"name"}):
         raise unknown("key of a site", strange[0], ["name"])
     own = {f.name for f in dataclasses.fields(Plan)} - {"sites", "id", "largest"}

@@ -17,6 +17,7 @@ from factorized_fl.network.status import write_status
 
 _EVERY = 5.0  # seconds between two looks at the way to the coordinator
 _PATIENCE = 5.0  # seconds that a killed coordinator's process may still hold the port
+_OF_A_PARTY = ("run", "alone", "model", "log", "ended", "status.json", "noise-seed", "processes.json")
 
 
 def check_kit(kit: Kit) -> None:
@@ -54,8 +55,39 @@ def _check_certificate(party: str, certificate: Path, key: Path, root: Path) -> 
     now = datetime.now(UTC)
     for found in (own, issuer):
         if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
-            begin, end = (f"{day:%Y-%m-%d}" for day in (found.not_valid_before_utc, found.not_valid_after_utc))
-            raise UserError(f"The kit's certificates are valid from {begin} to {end}: ask for a new one.")
+            moments = (found.not_valid_before_utc, found.not_valid_after_utc, now)
+            begin, end, here = (f"{moment:%Y-%m-%d %H:%M}" for moment in moments)
+            raise UserError(
+                f"The kit's certificates are valid from {begin} to {end}, and it is {here} here, all in UTC: "
+                "set this machine's clock if it is wrong, else ask for a new kit."
+            )
+
+
+def refuse_links(kit: Kit) -> None:
+    """A kit comes from somebody else: what is written into it must not end up elsewhere."""
+    written = (
+        kit.logs,
+        *kit.logs.glob("*"),
+        kit.run,
+        *kit.run.glob("*"),
+        kit.alone,
+        kit.model,
+        kit.workspace,
+        kit.status,
+    )
+    for path in written:
+        if path.is_symlink():
+            raise UserError(f"'{path}' is a link, and a kit holds none: remove it, or move the whole kit instead.")
+
+
+def refuse_leftovers(kit: Kit) -> None:
+    """Whoever joins for the first time begins: nobody has trained, decided or drawn anything for it."""
+    for name in _OF_A_PARTY:
+        if (kit.path / name).exists() or (kit.path / name).is_symlink():
+            raise UserError(
+                f"The kit holds '{name}', which no new kit does, but no site.toml of yours: if it came like that "
+                "ask for a new one, and if you lost the file write it again, with data, device, report and alone."
+            )
 
 
 def check_port(kit: Kit) -> None:

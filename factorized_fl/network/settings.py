@@ -9,6 +9,12 @@ from factorized_fl.federation.rundir import write_atomically
 from factorized_fl.network.plan import Kit
 
 _FILE = "site.toml"
+_FORMS = {
+    "data": 'as in data = "/path/to/images"',
+    "device": 'as in device = "cpu"',
+    "report": "true or false",
+    "alone": "true or false",
+}
 
 
 @dataclass(frozen=True)
@@ -45,5 +51,5 @@ def read_settings(kit: Kit) -> Settings:
     kinds = {"data": str, "device": str, "report": bool, "alone": bool}
     for name, kind in kinds.items():
         if not isinstance(table.get(name), kind):
-            raise UserError(f"'{kit.path / _FILE}' has no valid '{name}': remove it, and join again with --data DIR.")
+            raise UserError(f"'{kit.path / _FILE}' has no valid '{name}', {_FORMS[name]}: correct it.")
     return Settings(Path(table["data"]), table["device"], table["report"], table["alone"])

@@ -55,9 +55,11 @@ def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
     return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
 
 
-def site_federation(kit: Kit, scenario: Scenario, device: str = "cpu", engine: str = "reference") -> Federation:
+def site_federation(
+    kit: Kit, scenario: Scenario, device: str = "cpu", engine: str = "reference", noise_seed: int = 0
+) -> Federation:
     """The site as a federation of one at its start, unless its data are not those that it has trained with."""
-    federation = build_federation(kit.config, scenario, torch.device(device), engine, _noise_seed(kit))
+    federation = build_federation(kit.config, scenario, torch.device(device), engine, noise_seed)
     RunDirectory(kit.run).refuse_other_data(describe_clients(federation.scenario))
     return federation
 
@@ -113,7 +115,7 @@ class Site:
         self.kit, self.log, self.report, self.device = kit, log, report, device
         self.config = kit.config
         self.scenario = site_scenario(kit.config, kit.party, kit.seat, data)
-        self.federation = site_federation(kit, self.scenario, device, "auto")
+        self.federation = self._start()
         self.directory = RunDirectory(kit.run)
         with plain_errors(kit.run):
             kit.run.mkdir(parents=True, exist_ok=True)
@@ -146,7 +148,10 @@ class Site:
     def _go_back(self) -> None:
         """To the last round that is kept, or to the start."""
         if not restore(self.kit, self.federation, self.log):
-            self.federation = site_federation(self.kit, self.scenario, self.device, "auto")
+            self.federation = self._start()
+
+    def _start(self) -> Federation:
+        return site_federation(self.kit, self.scenario, self.device, "auto", _noise_seed(self.kit))
 
     # -- answers
 

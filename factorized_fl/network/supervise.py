@@ -19,7 +19,7 @@ from factorized_fl.network.finish import has_ended
 from factorized_fl.network.journal import Journal, journal_path
 from factorized_fl.network.kits import make_workspace
 from factorized_fl.network.plan import Kit
-from factorized_fl.network.preflight import Way, check_kit, check_port
+from factorized_fl.network.preflight import Way, check_kit, check_port, refuse_links
 
 _PIDS = "processes.json"
 _GRACE = 5.0
@@ -85,6 +85,7 @@ def look_before(kit: Kit) -> None:
         raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
     if processes(kit):
         raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+    refuse_links(kit)
     if has_ended(kit):
         return  # nobody else is needed
     check_kit(kit)

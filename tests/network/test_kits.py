@@ -58,7 +58,8 @@ def test_the_agreement(tmp_path: Path) -> None:
         ({"port": 0}, "port = 0 must be at least 1"),
         ({"names": ("aster",)}, "two or more"),
         ({"names": ("aster", "aster")}, "each once"),
-        ({"names": ("aster", "authority")}, "none of them 'coordinator' or 'authority'"),
+        ({"names": ("aster", "authority")}, "none of them 'coordinator' or 'authority' or 'server'"),
+        ({"names": ("aster", "server")}, "none of them 'coordinator' or 'authority' or 'server'"),
         ({"options": 3}, "options = 3 must be a table"),
         ({"deadline": "soon"}, "must be a number"),
     ],
@@ -183,6 +184,7 @@ def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None
     kits = kits_of(tmp_path / "kits", trio_config())
     settle = partial(cli.network._settle, kits["cedar"], data / "cedar", None, None, None)
     (data / "cedar" / "column-0").rename(data / "cedar" / "other")
+    settle()
     make_sites(kits, data)
     settle()
     (data / "cedar" / "other").rename(data / "cedar" / "column-0")  # before a round is trained it may still change

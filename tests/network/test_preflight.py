@@ -20,6 +20,7 @@ from factorized_fl.network.journal import Journal, journal_path
 from factorized_fl.network.plan import COORDINATOR, Kit, read_kit
 from factorized_fl.network.preflight import Way, check_kit, check_port, find_trouble
 from factorized_fl.network.status import read_status
+from tests.network.parties import kits_of, trio_config
 from tests.network.test_kits import write
 
 pytest.importorskip("nvflare")
@@ -103,8 +104,35 @@ def test_certificates_of_somebody_else_or_another_day(
             return datetime.now(UTC) + timedelta(days=20_000)
 
     monkeypatch.setattr(preflight, "datetime", Later)
-    with pytest.raises(UserError, match=r"certificates are valid from .* to"):
+    with pytest.raises(
+        UserError, match=r"certificates are valid from .* to .* and it is .* here.* clock if it is wrong"
+    ):
         check_kit(kit)
+
+
+@pytest.mark.parametrize(
+    "place", ["log/journal.txt", "log", "run", "run/checkpoint.safetensors", "model", "status.json"]
+)
+def test_a_kit_that_leads_elsewhere_is_refused(place: str, tmp_path: Path) -> None:
+    kit = kits_of(tmp_path / "kits", trio_config())["aster"]
+    (tmp_path / "bashrc").write_text("")
+    link = kit.path / place
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "bashrc")
+    with pytest.raises(UserError, match="is a link, and a kit holds none"):
+        preflight.refuse_links(kit)
+    if place.endswith("journal.txt"):
+        Journal(kit)("touch mark")
+        assert (tmp_path / "bashrc").read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["run", "log", "ended", "noise-seed", "model"])
+def test_who_joins_for_the_first_time_begins(name: str, tmp_path: Path) -> None:
+    kit = kits_of(tmp_path, trio_config())["aster"]
+    preflight.refuse_leftovers(kit)
+    (kit.path / name).touch()
+    with pytest.raises(UserError, match=f"holds '{name}', which no new kit does"):
+        preflight.refuse_leftovers(kit)
 
 
 def test_a_port_that_somebody_listens_on(
