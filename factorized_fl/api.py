@@ -1,6 +1,7 @@
 """The same from Python as from the command line."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -21,17 +22,17 @@ from factorized_fl.report.verdict import other_images
 COMPARISON = "comparison.json"
 
 
-def configure(preset: str, method: str | None = None, /, **settings: Any) -> Config:
+def configure(preset: str | Path, method: str | None = None, /, **settings: Any) -> Config:
     """A configuration from a preset's name or a TOML file's path, a method, and single settings."""
     return resolve(_table(preset), method, settings)
 
 
-def _table(preset: str) -> Mapping[str, Any]:
-    return read_table(Path(preset)) if preset.endswith(".toml") else find_preset(preset)
+def _table(preset: str | Path) -> Mapping[str, Any]:
+    return read_table(Path(preset)) if str(preset).endswith(".toml") else find_preset(str(preset))
 
 
 def run(
-    config: Config | str,
+    config: Config | str | Path,
     out: Path | str | None = None,
     *,
     method: str | None = None,
@@ -42,7 +43,7 @@ def run(
     **settings: Any,
 ) -> RunDirectory:
     """Run a federation: ``run("demo", method="factorized-fl", rounds=3)``."""
-    if isinstance(config, str):
+    if isinstance(config, str | Path):
         config = configure(config, method, **settings)
     elif method is not None or settings:
         raise UserError("A Config is complete: give method and settings to `configure`, or a preset's name here.")
@@ -174,4 +175,6 @@ def pilot(
         raise UserError(
             "In no round of this pilot was there anything to mix: choose a smaller dropout, or more rounds."
         )
+    if not all(math.isfinite(norm) for row in norms for norm in row):
+        raise UserError("Training diverged in this pilot, so its norms say nothing: choose a smaller lr.")
     return Pilot(norms)

@@ -13,6 +13,8 @@ from factorized_fl.errors import UserError, unknown
 from factorized_fl.methods import Method, find_method, make_method
 from factorized_fl.options import check, make, option
 
+DEFAULT_ALPHA = 0.5
+
 
 @dataclass(frozen=True)
 class Config:
@@ -23,7 +25,7 @@ class Config:
     image_size: int = option(0, "side of the images in pixels; 0 keeps the source's", low=0, high=1024)
     channels: int = option(0, "1 grey, 3 colour; 0 keeps the source's", low=0, high=3)
     partition: str = option("iid", "how a domain's images are dealt", choices=("iid", "dirichlet"))
-    alpha: float = option(0.5, "concentration of the Dirichlet partition", above=0)
+    alpha: float = option(DEFAULT_ALPHA, "concentration of the Dirichlet partition", above=0)
     permuted: bool = option(False, "every client numbers its classes in its own way")
     permutation_seed: int = option(PERMUTATION_SEED, "the paper's fixed global seed of the label permutations", low=0)
     partition_seed: int = option(0, "seed of the splits and of who holds which images; 0: as seed", low=0)
@@ -43,7 +45,7 @@ class Config:
     fraction: float = option(1.0, "share of the clients that takes part in a round", above=0, high=1)
     dropout: float = option(0.0, "chance that a chosen client fails to answer", low=0, high=0.95)
     batch_size: int = option(256, "images per step; the last incomplete batch of an epoch is dropped", low=2)
-    lr: float = option(1e-3, "learning rate of SGD", above=0)
+    lr: float = option(1e-3, "learning rate of SGD", above=0, high=1e30)
     momentum: float = option(0.9, "momentum of SGD, kept by each client across rounds", low=0, high=0.9999)
     weight_decay: float = option(1e-6, "weight decay of SGD", low=0)
     augment: str = option("paper", "the authors' augmentation, or none", choices=("paper", "none"))
@@ -61,12 +63,23 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.alpha != DEFAULT_ALPHA and self.partition != "dirichlet":
+            raise UserError(f"alpha = {self.alpha} changes nothing with partition = {self.partition!r}: set dirichlet.")
         complete = dataclasses.asdict(make_method(self.method, self.options))
         object.__setattr__(self, "options", complete)
 
     def build_method(self) -> Method:
         """The configured method."""
         return make_method(self.method, self.options)
+
+    def refuse_unkept(self) -> None:
+        """Refuse what a file would not give back: whoever makes a configuration in Python may put anything in."""
+        try:
+            same = from_table(tomllib.loads(self.to_toml())) == self
+        except (TypeError, ValueError, UserError) as error:
+            raise UserError(f"This configuration cannot be written down and read again: {error}") from None
+        if not same:
+            raise UserError("This configuration is not the same when it is written down and read again.")
 
     def to_toml(self) -> str:
         """The configuration as TOML: flat, with the method's options in a table of their own."""
@@ -103,7 +116,7 @@ def read_config(path: Path) -> Config:
 def read_table(path: Path) -> dict[str, Any]:
     """The table of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"There is no configuration file '{path}'.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -115,6 +128,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UserError(f"'{text}' is not a setting: write key=value, for example rounds=10.")
+    if "\n" in value:
+        raise UserError(f"{text!r} is more than one line: give each setting its own --set.")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -130,11 +145,12 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
     values = {key: value for key, value in table.items() if key not in ("methods", "options")}
     settings = dict(settings or {})
     wanted = settings.pop("method", None)
-    if method and wanted not in (None, method):
+    if method is not None and wanted not in (None, method):
         raise UserError(f"The method is given twice: '{method}' and '{wanted}'.")
     if "preset" in settings:
         raise UserError("A preset is named, not set: `ffl run PRESET`.")
-    values["method"] = method or wanted or values.get("method", "factorized-fl")
+    chosen = (name for name in (method, wanted, values.get("method")) if name is not None)
+    values["method"] = next(chosen, "factorized-fl")
     fields = {f.name for f in dataclasses.fields(Config)} - {"options"}
     method_fields = {f.name for f in dataclasses.fields(find_method(values["method"]))}
     if twice := sorted(fields & method_fields):

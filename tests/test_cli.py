@@ -177,6 +177,14 @@ def test_a_pilot_needs_rounds_that_mix(capsys, config: Path, images: Path, tmp_p
     code, out, _ = ffl(capsys, *pilot, "--set", "rounds=6", "--set", "dropout=0.8")
     assert code == 0
     assert 0 < out.count("mean update") < 5  # in some rounds nobody answered before there was anything to mix
+    code, _, err = ffl(capsys, *pilot[:-1], tmp_path / "q", "--set", "lr=1e20")
+    assert (code, "Training diverged in this pilot" in err) == (2, True)
+
+
+def test_a_path_that_no_disk_takes_is_one_sentence(capsys) -> None:
+    for command in (["report"], ["run", "demo", "--out"], ["data", "inspect"]):
+        code, _, err = ffl(capsys, *command, "x" * 300)
+        assert (code, err.count("\n"), "name too long" in err) == (2, 1, True), err
 
 
 def test_lists(capsys) -> None:

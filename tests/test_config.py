@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from factorized_fl.api import configure, run
 from factorized_fl.config import Config, parse_setting, read_config, resolve
 from factorized_fl.errors import UserError
-from factorized_fl.methods import METHODS
+from factorized_fl.methods import METHODS, Method, register
 from factorized_fl.methods.stand_alone import StandAlone
 from factorized_fl.options import option
 from factorized_fl.presets import PRESETS
@@ -106,11 +106,37 @@ def test_parse_setting(text: str, expected: tuple) -> None:
         ({"permuted": "yes"}, "must be true or false"),
         ({"method": "fedavg"}, "given twice: 'factorized-fl' and 'fedavg'"),
         ({"preset": "demo"}, "A preset is named, not set"),
+        ({"alpha": 0.01}, "alpha = 0.01 changes nothing with partition = 'iid': set dirichlet"),
+        ({"blur": 0.9}, "blur = 0.9 hides nothing where no statistics travel: set match=statistics"),
+        ({"lr": 1e308}, "must be at most"),
     ],
 )
 def test_bad_settings(settings: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         configure("demo", "factorized-fl", **settings)
+
+
+def test_a_method_without_a_name_is_not_the_default() -> None:
+    with pytest.raises(UserError, match="Unknown method ''"):
+        configure("demo", "")
+    with pytest.raises(UserError, match="more than one line"):
+        parse_setting("rounds=2\nseed=4")
+
+
+def test_a_files_first_character_may_be_a_mark_that_nobody_sees(tmp_path) -> None:
+    (tmp_path / "x.toml").write_text('\ufeffdataset = "demo"\nrounds = 3\n', encoding="utf-8")
+    assert configure(tmp_path / "x.toml").rounds == 3
+
+
+def test_a_methods_class_says_what_it_is() -> None:
+    class Nameless(Method):
+        name = "nameless"
+        title = "Nameless"
+
+    with pytest.raises(UserError, match="The method Nameless has no 'row'"):
+        register(Nameless)
+    with pytest.raises(UserError, match=r"inherit ffl\.Method"):
+        register(dict)  # type: ignore[arg-type]
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

@@ -11,6 +11,7 @@ from factorized_fl import __version__
 from factorized_fl.cli import data, lists, model, network, report, reproduce, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import is_lack_of_memory
 from factorized_fl.methods.loading import load_methods
 
 app = typer.Typer(
@@ -55,6 +56,17 @@ def main() -> None:
         app()
     except UserError as error:
         notes.print(f"Error: {error}", style="red", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        why = f"{error.strerror}: '{error.filename}'"
+        notes.print(f"Error: {why}: allow it, or choose another path.", style="red", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        notes.print("Error: There is too little memory: free some, or take a smaller width, batch_size or image_size.")
         sys.exit(2)
     except Interrupted:
         notes.print("Interrupted: nothing is lost, continue with --resume.")

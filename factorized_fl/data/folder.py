@@ -70,7 +70,20 @@ def subfolders(path: Path) -> list[Path]:
     """List the visible sub-folders of a folder by name."""
     if not path.is_dir():
         raise UserError(f"There is no folder {path}: check the path.")
-    return sorted(entry for entry in _entries(path) if entry.is_dir())
+    found = sorted(entry for entry in _entries(path) if entry.is_dir())
+    for entry in found:
+        if not is_text(entry.name):
+            raise UserError(f"The name of the folder {str(entry)!a} is no text: rename it, it would be a class's name.")
+    return found
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is made of characters; disks hold any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def image_files(path: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -55,12 +56,15 @@ def run(
     A run that is complete is only given back, even if its checkpoint was removed meanwhile. The scenario is the
     configured one, made from `data`, unless it is given.
     """
+    config.refuse_unkept()
     directory = RunDirectory(out)
     device = find_device(device)
     place = torch.device(device)
     with directory.lock():
         done = directory.rounds_done(config, resume)
         if directory.summary():
+            if data is not None:
+                warnings.warn(f"'{directory.path}' was complete already: nobody looked at '{data}'.", stacklevel=2)
             return directory
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)

@@ -55,6 +55,15 @@ def plain_errors(path: Path) -> Iterator[None]:
         raise UserError(f"Cannot write to '{path}' ({reason}): {advice}.") from error
 
 
+class Damaged(UserError):
+    """A file that is not what was written."""
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether that is what an error says; PyTorch has no class for it on a CPU."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file as a whole: after a crash there is the old one or the new one."""
     temporary = path.with_name(path.name + _PART)
@@ -261,12 +270,19 @@ class RunDirectory:
 
     @contextmanager
     def reading_checkpoint(self) -> Iterator[None]:
-        """Turn what a damaged checkpoint, or another run's, leads to into one sentence."""
+        """Turn what a damaged checkpoint, or another run's, leads to into one sentence; one may be whole but closed."""
+        path = self.checkpoint_path
         try:
             yield
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"The checkpoint '{self.checkpoint_path}' is damaged ({error}): "
+        except (OSError, MemoryError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            if not os.access(path, os.R_OK):
+                raise UserError(f"'{path}' cannot be read: allow it, and nothing is lost.") from None
+            if is_lack_of_memory(error):
+                raise UserError(
+                    f"There is too little memory to load '{path}': free some, and nothing is lost."
+                ) from None
+            raise Damaged(
+                f"The checkpoint '{path}' is damaged ({error}): "
                 "remove it, and summary.json if there is one, to start this run again."
             ) from None
 

@@ -22,6 +22,11 @@ METHODS: dict[str, type[Method]] = {}
 
 def register(method: type[Method]) -> type[Method]:
     """Make a method known by its name; usable as a class decorator. What comes with the package stays what it is."""
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise UserError(f"{method!r} is no method: let its class inherit ffl.Method.")
+    for part in ("name", "title", "row"):
+        if not hasattr(method, part):
+            raise UserError(f"The method {method.__name__} has no '{part}': give its class one.")
     if method.name in INSTALLED:
         raise UserError(f"There is a method '{method.name}' already: give yours another name.")
     METHODS[method.name] = method
@@ -40,7 +45,7 @@ INSTALLED = frozenset(METHODS)
 def find_method(name: str) -> type[Method]:
     """The method of that name."""
     if not isinstance(name, str) or name not in METHODS:
-        raise unknown("method", str(name), METHODS)
+        raise UserError(f"{unknown('method', str(name), METHODS)} One of your own needs `ffl --load FILE.py`.")
     return METHODS[name]
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from factorized_fl.errors import UserError
 from factorized_fl.federation.fingerprints import NAME as FINGERPRINT
 from factorized_fl.federation.fingerprints import blur, likeness, make_room
 from factorized_fl.federation.mixing import cosine, in_place, similar_peers, softmax_over
@@ -80,6 +81,11 @@ class FactorizedByImages(Factorized):
 
     blur: float = option(0.0, "Gaussian noise on the statistics, in the units in which images vary", low=0)
     clip: float = option(10.0, "where the statistics are cut off, in the same units", above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.blur and not self.looks_at_images:
+            raise UserError(f"blur = {self.blur} hides nothing where no statistics travel: set match=statistics.")
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """With room for what the images look like."""

@@ -22,7 +22,7 @@ def load_methods(path: Path) -> None:
         spec.loader.exec_module(module)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f", line {lines[-1]}" if lines else ""
         reason = f"{type(error).__name__}: {error}{where}"

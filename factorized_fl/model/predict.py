@@ -44,8 +44,6 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
         for file, pixels in zip(batch, decode_each(batch, package.image_size, package.channels), strict=True):
             if pixels is not None:
                 decoded.append((file, torch.from_numpy(pixels.copy())))
-            elif not file.exists():
-                raise UserError(f"There is no image '{file}'.")
             else:
                 unreadable.append(file)
         if decoded:
@@ -61,10 +59,16 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
     return predictions
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    """An image, or all in a folder; links that lead back to a folder above are not followed."""
     if not path.is_dir():
+        if not path.exists():
+            raise UserError(f"There is no image '{path}'.")
         return [path]
-    return image_files(path) + [file for folder in subfolders(path) for file in _files(folder)]
+    whole = path.resolve()
+    if whole in above:
+        return []
+    return image_files(path) + [file for folder in subfolders(path) for file in _files(folder, (*above, whole))]
 
 
 def find_runtime(folder: Path, runtime: str = "auto") -> Scores:

@@ -19,7 +19,7 @@ from factorized_fl.federation.ledger import Load, Traffic
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rounds import choose, make_record, mixed_rows, mixing_rng
 from factorized_fl.federation.run import summarise
-from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
+from factorized_fl.federation.rundir import Damaged, Record, RunDirectory, write_atomically
 from factorized_fl.methods import Mixing, Server, Tensors
 from factorized_fl.network import control
 from factorized_fl.network.mailbox import HOLD, Mailbox
@@ -80,6 +80,7 @@ class Coordinator:
         """Go back to the last round that is safely on disk, or to the one before, which sites still know, too."""
         if self._is_damaged() and self.directory.previous_path.exists():
             self.log("the checkpoint is damaged: trying the round before")
+            os.replace(self.directory.checkpoint_path, self.directory.path / "damaged.safetensors")
             os.replace(self.directory.previous_path, self.directory.checkpoint_path)
         if self._is_damaged():
             raise UserError(
@@ -94,7 +95,7 @@ class Coordinator:
             if self.directory.checkpoint_round():
                 with self.directory.reading_checkpoint():
                     self.memory.load(self.directory.load_checkpoint())
-        except UserError:
+        except Damaged:
             return True
         return False
 

@@ -3,18 +3,21 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.federation import rundir
 from factorized_fl.federation.build import build_federation, build_scenario_of
 from factorized_fl.federation.run import peak_memory, run
-from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.federation.rundir import Damaged, RunDirectory
 from tests.tiny import tiny_config
 
 
@@ -151,7 +154,9 @@ def test_finished_run_is_not_run_again(images: Path, tmp_path: Path) -> None:
     config = tiny_config(rounds=1)
     run(config, tmp_path / "run", data=images)
     before = (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns
-    run(config, tmp_path / "run", data=images, resume=True)
+    with pytest.warns(UserWarning, match="was complete already: nobody looked at"):  # they may be other data
+        run(config, tmp_path / "run", data=images, resume=True)
+    run(config, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns == before
 
 
@@ -160,7 +165,7 @@ def test_finished_run_is_known_by_its_summary_though_its_checkpoint_was_removed(
     run(config, tmp_path / "run", data=images)
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    directory = run(config, tmp_path / "run", data=tmp_path / "not needed", resume=True)
+    directory = run(config, tmp_path / "run", resume=True)
     assert directory.summary() is not None
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     with pytest.raises(UserError, match="rounds was 2, now 3"):
@@ -268,6 +273,39 @@ def test_damaged_summary_strange_files_and_another_methods_checkpoint(images: Pa
     other.checkpoint_path.write_bytes(directory.checkpoint_path.read_bytes())
     with pytest.raises(UserError, match="is damaged"):
         run(tiny_config("factorized-fl", rounds=2), other.path, data=images, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)"), "too little memory to load"),
+        (MemoryError(), "too little memory to load"),
+        (SafetensorError("header too large"), "is damaged"),
+    ],
+)
+def test_a_whole_checkpoint_is_not_called_damaged(error: Exception, words: str, tmp_path: Path) -> None:
+    """Who believes that removes it."""
+    directory = RunDirectory(tmp_path)
+    directory.checkpoint_path.write_bytes(b"anything")
+    with pytest.raises(UserError, match=words) as found, directory.reading_checkpoint():
+        raise error
+    assert isinstance(found.value, Damaged) == ("damaged" in words)
+
+
+def test_a_checkpoint_that_one_may_not_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs tests may be allowed everything
+    directory = RunDirectory(tmp_path)
+    with pytest.raises(UserError, match="cannot be read: allow it"), directory.reading_checkpoint():
+        raise FileNotFoundError
+
+
+@pytest.mark.parametrize("changes", [{"permuted": 1}, {"seed": 1.0}, {"rounds": np.int64(2)}])
+def test_what_a_file_would_not_give_back_is_refused_before_training(changes: dict, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="written down and read again"):
+        run(replace(tiny_config(), **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_goes_on_with_its_own_data_only(images: Path, tmp_path: Path) -> None:

@@ -95,6 +95,18 @@ def test_predictions_carry_the_clients_own_class_names(run: Path, images: Path, 
     assert len(predict.predict(tmp_path / "model", [tmp_path / "odd.jpg"], runtime)[0].classes) == 3
 
 
+def test_links_that_lead_back_are_not_followed_and_names_are_looked_up_first(
+    run: Path, images: Path, tmp_path: Path
+) -> None:
+    export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
+    shutil.copytree(images / "bars" / "bars-0", tmp_path / "pictures" / "inner")
+    (tmp_path / "pictures" / "inner" / "again").symlink_to(tmp_path / "pictures")
+    found = predict.predict(tmp_path / "model", [tmp_path / "pictures"])
+    assert len(found) == len(list((images / "bars" / "bars-0").iterdir()))
+    with pytest.raises(UserError, match="There is no image"):
+        predict.predict(tmp_path / "model", [tmp_path / "pictures", tmp_path / "no.png"])
+
+
 def test_one_bad_picture_in_a_folder_does_not_keep_the_others_waiting(run: Path, images: Path, tmp_path: Path) -> None:
     export.export_run(run / "factorized-fl", 1, tmp_path / "run" / "model" / "client-1", data=images)
     model = tmp_path / "run" / "model" / "client-1"
