@@ -1,5 +1,6 @@
 """Commands about data sets."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from factorized_fl.data.own import inspect as inspect_data
 from factorized_fl.report.inspection import inspection_line, inspection_table
 from factorized_fl.report.tables import size
 
+_SILENCE = 5.0  # seconds after which one wants to know that it goes on
 app = typer.Typer(help="Fetch and look at data sets.", no_args_is_help=True)
 
 
@@ -32,7 +34,15 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="A folder of class folders, or parquet files.")],
 ) -> None:
     """Look at your own images before you train: counts, sizes, unreadable files, duplicates. Nothing leaves."""
-    found = inspect_data(path)
+    last = time.monotonic()
+
+    def tell(count: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > _SILENCE:
+            console.print(f"looked at {count} images", highlight=False)
+            last = time.monotonic()
+
+    found = inspect_data(path, tell)
     console.print(inspection_line(found), highlight=False, soft_wrap=True)
     console.print(inspection_table(found))
     for complaint in found.complaints():

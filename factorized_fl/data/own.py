@@ -6,22 +6,24 @@ folders; one parquet file; parquet files whose names begin with train, test and 
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from factorized_fl.data.cache import cached
 from factorized_fl.data.folder import MOST_UNREADABLE, image_files, read_folder, subfolders
-from factorized_fl.data.images import ImageSet, decode_each
+from factorized_fl.data.images import ImageSet, Pixels, decode_each
 from factorized_fl.data.parquet import NO_LABEL, read_parquet, read_rows
 from factorized_fl.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 _SPLIT_OF = {"val": "validation", "valid": "validation", **{split: split for split in SPLITS}}
 _WHOLE = ""  # the name of the only part of a set that is not split yet
+_AT_ONCE = 16  # images that are decoded side by side at their full size
 _FEW = 10  # images of a class below which its accuracy says next to nothing
 _DARK = 32  # of 255; 12-bit pictures in 16-bit files have at most 15
 
@@ -157,39 +159,59 @@ class Inspection:
         return lines
 
 
-def inspect(path: Path) -> Inspection:
-    """Look at every image of a party's data: nothing is written and nothing leaves the machine."""
+def inspect(path: Path, tell: Callable[[int], None] = lambda count: None) -> Inspection:
+    """Look at every image of a party's data: nothing is written and nothing leaves the machine.
+
+    Now and then `tell` is told how many images were looked at.
+    """
     found, parts = Inspection(), parts_of(path)
     seen: dict[bytes, tuple[str, str, str]] = {}  # picture -> split, class, where
-    for split, label, where, source in _entries(parts):
-        found.counts.setdefault(split, Counter())
-        pixels = next(decode_each([source], None, 3))
-        if pixels is None:
-            found.unreadable.append(where)
-            continue
-        found.counts[split][label] += 1
-        found.sizes[pixels.shape[2], pixels.shape[1]] += 1
-        found.brightest = max(found.brightest, int(pixels.max()))
-        found.grey += bool((pixels[0] == pixels[1]).all() and (pixels[1] == pixels[2]).all())
-        picture = blake2b(pixels.tobytes() + str(pixels.shape).encode(), digest_size=16).digest()
-        first_split, first_label, first = seen.setdefault(picture, (split, label, where))
-        if first == where:
-            continue
-        if first_label != label:
-            found.contradicted.append((first, where))
-        if first_split != split:
-            found.across.append((first, where))
-        elif first_label == label:
-            found.repeated.append((first, where))
+    entries, looked_at = _entries(parts), 0
+    while some := list(islice(entries, _AT_ONCE)):
+        decoded = decode_each([source for *_, source in some], None, 3)
+        for (split, label, where, _), pixels in zip(some, decoded, strict=True):
+            _look(found, seen, (split, label, where), pixels)
+        looked_at += len(some)
+        tell(looked_at)
     if not found.total:
-        raise UserError(
-            f"{path} holds no readable images: put them into one sub-folder for each class, or give parquet files."
-        )
+        raise UserError(_nothing(path))
     for part in parts:
         counts = found.counts.get(part.split, Counter())
         inner = subfolders(part.folder) if part.folder else []
         found.empty += [folder.name for folder in inner if not counts[folder.name]]
     return found
+
+
+def _look(
+    found: Inspection, seen: dict[bytes, tuple[str, str, str]], place: tuple[str, str, str], pixels: Pixels | None
+) -> None:
+    """At one picture, of a split and a class, that lies somewhere."""
+    split, label, where = place
+    found.counts.setdefault(split, Counter())
+    if pixels is None:
+        found.unreadable.append(where)
+        return
+    found.counts[split][label] += 1
+    found.sizes[pixels.shape[2], pixels.shape[1]] += 1
+    found.brightest = max(found.brightest, int(pixels.max()))
+    found.grey += bool((pixels[0] == pixels[1]).all() and (pixels[1] == pixels[2]).all())
+    picture = blake2b(pixels.tobytes() + str(pixels.shape).encode(), digest_size=16).digest()
+    first_split, first_label, first = seen.setdefault(picture, place)
+    if first == where:
+        return
+    if first_label != label:
+        found.contradicted.append((first, where))
+    if first_split != split:
+        found.across.append((first, where))
+    elif first_label == label:
+        found.repeated.append((first, where))
+
+
+def _nothing(path: Path) -> str:
+    """Why there is nothing to look at."""
+    if path.is_dir() and any(image_files(inner) for folder in subfolders(path) for inner in subfolders(folder)):
+        return f"{path} holds folders of class folders, as the domains of a simulation do: inspect each by itself."
+    return f"{path} holds no readable images: put them into one sub-folder for each class, or give parquet files."
 
 
 def _entries(parts: Iterable[Part]) -> Iterator[tuple[str, str, str, bytes | Path | None]]:

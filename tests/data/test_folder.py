@@ -1,3 +1,4 @@
+import os
 import warnings
 from pathlib import Path
 
@@ -107,3 +108,11 @@ def test_images_inside_folders_of_a_class_are_left_out_and_told(tmp_path: Path) 
         Image.new("L", (4, 4)).save(file)
     with pytest.warns(UserWarning, match=r"Images in .*more are left out"):
         assert len(read_folder(tmp_path, size=4, channels=1)) == 2
+
+
+def test_a_class_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    """It could be trained, but neither printed nor exported."""
+    for name in (b"apples", b"\xe4pfel"):
+        os.mkdir(os.path.join(os.fsencode(tmp_path), name))
+    with pytest.raises(UserError, match="is no text: rename it"):
+        read_folder(tmp_path, size=8, channels=1)

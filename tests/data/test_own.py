@@ -157,3 +157,15 @@ def test_first_look_says_what_no_run_takes(tmp_path: Path) -> None:
         (tmp_path / "test" / "a" / f"bad{index}.png").write_bytes(b"broken")
         said = [line for line in inspect(tmp_path).complaints() if "cannot be read" in line]
         assert ("so many that no run takes them" in said[0]) == bool(index)
+
+
+def test_a_look_tells_how_far_it_is_and_knows_a_folder_of_domains(tmp_path: Path) -> None:
+    for label in ("a", "b"):
+        (tmp_path / "one" / label).mkdir(parents=True)
+        for number in range(20):
+            Image.new("L", (4, 4), 10 * number + 50).save(tmp_path / "one" / label / f"{number}.png")
+    told: list[int] = []
+    assert inspect(tmp_path / "one", told.append).total == 40
+    assert told == [16, 32, 40]
+    with pytest.raises(UserError, match=r"holds folders of class folders, .* inspect each by itself"):
+        inspect(tmp_path)
