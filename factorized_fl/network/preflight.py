@@ -83,7 +83,9 @@ def refuse_links(kit: Kit) -> None:
 def refuse_leftovers(kit: Kit) -> None:
     """Whoever joins for the first time begins: nobody has trained, decided or drawn anything for it."""
     for name in _OF_A_PARTY:
-        if (kit.path / name).exists() or (kit.path / name).is_symlink():
+        path = kit.path / name
+        empty = path.is_dir() and not any(path.iterdir())  # perhaps a disk of its own
+        if path.exists() and not empty:
             raise UserError(
                 f"The kit holds '{name}', which no new kit does, but no site.toml of yours: if it came like that "
                 "ask for a new one, and if you lost the file write it again, with data, device, report and alone."

@@ -9,6 +9,8 @@ _VARIANTS = {
     "peers": "released tau and fewest peers",
     "released-layout": "released layout",
     "head-reset": "classifier reset each round",
+    "head-shared": "but the classifier shared",
+    "epsilon=1": "epsilon 1",
     "head-mu": "Xavier mu in the classifier",
     "sequential": "mixed in place",
     "tf32": "TF32 convolutions",

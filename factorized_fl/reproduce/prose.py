@@ -73,8 +73,9 @@ DIFFERENCES = f"""## Where we differ by more than {CLOSE} points
 
 Means over all domains count here, and single clients after 250 epochs. What can be switched on:
 
-- Factorized-FL and its beta: the departures of the authors' code, all together and one by one. For the factorised
-  networks of a single client those that concern it, together.
+- Factorized-FL and its beta: the departures of the authors' code, all together and one by one; for beta, whose code
+  cannot be reached, also all but the classifier that is reset; for Factorized-FL also the code's epsilon alone. For the
+  factorised networks of a single client those that concern it, together.
 - Regular networks with two FC layers: the width between them, which the paper does not state (256 of ResNet-9, 512 of
   ResNet-18 in ours).
 - FedFOMO: the two choices that its sources leave open ([methods.md](methods.md)). Per-FedAvg, on the domains: what

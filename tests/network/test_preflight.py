@@ -129,7 +129,9 @@ def test_a_kit_that_leads_elsewhere_is_refused(place: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["run", "log", "ended", "noise-seed", "model"])
 def test_who_joins_for_the_first_time_begins(name: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
+    (kit.path / "run").mkdir()  # a disk of its own
     preflight.refuse_leftovers(kit)
+    (kit.path / "run").rmdir()
     (kit.path / name).touch()
     with pytest.raises(UserError, match=f"holds '{name}', which no new kit does"):
         preflight.refuse_leftovers(kit)

@@ -1,9 +1,11 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
+from factorized_fl.reproduce.choices import chosen_options
 from factorized_fl.reproduce.studies import STUDIES, select
 
 
@@ -17,9 +19,10 @@ def test_every_cell_has_a_valid_configuration_and_a_name_of_its_own() -> None:
 
 
 def test_no_two_cells_are_the_same_run() -> None:
-    """A run that two tables show is run for one of them and borrowed by the other."""
+    """A run that two tables show is run for one of them and borrowed by the other, with what was chosen here."""
     cells = [cell for study in STUDIES.values() for cell in study.own]
-    configurations = [cell.config().to_toml() for cell in cells]
+    chosen = chosen_options(Path(__file__).parents[2] / "results" / "paper")
+    configurations = [cell.config(chosen(cell)).to_toml() for cell in cells]
     twice = [cell.name for cell, text in zip(cells, configurations, strict=True) if configurations.count(text) > 1]
     assert not twice
 
