@@ -158,8 +158,8 @@ class Coordinator:
         while again:
             self._learn_sizes()
             self._tell("mixing")
-            mixing, mixed = self._mix(round, [k for k in chosen if k not in good and not self.memory.aside[k]])
-            sent |= mixed
+            newest, mixed = self._mix(round, [k for k in chosen if k not in good and not self.memory.aside[k]])
+            mixing, sent = newest or mixing, sent | mixed
             again = self._ask(round, chosen, mixing, sent, good)
         if self.stop.is_set():
             return
@@ -194,7 +194,7 @@ class Coordinator:
 
     def _mix(self, round: int, clients: Sequence[int]) -> tuple[Mixing | None, dict[int, Tensors]]:
         """What each of the clients is to begin the round with; nothing before anybody has answered."""
-        if not self.memory.stack or not self.memory.received.any():
+        if not clients or not self.memory.stack or not self.memory.received.any():
             return None, {}
         server = Server(
             round=round,
