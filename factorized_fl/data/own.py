@@ -47,6 +47,11 @@ def parts_of(path: Path) -> list[Part]:
         beginnings = {"train": "train", "validation": "val", "test": "test"}
         named = {split: tuple(f for f in files if f.name.startswith(word)) for split, word in beginnings.items()}
         if named["train"] and named["test"]:
+            if strange := sorted(set(files).difference(*named.values())):
+                raise UserError(
+                    f"{path} is split, but {strange[0].name} is in no part: let its name begin with train, val or test, "
+                    "or put it elsewhere."
+                )
             return [Part(split, files=found) for split, found in named.items() if found]
         return [Part(_WHOLE, files=tuple(files))]
     return _split_folders(path) or [Part(_WHOLE, folder=path)]

@@ -153,8 +153,8 @@ def _cut_by_domain(whole: ImageSet) -> list[ImageSet]:
 def _folders(data: Path | None, size: int | None, channels: int) -> list[ImageSet]:
     if data is None:
         raise UserError("The data set 'folder' needs a folder of class folders: give it with --data DIR.")
-    inner = subfolders(data)
-    paths = [data] if _is_one_set(data) or not any(map(_is_one_set, inner)) else inner
+    inner = subfolders(data) if not data.is_file() else []
+    paths = [data] if data.is_file() or _is_one_set(data) or not any(map(_is_one_set, inner)) else inner
     return [read_own(path, path.resolve().name, size=size, channels=channels) for path in paths]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from factorized_fl.config import Config, from_table, parse_setting, resolve, to_toml_value
 from factorized_fl.errors import UserError
+from factorized_fl.methods import INSTALLED
 from factorized_fl.presets import PRESETS, find_preset
 
 
@@ -19,7 +20,8 @@ def command_of(table: Mapping[str, Any], method: str | None = None, file: str = 
         config = from_table(table)
     except UserError:
         return None
-    words = ["ffl", "run", config.preset if config.preset in PRESETS else file]
+    load = [] if (method or config.method) in INSTALLED else ["--load", "FILE.py"]
+    words = ["ffl", *load, "run", config.preset if config.preset in PRESETS else file]
     if config.preset in PRESETS:
         wanted = config if method is None else _with_method(config, method)
         words += ["--method", wanted.method, *_settings(wanted, resolve(find_preset(config.preset), wanted.method))]

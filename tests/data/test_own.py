@@ -96,6 +96,11 @@ def test_parquet_whole_and_split(tmp_path: Path, write_parquet, colours) -> None
     found = inspect(tmp_path / "split")
     assert found.counts["test"] == {"owl": 1, "cat": 1}
     assert found.across == [("train.parquet row 3", "test.parquet row 0")]
+    (alone,) = load("folder", file)
+    assert len(alone.images) == 4
+    write_parquet(tmp_path / "split" / "extra.parquet", colours[:1], [0])
+    with pytest.raises(UserError, match=r"extra\.parquet is in no part"):
+        inspect(tmp_path / "split")
 
 
 def test_first_look_counts_sizes_and_finds_what_is_wrong(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from factorized_fl import api
 from factorized_fl.config import Config, parse_setting
 from factorized_fl.methods import METHODS
+from factorized_fl.methods.stand_alone import StandAlone
 from factorized_fl.presets import PRESETS
 from factorized_fl.report.command import command_of
 from tests.tiny import tiny_config
@@ -64,3 +65,12 @@ def test_without_a_preset_the_runs_own_file_and_the_data_are_named() -> None:
 def test_a_configuration_that_is_not_valid_gives_no_command() -> None:
     assert command_of({"rounds": -1}) is None
     assert command_of({"unheard": "of"}) is None
+
+
+def test_a_method_of_ones_own_has_to_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(StandAlone):
+        name = "mine"
+
+    monkeypatch.setitem(METHODS, "mine", Mine)
+    assert command_of(table(api.configure("demo", "mine"))) == "ffl --load FILE.py run demo --method mine"
+    assert command_of(table(api.configure("demo", "mine")), "fedavg") == "ffl run demo --method fedavg"
