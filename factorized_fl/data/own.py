@@ -49,8 +49,8 @@ def parts_of(path: Path) -> list[Part]:
         if named["train"] and named["test"]:
             if strange := sorted(set(files).difference(*named.values())):
                 raise UserError(
-                    f"{path} is split, but {strange[0].name} is in no part: let its name begin with train, val or test, "
-                    "or put it elsewhere."
+                    f"{path} is split, but {strange[0].name} is in no part: let its name begin with train, val or "
+                    "test, or put it elsewhere."
                 )
             return [Part(split, files=found) for split, found in named.items() if found]
         return [Part(_WHOLE, files=tuple(files))]
