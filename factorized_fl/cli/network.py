@@ -11,7 +11,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.run import find_device
 from factorized_fl.network import control, kits, status, supervise
 from factorized_fl.network.plan import COORDINATOR, LOOPBACK, Kit, read_kit
-from factorized_fl.network.preflight import refuse_leftovers
+from factorized_fl.network.preflight import refuse_leftovers, refuse_links
 from factorized_fl.network.settings import Settings, has_settings, read_settings, save_settings
 from factorized_fl.network.site import site_federation, site_scenario
 
@@ -89,6 +89,7 @@ def _site(kit: Path) -> Kit:
 
 def _settle(party: Kit, data: Path | None, report: bool | None, alone: bool | None, device: str | None) -> None:
     """Look at the site's data before anybody waits for it, then keep its choices; what is not given stays as it was."""
+    refuse_links(party)
     joined = has_settings(party)
     if not joined:
         refuse_leftovers(party)

@@ -69,7 +69,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + _PART)
     with plain_errors(path.parent):
         try:
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)  # of who was killed, or a link to elsewhere
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -222,6 +223,7 @@ class RunDirectory:
         """Replace the checkpoint. Tensors are streamed to disk: no second copy of the state is made."""
         temporary = self.checkpoint_path.with_suffix(_PART)
         with plain_errors(self.path):
+            temporary.unlink(missing_ok=True)
             try:
                 safetensors.torch.save_file(dict(tensors), temporary, metadata={"round": str(round), **tags})
                 with temporary.open("rb") as file:

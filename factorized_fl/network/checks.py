@@ -12,9 +12,8 @@ from factorized_fl.methods import Tensors
 from factorized_fl.network.messages import BadMessage
 
 LARGEST_GROWTH = 10.0  # of a tensor's norm in one round; training never comes near
-# What a tensor may grow from at least, as the size of its numbers: some begin at zero and must leave it somehow. Those
-# of filters are small, those of norms and other vectors about 1, those of fingerprints anything.
-_LEAST_FILTER, _LEAST_VECTOR, _LEAST_FINGERPRINT = 0.1, 1.0, 100.0
+# What a tensor may grow from at least, as the size of its numbers: some begin at zero and must leave it somehow.
+_LEAST, _LEAST_OF_FINGERPRINTS = 1.0, 100.0
 FINGERPRINT = "fingerprint"  # the name of the matching vector among the tensors that travel
 _SPARE = 200  # bytes of a payload's header for each tensor
 
@@ -48,8 +47,7 @@ def check_growth(tensors: Mapping[str, torch.Tensor], before: Mapping[str, torch
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise BadMessage(f"{name} is not finite")
-        least = _LEAST_FILTER if tensor.squeeze().ndim > 1 else _LEAST_VECTOR
-        least = _LEAST_FINGERPRINT if name == FINGERPRINT else least
+        least = _LEAST_OF_FINGERPRINTS if name == FINGERPRINT else _LEAST
         norm, usual = float(tensor.double().norm()), float(before[name].double().norm())
         limit = LARGEST_GROWTH * max(usual, least * tensor.numel() ** 0.5)
         if norm > limit:

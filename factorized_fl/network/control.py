@@ -24,16 +24,19 @@ def ask(kit: Kit, kind: str, site: str) -> None:
 
 
 def take(kit: Kit) -> Wishes | None:
-    """What was asked for since; nothing if that cannot be read. What comes meanwhile stays for the next time."""
+    """What was asked for since; nothing if that cannot be read. What comes before it is `done` stays for later."""
     taken = kit.path / _TAKEN
     if not taken.exists():  # else a coordinator died over it
         try:
             os.replace(kit.path / CONTROL, taken)
         except FileNotFoundError:
             return {}
-    wishes = _read(taken)
-    taken.unlink(missing_ok=True)
-    return wishes
+    return _read(taken)
+
+
+def done(kit: Kit) -> None:
+    """What was asked for has been done, and will not be forgotten."""
+    (kit.path / _TAKEN).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Wishes | None:

@@ -31,6 +31,7 @@ from factorized_fl.network.updates import Update, load_of, read_result, read_upd
 
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 _TOLD = "told.json"  # who has learnt of the end
+_ASIDE = "aside.json"  # who is set aside
 _SOON = HOLD + 1.0  # seconds in which whoever is connected asks
 
 
@@ -57,6 +58,7 @@ class Coordinator:
         with self.directory.lock():
             self._count_on()
             done = self._restore()
+            self._recall_aside()
             if done:
                 self.log(f"going on after round {done}")
             self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
@@ -258,8 +260,8 @@ class Coordinator:
         """One site's answer."""
         try:
             if answer.text("result") == "refused":
-                self.declined.add(k)
                 self.log(f"{self.sites[k]}: refused this round: {answer.text('reason')}")
+                self.declined.add(k)
                 return
             update = read_update(answer, self.memory.expected(k, sent.get(k, {})))
             self.memory.check(update.tensors)
@@ -287,6 +289,7 @@ class Coordinator:
         aside = self.memory.strike(k)
         self.log(f"{self.sites[k]}: dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
         if aside:
+            self._remember_aside()
             self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
 
     def _validation_losses(self, round: int, k: int, candidates: Tensors) -> list[float]:
@@ -357,6 +360,7 @@ class Coordinator:
         wishes = control.take(self.kit)
         if wishes is None:
             self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
+            control.done(self.kit)
             return False
         for site in wishes.get("readmit", ()):
             if site in self.sites:
@@ -368,7 +372,24 @@ class Coordinator:
         for site in excluded:
             self.memory.set_aside(self.sites.index(site))
             self.log(f"{site}: excluded by the operator; nobody is given its tensors any more")
+        if wishes:
+            self._remember_aside()
+            control.done(self.kit)
         return bool(excluded)
+
+    def _remember_aside(self) -> None:
+        """Who is set aside stays so, even if this coordinator dies within the round."""
+        names = [site for k, site in enumerate(self.sites) if self.memory.aside[k]]
+        write_atomically(self.kit.path / _ASIDE, json.dumps(names).encode())
+
+    def _recall_aside(self) -> None:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            names = set(json.loads((self.kit.path / _ASIDE).read_text(encoding="utf-8")))
+            for k, site in enumerate(self.sites):
+                if site in names:
+                    self.memory.set_aside(k)
+                elif self.memory.aside[k]:
+                    self.memory.readmit(k)
 
     def _doing(self, k: int, site: str) -> str:
         if self.memory.aside[k]:

@@ -4,12 +4,15 @@ FLARE listens to far more: to requests to show files, to stop, to pass messages 
 right to do so only if the sender says that it must. So no such message gets as far as FLARE, whoever sends it.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, MessageType
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, Encoding, MessageHeaderKey, MessageType
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.drivers import aio_grpc_driver, grpc_driver
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_ACK_TOPIC,
     STREAM_CHANNEL,
@@ -20,10 +23,12 @@ from nvflare.fuel.f3.streaming.stream_const import (
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 CHANNEL, TOPIC = "factorized_fl", "exchange"
-LARGEST_FRAME = 8_000_000  # bytes of one message of FLARE, which sends what is larger in pieces of 1 MB
+LARGEST_FRAME = 8_000_000  # bytes of one message of FLARE
+LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # set by the supervisor: bytes of a question or an answer
+_PIECE = 1_100_000  # bytes: FLARE sends questions and answers in pieces of 1 MiB
+_MOST_OPEN = 8  # questions of one sender that have begun to arrive
 _MOST_TOLD = 100
 _HEARD = {
-    (CHANNEL, TOPIC),
     (CellChannel.SERVER_MAIN, CellChannelTopic.Challenge),
     (CellChannel.SERVER_MAIN, CellChannelTopic.Register),
     (CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT),
@@ -47,6 +52,7 @@ def close() -> None:
             _tell(endpoint.name, message)
 
     CoreCell.process_message = receive_if_due
+    CoreCell._create_internal_listener = lambda cell, *args, **kwargs: None  # for children, which nobody has here
     ClientRequestProcessors.request_processors.clear()  # a second lock on that door
     for driver in (grpc_driver, aio_grpc_driver):
         for position, (name, _) in enumerate(driver.GRPC_DEFAULT_OPTIONS):
@@ -63,10 +69,31 @@ def is_due(message: Any, sender: str, own: str) -> bool:
     if header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
         return True  # FLARE knows what it has asked for
     kind = (header(MessageHeaderKey.CHANNEL), header(MessageHeaderKey.TOPIC))
-    if kind == (STREAM_CHANNEL, STREAM_DATA_TOPIC):  # pieces of a larger one
-        kind = (header(StreamHeaderKey.CHANNEL), header(StreamHeaderKey.TOPIC))
-        return kind == (CHANNEL, TOPIC) or kind[0] == CellChannel.RETURN_ONLY
+    if kind == (STREAM_CHANNEL, STREAM_DATA_TOPIC):
+        return _is_piece(message, sender, own)
     return kind in _HEARD
+
+
+def _is_piece(message: Any, sender: str, own: str) -> bool:
+    """Whether this is a piece of a question to the coordinator, or of its answer: plain bytes, and not too many.
+
+    What FLARE would make of anything but bytes can be told to fetch more, without end.
+    """
+    header = message.get_header
+    coordinator = own == FQCN.ROOT_SERVER
+    channel, sequence = header(StreamHeaderKey.CHANNEL), header(StreamHeaderKey.SEQUENCE)
+    if channel != (CHANNEL if coordinator else CellChannel.RETURN_ONLY):
+        return False
+    if coordinator and header(StreamHeaderKey.TOPIC) != TOPIC:
+        return False
+    if header(StreamHeaderKey.PAYLOAD_ENCODING) not in (None, Encoding.BYTES):
+        return False
+    most = int(os.environ.get(LIMIT, 0)) // 2**20 + 1
+    if type(sequence) is not int or not 0 <= sequence <= most or len(message.payload or b"") > _PIECE:
+        return False
+    stream = (sender, header(StreamHeaderKey.STREAM_ID))
+    begun = RxTask.rx_task_map
+    return stream in begun or sum(origin == sender for origin, _ in tuple(begun)) < _MOST_OPEN
 
 
 def listen(tell: Callable[[str], None]) -> None:

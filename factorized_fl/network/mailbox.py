@@ -15,6 +15,7 @@ from factorized_fl.network.messages import Message
 
 HOLD = 2.0  # seconds that a site's question is held open when there is nothing to do
 _TICK = 1.0
+_SHORT = 0.2
 SILENT = 15.0  # a site not heard of for so long is not connected
 _MINUTE, _ENOUGH = 60.0, 20  # of what a site does wrong in a minute so many lines are told
 _TWICE = 60.0  # seconds after which a copy of a kit that is no longer heard of is gone
@@ -81,6 +82,8 @@ class Mailbox:
         if news.kind == "busy":
             return Message("wait", self.federation)
         self.changed.wait_for(lambda: line.request is not None or self.ended or line.turn != turn, hold)
+        if line.turn != turn and line.request is None:
+            self.changed.wait_for(lambda: self.ended, min(hold, _SHORT))  # or two copies of a site would race
         line.seen = self.clock()
         if line.request is not None:
             line.down += len(line.request.payload)

@@ -65,17 +65,7 @@ def _check_certificate(party: str, certificate: Path, key: Path, root: Path) -> 
 
 def refuse_links(kit: Kit) -> None:
     """A kit comes from somebody else: what is written into it must not end up elsewhere."""
-    written = (
-        kit.logs,
-        *kit.logs.glob("*"),
-        kit.run,
-        *kit.run.glob("*"),
-        kit.alone,
-        kit.model,
-        kit.workspace,
-        kit.status,
-    )
-    for path in written:
+    for path in (*kit.path.glob("*"), *kit.logs.glob("*"), *kit.run.glob("*")):
         if path.is_symlink():
             raise UserError(f"'{path}' is a link, and a kit holds none: remove it, or move the whole kit instead.")
 

@@ -22,6 +22,7 @@ from factorized_fl.network.plan import Kit
 from factorized_fl.network.preflight import Way, check_kit, check_port, refuse_links
 
 _PIDS = "processes.json"
+_LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # FLARE's, for bytes of a question or an answer; the gate looks at it, too
 _GRACE = 5.0
 _SHORT = 10.0  # a process that lived for less is started again more and more slowly
 REFUSED_SITE = 77  # exit code of an agent whose site the coordinator refuses: to start it again would not help
@@ -110,7 +111,7 @@ def _start(kit: Kit) -> "subprocess.Popen[bytes]":
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "NVFLARE_STREAMING_MAX_BLOB_SIZE": limit},
+            env={**os.environ, _LIMIT: limit},
         )
 
 

@@ -1,5 +1,6 @@
 """Attacks on a coordinator that is up and listening: strangers, impostors, administrators, a malicious member."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -194,7 +195,7 @@ def test_a_malicious_member_is_refused_and_named(
     journal = journal_path(server.kit).read_text()
     for words in (
         "aster: refused its message, as its header is too long",
-        "aster: refused its message, as it is not a message of this federation",
+        "shut out a message of aster for FLARE's channel 'factorized_fl'",
         "aster: refused its message, as it belongs to another federation",
         "aster: refused its message, as train is -1",
         "aster: dropped an answer to round-7, for which nobody waits",
@@ -236,6 +237,11 @@ def test_nobody_can_command_another_partys_flare(
     ("sender", "headers", "due"),
     [
         ("server", {}, True),
+        ("server", {StreamHeaderKey.PAYLOAD_ENCODING: "fobs"}, False),
+        ("server", {StreamHeaderKey.SEQUENCE: 3}, False),
+        ("server", {StreamHeaderKey.SEQUENCE: True}, False),
+        ("server", {StreamHeaderKey.CHANNEL: gate.CHANNEL, StreamHeaderKey.TOPIC: gate.TOPIC}, False),
+        ("server", {MessageHeaderKey.CHANNEL: gate.CHANNEL, MessageHeaderKey.TOPIC: gate.TOPIC}, False),
         ("server", {MessageHeaderKey.MSG_TYPE: MessageType.REPLY, MessageHeaderKey.CHANNEL: "admin"}, True),
         ("server", {MessageHeaderKey.CHANNEL: "admin", MessageHeaderKey.TOPIC: "sys.shell"}, False),
         ("server", {StreamHeaderKey.CHANNEL: "admin", StreamHeaderKey.TOPIC: "sys.shell"}, False),
@@ -248,7 +254,7 @@ def test_nobody_can_command_another_partys_flare(
     ],
 )
 def test_a_site_hears_its_coordinator_about_this_federation_alone(
-    sender: str, headers: dict[str, str], due: bool
+    sender: str, headers: dict[str, object], due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = {
         MessageHeaderKey.ORIGIN: "server",
@@ -258,8 +264,74 @@ def test_a_site_hears_its_coordinator_about_this_federation_alone(
         MessageHeaderKey.CHANNEL: STREAM_CHANNEL,
         MessageHeaderKey.TOPIC: STREAM_DATA_TOPIC,
         StreamHeaderKey.CHANNEL: CellChannel.RETURN_ONLY,
+        StreamHeaderKey.PAYLOAD_ENCODING: "bytes",
+        StreamHeaderKey.SEQUENCE: 2,
+        StreamHeaderKey.STREAM_ID: 9,
     }
-    assert gate.is_due(CellMessage({**usual, **headers}), sender, "birch") is due
+    monkeypatch.setenv(gate.LIMIT, str(2**20))
+    assert gate.is_due(CellMessage({**usual, **headers}, b"x"), sender, "birch") is due
+
+
+def test_a_coordinator_takes_few_and_small_pieces_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that are begun and never ended would take all of FLARE's threads, and pieces of them all memory."""
+    monkeypatch.setenv(gate.LIMIT, str(2**20))
+    begun: dict[tuple[str, int], object] = {("cedar", number): None for number in range(30)}
+    monkeypatch.setattr(gate.RxTask, "rx_task_map", begun)
+
+    def is_due(stream: int, payload: bytes = b"x", sender: str = "birch") -> bool:
+        headers = {
+            **dict.fromkeys((MessageHeaderKey.ORIGIN, MessageHeaderKey.FROM_CELL), sender),
+            MessageHeaderKey.DESTINATION: "server",
+            MessageHeaderKey.MSG_TYPE: MessageType.REQ,
+            MessageHeaderKey.CHANNEL: STREAM_CHANNEL,
+            MessageHeaderKey.TOPIC: STREAM_DATA_TOPIC,
+            StreamHeaderKey.CHANNEL: gate.CHANNEL,
+            StreamHeaderKey.TOPIC: gate.TOPIC,
+            StreamHeaderKey.SEQUENCE: 0,
+            StreamHeaderKey.STREAM_ID: stream,
+        }
+        return gate.is_due(CellMessage(headers, payload), sender, "server")
+
+    assert not is_due(77, sender="cedar")
+    for stream in range(8):
+        assert is_due(stream)
+        begun["birch", stream] = None
+    assert not is_due(8)
+    assert is_due(7)  # of one that has begun
+    assert is_due(7, b"x" * 2**20)
+    assert not is_due(7, b"x" * 1_200_000)
+
+
+def test_a_party_listens_where_it_has_to_and_nowhere_else(
+    server: Party, folder: Path, as_agent: Callable[[Kit, str], "subprocess.Popen[bytes]"]
+) -> None:
+    """FLARE would open a second port, on loopback and without certificates, for children that nobody has here."""
+    (kit := read_kit(folder / "birch")).path.joinpath("up").unlink(missing_ok=True)
+    agent = as_agent(kit, "Idler")
+    try:
+        wait_for((kit.path / "up").exists, "birch's start")
+        assert listening(agent.pid) == []
+    finally:
+        supervise._end(agent)
+    assert server.process is not None
+    pids = json.loads((server.kit.path / "processes.json").read_text())
+    assert listening(pids["flare"]) == [server.kit.plan.port]
+
+
+def listening(pid: int) -> list[int]:
+    """The ports that a process listens on."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(entry))
+    rows = [
+        line.split()
+        for kind in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]
+    ]
+    return sorted(
+        {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+    )
 
 
 def _text(path: Path) -> str:

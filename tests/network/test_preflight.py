@@ -111,7 +111,7 @@ def test_certificates_of_somebody_else_or_another_day(
 
 
 @pytest.mark.parametrize(
-    "place", ["log/journal.txt", "log", "run", "run/checkpoint.safetensors", "model", "status.json"]
+    "place", ["log/journal.txt", "log", "run", "run/checkpoint.safetensors", "site.toml.part", "status.json"]
 )
 def test_a_kit_that_leads_elsewhere_is_refused(place: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]

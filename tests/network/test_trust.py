@@ -178,13 +178,13 @@ def waiting_coordinator(tmp_path: Path) -> tuple[Coordinator, list[str]]:
 def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coordinator, said = waiting_coordinator(tmp_path)
+    coordinator, _ = waiting_coordinator(tmp_path)
     control.ask(coordinator.kit, "readmit", "aster")
-    unlink = Path.unlink
+    unlink, late = Path.unlink, ["birch"]
 
     def racing(path: Path, missing_ok: bool = False) -> None:
-        if not said:
-            control.ask(coordinator.kit, "readmit", "birch")
+        if path.name == "control.taken.json" and late:
+            control.ask(coordinator.kit, "readmit", late.pop())
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", racing)
@@ -213,6 +213,9 @@ def test_the_last_wish_about_a_site_counts(tmp_path: Path) -> None:
     assert coordinator.memory.aside.tolist() == [True, False, True]
     assert not coordinator._control()
     assert "aster: excluded by the operator; nobody is given its tensors any more" in said
+    after_a_crash, _ = waiting_coordinator(tmp_path)
+    after_a_crash._recall_aside()
+    assert after_a_crash.memory.aside.tolist() == [True, False, True]
 
 
 def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_excluded(data: Path, tmp_path: Path) -> None:
@@ -250,12 +253,13 @@ def test_a_site_that_what_came_leads_astray_goes_back_and_says_so(data: Path, tm
         before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(site_module, "train_from_here", _explode)
-            fields = {"request": f"round-{round}", "round": round, "download": False, "models": 1}
-            answer = site.answer(Message("round", FEDERATION, fields))
+            fields = {"request": f"round-{round}", "round": round, "download": True, "models": 1}
+            request = Message("round", FEDERATION, fields, encode(site._shared()))
+            answer = site.answer(request)
         assert answer.fields["result"] == "refused"
         assert "what came does not train here" in said[-1]
         assert same(before, site.federation.tensors, 0.0)  # and nothing of it is on disk
-        assert site.answer(Message("round", FEDERATION, fields)).fields["result"] == "trained"
+        assert site.answer(request).fields["result"] == "trained"
     assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
 
 
