@@ -245,6 +245,14 @@ def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_exclu
     assert [record["round"] for record in records if record["client"] == 0 and record["steps"]] == [1]
 
 
+@pytest.mark.parametrize("method", ["factorized-fl-beta", "factorized-peers"])
+def test_honest_training_at_a_large_rate_passes_all_checks(method: str, data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(method, lr=0.1, epochs=5, rounds=2))
+    parties = Loopback(kits, {name: site.answer for name, site in make_sites(kits, data).items()})
+    assert parties.run()
+    assert not any("refused" in line or "dropped" in line for line in parties.journal)
+
+
 def test_a_site_that_what_came_leads_astray_goes_back_and_says_so(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config("fedavg"))
     said: list[str] = []
