@@ -26,7 +26,7 @@ CHANNEL, TOPIC = "factorized_fl", "exchange"
 LARGEST_FRAME = 8_000_000  # bytes of one message of FLARE
 LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # set by the supervisor: bytes of a question or an answer
 _PIECE = 1_100_000  # bytes: FLARE sends questions and answers in pieces of 1 MiB
-_MOST_OPEN = 8  # questions of one sender that have begun to arrive
+_MOST_OPEN = 8  # questions of one site that have begun to arrive and not ended
 _MOST_TOLD = 100
 _HEARD = {
     (CellChannel.SERVER_MAIN, CellChannelTopic.Challenge),
@@ -91,9 +91,10 @@ def _is_piece(message: Any, sender: str, own: str) -> bool:
     most = int(os.environ.get(LIMIT, 0)) // 2**20 + 1
     if type(sequence) is not int or not 0 <= sequence <= most or len(message.payload or b"") > _PIECE:
         return False
-    stream = (sender, header(StreamHeaderKey.STREAM_ID))
-    begun = RxTask.rx_task_map
-    return stream in begun or sum(origin == sender for origin, _ in tuple(begun)) < _MOST_OPEN
+    begun = dict(RxTask.rx_task_map)
+    if not coordinator or (sender, header(StreamHeaderKey.STREAM_ID)) in begun:
+        return True
+    return sum(task.origin == sender and not (task.eos or task.failed) for task in begun.values()) < _MOST_OPEN
 
 
 def listen(tell: Callable[[str], None]) -> None:

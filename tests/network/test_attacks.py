@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -275,7 +276,12 @@ def test_a_site_hears_its_coordinator_about_this_federation_alone(
 def test_a_coordinator_takes_few_and_small_pieces_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that are begun and never ended would take all of FLARE's threads, and pieces of them all memory."""
     monkeypatch.setenv(gate.LIMIT, str(2**20))
-    begun: dict[tuple[str, int], object] = {("cedar", number): None for number in range(30)}
+
+    def task(sender: str, eos: bool) -> SimpleNamespace:
+        return SimpleNamespace(origin=sender, eos=eos, failed=False)
+
+    begun = {("cedar", number): task("cedar", eos=False) for number in range(30)}
+    begun |= {("birch", number): task("birch", eos=True) for number in range(100, 130)}  # FLARE forgets them later
     monkeypatch.setattr(gate.RxTask, "rx_task_map", begun)
 
     def is_due(stream: int, payload: bytes = b"x", sender: str = "birch") -> bool:
@@ -295,7 +301,7 @@ def test_a_coordinator_takes_few_and_small_pieces_from_each(monkeypatch: pytest.
     assert not is_due(77, sender="cedar")
     for stream in range(8):
         assert is_due(stream)
-        begun["birch", stream] = None
+        begun["birch", stream] = task("birch", eos=False)
     assert not is_due(8)
     assert is_due(7)  # of one that has begun
     assert is_due(7, b"x" * 2**20)
