@@ -12,7 +12,8 @@ from factorized_fl.config import Config, read_table, resolve
 from factorized_fl.errors import UserError
 from factorized_fl.federation import run as federation_run
 from factorized_fl.federation.run import Observer
-from factorized_fl.federation.rundir import Record, RunDirectory, write_atomically
+from factorized_fl.federation.rundir import Record, RunDirectory
+from factorized_fl.files import write_atomically
 from factorized_fl.presets import find_preset
 from factorized_fl.report import write
 from factorized_fl.report.tables import Comparison

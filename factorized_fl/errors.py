@@ -11,6 +11,15 @@ class UserError(Exception):
     """
 
 
+class Damaged(UserError):
+    """A file that is not what was written."""
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether that is what an error says; PyTorch has no class for it on a CPU."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
 def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
     """Complain about a name nobody knows: suggest the nearest, then list all that exist."""
     known = sorted(known)

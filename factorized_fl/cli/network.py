@@ -153,18 +153,19 @@ def stop(kit: KitFolder) -> None:
 @app.command("readmit")
 def readmit(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
     """Let a site in again that was set aside for bad updates."""
-    party = read_kit(kit)
-    if not party.is_coordinator or site not in party.plan.sites:
-        raise UserError(f"Only the coordinator readmits, and only one of {', '.join(party.plan.sites)}.")
-    control.ask(party, "readmit", site)
+    _ask(kit, "readmit", site)
     _show(f"{site} will be asked again.")
 
 
 @app.command("exclude")
 def exclude(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
     """Leave a site out that does harm: it is asked for nothing more, and nobody is given what it sent."""
+    _ask(kit, "exclude", site)
+    _show(f"{site} will be left out; `ffl federation readmit` lets it in again.")
+
+
+def _ask(kit: Path, kind: str, site: str) -> None:
     party = read_kit(kit)
     if not party.is_coordinator or site not in party.plan.sites:
-        raise UserError(f"Only the coordinator excludes, and only one of {', '.join(party.plan.sites)}.")
-    control.ask(party, "exclude", site)
-    _show(f"{site} will be left out; `ffl federation readmit` lets it in again.")
+        raise UserError(f"Only the coordinator can {kind}, and only one of {', '.join(party.plan.sites)}.")
+    control.ask(party, kind, site)

@@ -13,7 +13,6 @@ summary.json           written when the run is complete
 report.html            the page, which reads all of the above
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -32,52 +31,14 @@ from safetensors import SafetensorError, safe_open
 
 from factorized_fl.config import Config, read_config
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.errors import UserError
+from factorized_fl.errors import Damaged, UserError, is_lack_of_memory
+from factorized_fl.files import PART, plain_errors, write_atomically
 from factorized_fl.methods import Mixing
 
 Record = dict[str, Any]
 _CONFIG = "config.toml"
-_PART = ".part"  # ends the name of a file that is being written
 _MARKS = {"split": "the split is another", "images": "the images are others"}  # what a mark that changed means
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RESTORE = "restore the file, or remove the checkpoint, and summary.json if there is one, to start this run again."
-
-
-@contextmanager
-def plain_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or a forbidden folder into one sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        full = any(os.strerror(code) in f"{reason} {error}" for code in _FULL)
-        advice = "free some space, then continue" if full else "make it writable, or choose another folder"
-        raise UserError(f"Cannot write to '{path}' ({reason}): {advice}.") from error
-
-
-class Damaged(UserError):
-    """A file that is not what was written."""
-
-
-def is_lack_of_memory(error: BaseException) -> bool:
-    """Whether that is what an error says; PyTorch has no class for it on a CPU."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: after a crash there is the old one or the new one."""
-    temporary = path.with_name(path.name + _PART)
-    with plain_errors(path.parent):
-        try:
-            temporary.unlink(missing_ok=True)  # of who was killed, or a link to elsewhere
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 class RunDirectory:
@@ -116,7 +77,7 @@ class RunDirectory:
     def rounds_done(self, config: Config, resume: bool) -> int:
         """The last round that is safely on disk (0: none); refuses what would spoil somebody's results."""
         if not (self.path / _CONFIG).exists():
-            if any(found.name != f"{_CONFIG}{_PART}" for found in self.path.iterdir()):
+            if any(found.name != f"{_CONFIG}{PART}" for found in self.path.iterdir()):
                 raise UserError(f"'{self.path}' is not empty and not a run: choose another --out.")
             return 0
         if not resume:
@@ -221,7 +182,7 @@ class RunDirectory:
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, torch.Tensor], **tags: str) -> None:
         """Replace the checkpoint. Tensors are streamed to disk: no second copy of the state is made."""
-        temporary = self.checkpoint_path.with_suffix(_PART)
+        temporary = self.checkpoint_path.with_suffix(PART)
         with plain_errors(self.path):
             temporary.unlink(missing_ok=True)
             try:

@@ -15,7 +15,8 @@ from torch import nn
 from factorized_fl.errors import UserError
 from factorized_fl.federation import fingerprints
 from factorized_fl.federation.build import Federation, build_federation, build_scenario_of, initial_model
-from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients, plain_errors, write_atomically
+from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.files import plain_errors, write_atomically
 from factorized_fl.model.card import card
 from factorized_fl.model.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, about
 from factorized_fl.nn import fold

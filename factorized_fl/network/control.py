@@ -1,14 +1,16 @@
-"""What the operator asks of a running coordinator: a file, taken up between answers."""
+"""What the operator asks of a running coordinator: a file, taken up between answers; and what came of it."""
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.files import write_atomically
 from factorized_fl.network.plan import Kit
 
 CONTROL = "control.json"
 _TAKEN = "control.taken.json"
+_ASIDE = "aside.json"
 _KINDS = ("readmit", "exclude")
 Wishes = dict[str, list[str]]  # sites, by what is to be done with them
 
@@ -37,6 +39,19 @@ def take(kit: Kit) -> Wishes | None:
 def done(kit: Kit) -> None:
     """What was asked for has been done, and will not be forgotten."""
     (kit.path / _TAKEN).unlink(missing_ok=True)
+
+
+def remember_aside(kit: Kit, sites: Sequence[str]) -> None:
+    """Keep who is set aside."""
+    write_atomically(kit.path / _ASIDE, json.dumps(sites).encode())
+
+
+def recall_aside(kit: Kit) -> set[str] | None:
+    """Who was set aside last; nothing if nobody ever was."""
+    try:
+        return set(json.loads((kit.path / _ASIDE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _read(path: Path) -> Wishes | None:

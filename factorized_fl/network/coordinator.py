@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
 
-from factorized_fl.errors import UserError
+from factorized_fl.errors import Damaged, UserError
 from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.ledger import Load, Traffic
 from factorized_fl.federation.payload import encode
-from factorized_fl.federation.rounds import choose, make_record, mixed_rows, mixing_rng
+from factorized_fl.federation.rounds import choose, make_record
 from factorized_fl.federation.run import summarise
-from factorized_fl.federation.rundir import Damaged, Record, RunDirectory, write_atomically
-from factorized_fl.methods import Mixing, Server, Tensors
+from factorized_fl.federation.rundir import Record, RunDirectory
+from factorized_fl.files import write_atomically
+from factorized_fl.methods import Mixing, Tensors
 from factorized_fl.network import control
 from factorized_fl.network.mailbox import HOLD, Mailbox
 from factorized_fl.network.memory import Memory
@@ -31,7 +32,6 @@ from factorized_fl.network.updates import Update, load_of, read_result, read_upd
 
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 _TOLD = "told.json"  # who has learnt of the end
-_ASIDE = "aside.json"  # who is set aside
 _SOON = HOLD + 1.0  # seconds in which whoever is connected asks
 
 
@@ -58,7 +58,8 @@ class Coordinator:
         with self.directory.lock():
             self._count_on()
             done = self._restore()
-            self._recall_aside()
+            if (aside := control.recall_aside(self.kit)) is not None:
+                self.memory.trust_all_but({k for k, site in enumerate(self.sites) if site in aside})
             if done:
                 self.log(f"going on after round {done}")
             self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
@@ -160,7 +161,8 @@ class Coordinator:
         while again:
             self._learn_sizes()
             self._tell("mixing")
-            newest, mixed = self._mix(round, [k for k in chosen if k not in good and not self.memory.aside[k]])
+            asked = [k for k in chosen if k not in good and not self.memory.aside[k]]
+            newest, mixed = self.memory.mix(round, asked, partial(self._validation_losses, round))
             mixing, sent = newest or mixing, sent | mixed
             again = self._ask(round, chosen, mixing, sent, good)
         if self.stop.is_set():
@@ -193,31 +195,6 @@ class Coordinator:
         missing = [self.sites[k] for k in chosen if k not in good]
         without = f", without {', '.join(missing)}" if missing else ""
         self.log(f"round {round} of {self.config.rounds} is complete{without}")
-
-    def _mix(self, round: int, clients: Sequence[int]) -> tuple[Mixing | None, dict[int, Tensors]]:
-        """What each of the clients is to begin the round with; nothing before anybody has answered."""
-        if not clients or not self.memory.stack or not self.memory.received.any():
-            return None, {}
-        server = Server(
-            round=round,
-            clients=clients,
-            stack=self.memory.stack,
-            start=self.memory.start,
-            fingerprints=self.memory.fingerprints(),
-            sizes=self.memory.sizes,
-            received=self.memory.received,
-            state=self.memory.method_state,
-            rng=mixing_rng(self.config, round),
-            validation_losses=partial(self._validation_losses, round),
-        )
-        mixing = self.memory.method.mix(server)
-        self.memory.method_state = mixing.state
-        sent: dict[int, Tensors] = {k: {} for k in clients}
-        for name, rows in mixed_rows(mixing, server):
-            for row, k in enumerate(clients):
-                back = mixing.revert is not None and bool(mixing.revert[k])
-                sent[k][name] = self.memory.start[name][k].clone() if back else rows[row]
-        return mixing, sent
 
     def _ask(
         self,
@@ -379,17 +356,7 @@ class Coordinator:
 
     def _remember_aside(self) -> None:
         """Who is set aside stays so, even if this coordinator dies within the round."""
-        names = [site for k, site in enumerate(self.sites) if self.memory.aside[k]]
-        write_atomically(self.kit.path / _ASIDE, json.dumps(names).encode())
-
-    def _recall_aside(self) -> None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            names = set(json.loads((self.kit.path / _ASIDE).read_text(encoding="utf-8")))
-            for k, site in enumerate(self.sites):
-                if site in names:
-                    self.memory.set_aside(k)
-                elif self.memory.aside[k]:
-                    self.memory.readmit(k)
+        control.remember_aside(self.kit, [site for k, site in enumerate(self.sites) if self.memory.aside[k]])
 
     def _doing(self, k: int, site: str) -> str:
         if self.memory.aside[k]:

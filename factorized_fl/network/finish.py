@@ -11,7 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.files import write_atomically
 from factorized_fl.network.journal import Journal
 from factorized_fl.network.keeper import Trainer
 from factorized_fl.network.messages import Message

@@ -22,9 +22,10 @@ from nvflare.fuel.f3.streaming.stream_const import (
 )
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
+from factorized_fl.network.messages import LIMIT
+
 CHANNEL, TOPIC = "factorized_fl", "exchange"
 LARGEST_FRAME = 8_000_000  # bytes of one message of FLARE
-LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # set by the supervisor: bytes of a question or an answer
 _PIECE = 1_100_000  # bytes: FLARE sends questions and answers in pieces of 1 MiB
 _MOST_OPEN = 8  # questions of one site that have begun to arrive and not ended
 _MOST_TOLD = 100

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from factorized_fl.federation.rundir import plain_errors
+from factorized_fl.files import plain_errors
 from factorized_fl.network.plan import Kit
 
 

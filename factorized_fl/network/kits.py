@@ -19,7 +19,7 @@ from typing import Any
 from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import initial_model
-from factorized_fl.federation.rundir import plain_errors, write_atomically
+from factorized_fl.files import plain_errors, write_atomically
 from factorized_fl.methods import METHODS
 from factorized_fl.network.checks import largest_message
 from factorized_fl.network.plan import AUTHORITY, COORDINATOR, FEDERATION, Kit, Plan, read_plan, write_kit

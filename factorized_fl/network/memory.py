@@ -1,13 +1,14 @@
 """What the coordinator knows from round to round: what travels, who sent it, and who is trusted. Nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from factorized_fl.config import Config
 from factorized_fl.federation.build import initial_model, travels
 from factorized_fl.federation.fingerprints import plausible
-from factorized_fl.methods import Cost, Tensors
+from factorized_fl.federation.rounds import mixed_rows, mixing_rng
+from factorized_fl.methods import Cost, Mixing, Server, Tensors
 from factorized_fl.network.checks import FINGERPRINT
 from factorized_fl.network.messages import BadMessage
 from factorized_fl.nn import roles
@@ -19,7 +20,7 @@ class Memory:
     """Shared tensors as every site last sent them, and the roster; a checkpoint holds all of it."""
 
     def __init__(self, config: Config, sites: Sequence[str]) -> None:
-        self.method = config.build_method()
+        self.config, self.method = config, config.build_method()
         count = len(sites)
         # The body of a model does not depend on the number of classes, and the rest never comes here.
         model = initial_model(config, 2, config.channels, labels_agree=False)
@@ -69,6 +70,33 @@ class Memory:
         known = [self.method.fingerprint(row, self.roles) for row in rows]
         return torch.stack([vector for vector in known if vector is not None])
 
+    def mix(
+        self, round: int, clients: Sequence[int], losses: Callable[[int, Tensors], list[float]]
+    ) -> tuple[Mixing | None, dict[int, Tensors]]:
+        """What each of the clients is to begin the round with; nothing before anybody has answered."""
+        if not clients or not self.stack or not self.received.any():
+            return None, {}
+        server = Server(
+            round=round,
+            clients=clients,
+            stack=self.stack,
+            start=self.start,
+            fingerprints=self.fingerprints(),
+            sizes=self.sizes,
+            received=self.received,
+            state=self.method_state,
+            rng=mixing_rng(self.config, round),
+            validation_losses=losses,
+        )
+        mixing = self.method.mix(server)
+        self.method_state = mixing.state
+        sent: dict[int, Tensors] = {k: {} for k in clients}
+        for name, rows in mixed_rows(mixing, server):
+            for row, k in enumerate(clients):
+                back = mixing.revert is not None and bool(mixing.revert[k])
+                sent[k][name] = self.start[name][k].clone() if back else rows[row]
+        return mixing, sent
+
     def expected(self, k: int, sent: Tensors) -> Tensors:
         """What site k's upload is compared with: what it began with, or its last one."""
         expected = {name: sent.get(name, stacked[k]) for name, stacked in self.stack.items()}
@@ -106,6 +134,14 @@ class Memory:
     def set_aside(self, k: int) -> None:
         """Ask a site for nothing, and give nobody what it sent."""
         self.aside[k], self.received[k] = True, False
+
+    def trust_all_but(self, aside: set[int]) -> None:
+        """Set these aside and nobody else."""
+        for k in range(len(self.aside)):
+            if k in aside:
+                self.set_aside(k)
+            elif self.aside[k]:
+                self.readmit(k)
 
     def readmit(self, k: int) -> None:
         """Trust a site again."""

@@ -18,6 +18,9 @@ class BadMessage(Exception):
     """Something arrived that nobody should act on."""
 
 
+LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # the variable that tells FLARE the most bytes of a message
+
+
 @dataclass(frozen=True)
 class Message:
     """A header and a payload of serialised tensors."""

@@ -21,6 +21,7 @@ _TAKEN = (COORDINATOR, AUTHORITY, "server")  # the last by FLARE, for the coordi
 FEDERATION = "federation.toml"
 LOOPBACK = ("localhost", "127.0.0.1")
 RUN, ALONE = "run", "alone"  # folders of a kit
+NOISE_SEED = "noise-seed"  # a file of a site's kit
 _COORDINATORS = ("address", "port", "quorum", "deadline")  # how it is reached and how long it waits
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")

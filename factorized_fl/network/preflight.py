@@ -12,12 +12,12 @@ from factorized_fl.errors import UserError
 from factorized_fl.network.finish import has_ended
 from factorized_fl.network.journal import Journal
 from factorized_fl.network.kits import key_files
-from factorized_fl.network.plan import LOOPBACK, Kit
+from factorized_fl.network.plan import LOOPBACK, NOISE_SEED, Kit
 from factorized_fl.network.status import write_status
 
 _EVERY = 5.0  # seconds between two looks at the way to the coordinator
 _PATIENCE = 5.0  # seconds that a killed coordinator's process may still hold the port
-_OF_A_PARTY = ("run", "alone", "model", "log", "ended", "status.json", "noise-seed", "processes.json")
+_OF_A_PARTY = ("run", "alone", "model", "log", "ended", "status.json", NOISE_SEED, "processes.json")
 
 
 def check_kit(kit: Kit) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from factorized_fl.config import read_table, to_toml_value
 from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import write_atomically
+from factorized_fl.files import write_atomically
 from factorized_fl.network.plan import Kit
 
 _FILE = "site.toml"

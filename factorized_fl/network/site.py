@@ -28,15 +28,14 @@ from factorized_fl.federation.ledger import Load, Traffic, traffic, upload_loads
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rounds import make_record, train_from_here
 from factorized_fl.federation.run import run, summarise
-from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients, plain_errors, write_atomically
+from factorized_fl.federation.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.files import plain_errors, write_atomically
 from factorized_fl.methods import Tensors
 from factorized_fl.model.export import Exported, export_client
 from factorized_fl.network.checks import FINGERPRINT, check_growth, read_tensors
 from factorized_fl.network.messages import BadMessage, Message, pack, unpack
-from factorized_fl.network.plan import Kit
+from factorized_fl.network.plan import NOISE_SEED, Kit
 from factorized_fl.network.updates import load_of
-
-NOISE_SEED = "noise-seed"
 
 
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
@@ -185,19 +184,19 @@ class Site:
         began = time.monotonic()
         federation = self.federation
         down = Load()
+        began_with: Tensors = {}
         if request.fields.get("download"):
             tensors = read_tensors(request.payload, self._shared())
             down = load_of(tensors, federation.roles) * request.whole("models", high=10_000)
             for name, tensor in tensors.items():
                 federation.state.common[name][0] = tensor
-        began_with = {name: tensor.clone() for name, tensor in self._shared().items()}
+            began_with = tensors
         trained = train_from_here(federation, round, [0])[0]
-        if request.fields.get("download"):
-            try:
-                check_growth(self._shared(), began_with)
-            except BadMessage as error:
-                self._go_back()
-                raise BadMessage(f"what came does not train here ({error})") from None
+        try:
+            check_growth({name: self._shared()[name] for name in began_with}, began_with)
+        except BadMessage as error:
+            self._go_back()
+            raise BadMessage(f"what came does not train here ({error})") from None
         up = upload_loads(federation, [0])[0]
         result = federation.engine.evaluate(round, [0], federation.state, federation.start)[0]
         cost = traffic(federation, 0, down, up)

@@ -9,7 +9,8 @@ from typing import Any
 from rich.table import Table
 
 from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import RunDirectory, write_atomically
+from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.files import write_atomically
 from factorized_fl.network.journal import journal_path
 from factorized_fl.network.plan import Kit
 from factorized_fl.report.tables import size

@@ -14,15 +14,16 @@ from types import FrameType
 from typing import TextIO
 
 from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import RunDirectory, plain_errors, write_atomically
+from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.files import plain_errors, write_atomically
 from factorized_fl.network.finish import has_ended
 from factorized_fl.network.journal import Journal, journal_path
 from factorized_fl.network.kits import make_workspace
+from factorized_fl.network.messages import LIMIT
 from factorized_fl.network.plan import Kit
 from factorized_fl.network.preflight import Way, check_kit, check_port, refuse_links
 
 _PIDS = "processes.json"
-_LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # FLARE's, for bytes of a question or an answer; the gate looks at it, too
 _GRACE = 5.0
 _SHORT = 10.0  # a process that lived for less is started again more and more slowly
 REFUSED_SITE = 77  # exit code of an agent whose site the coordinator refuses: to start it again would not help
@@ -111,7 +112,7 @@ def _start(kit: Kit) -> "subprocess.Popen[bytes]":
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, _LIMIT: limit},
+            env={**os.environ, LIMIT: limit},
         )
 
 

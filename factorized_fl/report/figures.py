@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import plain_errors
+from factorized_fl.files import plain_errors
 from factorized_fl.report.collect import Document, collect
 from factorized_fl.report.reading import Array
 

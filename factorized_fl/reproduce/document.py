@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import Record, write_atomically
+from factorized_fl.federation.rundir import Record
+from factorized_fl.files import write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes

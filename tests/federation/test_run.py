@@ -13,11 +13,11 @@ import torch
 from safetensors import SafetensorError
 
 from factorized_fl.config import Config
-from factorized_fl.errors import UserError
+from factorized_fl.errors import Damaged, UserError
 from factorized_fl.federation import rundir
 from factorized_fl.federation.build import build_federation, build_scenario_of
 from factorized_fl.federation.run import peak_memory, run
-from factorized_fl.federation.rundir import Damaged, RunDirectory
+from factorized_fl.federation.rundir import RunDirectory
 from tests.tiny import tiny_config
 
 

@@ -9,8 +9,7 @@ from factorized_fl.federation.build import build_federation, build_scenario_of
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
-from factorized_fl.network.plan import COORDINATOR
-from factorized_fl.network.site import NOISE_SEED
+from factorized_fl.network.plan import COORDINATOR, NOISE_SEED
 from tests.network.parties import NAMES, Loopback, kits_of, make_sites, trio_config, write_trio
 
 

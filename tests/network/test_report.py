@@ -8,7 +8,8 @@ import pytest
 
 from factorized_fl import api
 from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import RunDirectory, write_atomically
+from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.files import write_atomically
 from factorized_fl.network.plan import COORDINATOR, FEDERATION, Kit, write_kit
 from factorized_fl.network.site import Site
 from factorized_fl.report.collect import collect

@@ -12,8 +12,7 @@ from factorized_fl.federation.payload import decode
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
 from factorized_fl.network.messages import Message
-from factorized_fl.network.plan import COORDINATOR
-from factorized_fl.network.site import NOISE_SEED
+from factorized_fl.network.plan import COORDINATOR, NOISE_SEED
 from tests.network.parties import NAMES, Loopback, kits_of, make_sites, trio_config, write_images
 from tests.network.test_trust import Handler
 from tests.tiny import tiny_set
