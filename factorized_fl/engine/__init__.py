@@ -52,7 +52,7 @@ class Evaluated:
 class Engine(Protocol):
     """Local training and evaluation of some clients, in place on the stack of all."""
 
-    def describe(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str | int]:
         """Which engine it is and how it computes convolutions, for the record: a run may ask for more than it gets."""
 
     def train(

@@ -14,6 +14,7 @@ from factorized_fl.data.augment import augment, normalise
 from factorized_fl.engine import Evaluated, Task, Trained
 from factorized_fl.engine.batches import batches_of, plain_batches
 from factorized_fl.engine.confusion import count_confusion, empty_confusion
+from factorized_fl.engine.threads import using_threads, worthwhile_threads
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
 from factorized_fl.nn.models import NORM_MOMENTUM
@@ -32,11 +33,15 @@ class ReferenceEngine:
         self.images = self.scenario.images.to(self.device)
         self.mean = torch.tensor(self.scenario.mean, device=self.device)
         self.std = torch.tensor(self.scenario.std, device=self.device)
+        self.threads = torch.get_num_threads()
+        if self.device.type == "cpu":
+            image = self._ready(self.images[:1].float() / 255)
+            self.threads = worthwhile_threads(next(iter(self.models.values())), image, self.config.batch_size)
 
-    def describe(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str | int]:
         """It has no bf16: on a GPU TF32 stands in for it."""
         exact = self.device.type != "cuda" or self.config.precision == "fp32"
-        return {"engine": "reference", "convolutions": "fp32" if exact else "tf32"}
+        return {"engine": "reference", "convolutions": "fp32" if exact else "tf32", "threads": self.threads}
 
     def train(
         self,
@@ -48,7 +53,7 @@ class ReferenceEngine:
     ) -> dict[int, Trained]:
         """Train the clients in turn."""
         results = {}
-        with repeatable():
+        with repeatable(), using_threads(self.threads):
             for k in clients:
                 results[k] = self._train_one(round, k, state.client(k), momentum.client(k))
                 done(k)
@@ -135,20 +140,24 @@ class ReferenceEngine:
         self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
     ) -> dict[int, Evaluated]:
         """Test the clients in turn."""
-        return {k: self._test(k, self.tested(round, k, state, start), self.scenario.clients[k].test) for k in clients}
+        with using_threads(self.threads):
+            return {
+                k: self._test(k, self.tested(round, k, state, start), self.scenario.clients[k].test) for k in clients
+            }
 
     def confusion(
         self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
     ) -> list[torch.Tensor]:
         """Count for the clients in turn, each in its own order of classes."""
-        found = []
-        for k in clients:
-            client = self.scenario.clients[k]
-            counts = empty_confusion(1, len(client.classes), self.device)
-            for logits, labels in self._outputs(k, self.tested(round, k, state, start), client.test):
-                count_confusion(counts, logits[None], labels[None])
-            found.append(counts[0].cpu())
-        return found
+        with using_threads(self.threads):
+            return [self._confusion(k, self.tested(round, k, state, start)) for k in clients]
+
+    def _confusion(self, k: int, tensors: Tensors) -> torch.Tensor:
+        client = self.scenario.clients[k]
+        counts = empty_confusion(1, len(client.classes), self.device)
+        for logits, labels in self._outputs(k, tensors, client.test):
+            count_confusion(counts, logits[None], labels[None])
+        return counts[0].cpu()
 
     def tested(self, round: int, k: int, state: ClientStack, start: ClientStack) -> Tensors:
         """The client's own tensors, or what the method makes of the round's start."""
@@ -168,7 +177,8 @@ class ReferenceEngine:
     def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Losses on the held-out images, in evaluation mode, one candidate after the other."""
         models = [dict(zip(candidates, tensors, strict=True)) for tensors in zip(*candidates.values(), strict=True)]
-        return [self._test(client, own | model, self.scenario.clients[client].holdout).loss for model in models]
+        with using_threads(self.threads):
+            return [self._test(client, own | model, self.scenario.clients[client].holdout).loss for model in models]
 
     def _test(self, k: int, tensors: Tensors, positions: torch.Tensor) -> Evaluated:
         correct, loss = 0, 0.0

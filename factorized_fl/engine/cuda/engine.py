@@ -48,7 +48,7 @@ class CudaEngine:
         self.plain_batches: dict[int, torch.Tensor] = {}  # by client, on the device
         self.questions: dict[tuple[str, int], tuple[torch.Tensor, ...]] = {}  # positions and labels by part and client
 
-    def describe(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str | int]:
         """What was asked for."""
         return {"engine": "cuda", "convolutions": self.config.precision}
 
