@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from factorized_fl import cli
+from factorized_fl.report import progress
 from tests.tiny import tiny_set, write_config, write_folder
 
 
@@ -42,6 +43,26 @@ def test_run_prints_progress_and_result(capsys, config: Path, images: Path, tmp_
     assert "FedAvg:" in out
     assert "\x1b" not in out  # no colour codes off a terminal
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_decoding_says_how_far_it_is(capsys, monkeypatch, images: Path, tmp_path: Path) -> None:
+    """With no patience at all; images that were decoded before take no time."""
+    monkeypatch.setenv("FFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(progress, "_SILENCE", -1)
+    config, last = write_config(tmp_path / "one.toml", rounds=1), "looked at 140 images\n"
+    begun = ["run", config, "--data", images, "--out"]
+    code, out, _ = ffl(capsys, *begun, tmp_path / "run")
+    assert (code, out.count(last), "looked at 1 images" in out) == (0, 1, False)
+    _, out, err = ffl(capsys, *begun, tmp_path / "again")
+    assert "looked at" not in out + err
+    monkeypatch.setenv("FFL_CACHE", str(tmp_path / "another"))
+    _, out, err = ffl(capsys, *begun, tmp_path / "quiet", "--quiet")
+    assert "looked at" not in out + err
+    ffl(capsys, "export", tmp_path / "run", "--client", "1", "--data", images)
+    code, out, err = ffl(capsys, "predict", tmp_path / "run" / "model" / "client-1", images, "--format", "json")
+    assert (code, len(json.loads(out)), err.count(last)) == (0, 140, 1)
+    _, out, _ = ffl(capsys, "data", "inspect", images / "bars")
+    assert "looked at 60 images" in out
 
 
 def test_square_brackets_are_printed_as_they_are(
@@ -123,7 +144,7 @@ def test_a_model_is_some_clients_and_an_image_has_to_exist(capsys, config: Path,
         capsys, "predict", run / "model" / "client-1", tmp_path / "torn.png", picture, "--format", "json"
     )
     assert code == 0
-    assert "torn.png is not a readable image: left out" in err
+    assert "torn.png is left out, as it holds no readable image" in err
     (found,) = json.loads(out)
     assert found["image"] == str(picture)
     assert sum(found["classes"].values()) == pytest.approx(1)

@@ -1,6 +1,5 @@
 """Commands about data sets."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +9,9 @@ from factorized_fl.cli.common import console
 from factorized_fl.data.fetch import fetch as fetch_data
 from factorized_fl.data.own import inspect as inspect_data
 from factorized_fl.report.inspection import inspection_line, inspection_table
+from factorized_fl.report.progress import images_told
 from factorized_fl.report.tables import size
 
-_SILENCE = 5.0  # seconds after which one wants to know that it goes on
 app = typer.Typer(help="Fetch and look at data sets.", no_args_is_help=True)
 
 
@@ -34,15 +33,8 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="A folder of class folders, or parquet files.")],
 ) -> None:
     """Look at your own images before you train: counts, sizes, unreadable files, duplicates. Nothing leaves."""
-    last = time.monotonic()
-
-    def tell(count: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > _SILENCE:
-            console.print(f"looked at {count} images", highlight=False)
-            last = time.monotonic()
-
-    found = inspect_data(path, tell)
+    with images_told(console):
+        found = inspect_data(path)
     console.print(inspection_line(found), highlight=False, soft_wrap=True)
     console.print(inspection_table(found))
     for complaint in found.complaints():

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from factorized_fl.cli.common import Data, console
+from factorized_fl.cli.common import Data, console, notes
 from factorized_fl.errors import UserError
 from factorized_fl.model.export import Exported, export_run
 from factorized_fl.model.predict import predict as predict_images
 from factorized_fl.network.plan import FEDERATION, read_kit
 from factorized_fl.network.settings import read_settings
 from factorized_fl.network.site import export_now
+from factorized_fl.report.progress import images_told
 
 
 def print_exported(exported: Exported) -> None:
@@ -57,7 +58,8 @@ def predict(
     """What an exported model says of pictures: class names and probabilities."""
     if format not in ("lines", "json"):
         raise UserError(f"--format '{format}' must be lines or json.")
-    found = predict_images(folder, images, runtime)
+    with images_told(notes):  # what is printed may be for a program
+        found = predict_images(folder, images, runtime)
     if format == "json":
         typer.echo(json.dumps([{"image": str(one.image), "classes": dict(one.classes)} for one in found], indent=1))
         return

@@ -14,6 +14,7 @@ from factorized_fl.network.plan import COORDINATOR, LOOPBACK, Kit, read_kit
 from factorized_fl.network.preflight import refuse_leftovers, refuse_links
 from factorized_fl.network.settings import Settings, has_settings, read_settings, save_settings
 from factorized_fl.network.site import site_federation, site_scenario
+from factorized_fl.report.progress import images_told
 
 app = typer.Typer(help="Federations between organisations.", no_args_is_help=True)
 
@@ -97,7 +98,8 @@ def _settle(party: Kit, data: Path | None, report: bool | None, alone: bool | No
     if joined:
         _show(f"{party.party} has joined before with this kit, with the data in {before.data}")
     data = data or before.data
-    scenario = site_scenario(party.config, party.party, party.seat, data)
+    with images_told(console):
+        scenario = site_scenario(party.config, party.party, party.seat, data)
     site_federation(party, scenario)
     (client,) = scenario.clients
     if report is None and before.report:  # perhaps whoever made the kit chose that

@@ -19,7 +19,7 @@ from factorized_fl.data.images import ImageSet
 from factorized_fl.errors import UserError
 
 # Raise this whenever decoding, scaling or the layout of the file changes.
-_VERSION = 2
+_VERSION = 3
 
 
 def cache_folder() -> Path:

@@ -1,45 +1,49 @@
 """Image folders: one sub-folder for each class."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from factorized_fl.data.images import ImageSet, Pixels, check_shape, decode_each
+from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each
 from factorized_fl.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
+# Pictures that hospitals, microscopes and phones make and we do not read; DICOM's files often have no ending at all.
+_OTHER_KINDS = frozenset(
+    {
+        *("", ".dcm", ".dicom", ".ima", ".nii", ".svs", ".ndpi", ".czi", ".pgm", ".ppm"),
+        *(".heic", ".heif", ".avif", ".jp2", ".jxl", ".psd", ".dng", ".cr2", ".nef"),
+    }
+)
+
 # A few broken downloads are a fact of life; more than this share means that something else is wrong.
-MOST_UNREADABLE = 0.1
+_MOST_UNREADABLE = 0.1
 
 
 def read_folder(path: Path, *, size: int | None, channels: int, name: str | None = None) -> ImageSet:
     """Decode a folder of class folders: classes and images in the order of their names.
 
-    Unreadable images are left out with one warning, unless they are more than a tenth of all. With `size` None
+    Damaged images are left out with one warning, unless they are more than a tenth of all. With `size` None
     the images keep their own size, which must then be the same for all.
     """
     check_shape(size, channels)
-    classes = subfolders(path)
-    if len(classes) < 2:
-        found = f"only the sub-folder '{classes[0].name}'" if classes else "no sub-folders"
-        raise UserError(f"{path} holds {found}: put the images into one sub-folder for each of two or more classes.")
+    classes = class_folders(path)
     files = [(file, label) for label, folder in enumerate(classes) for file in image_files(folder)]
-    if deeper := [inner for folder in classes for inner in subfolders(folder) if image_files(inner)]:
-        warnings.warn(
-            f"Images in {deeper[0]} are left out, as are those of all folders inside class folders: "
-            "put them into the class folders themselves.",
-            stacklevel=3,
-        )
+    for line in passed_over(path):
+        warnings.warn(line, stacklevel=3)
 
     images: Pixels | None = None
     labels: list[int] = []
     unreadable: list[Path] = []
     decoded = decode_each([file for file, _ in files], size, channels)
     for (file, label), pixels in zip(files, decoded, strict=True):
-        if pixels is None:
+        if pixels is Unreadable.NO_WHITE:
+            raise UserError(f"{file} {pixels}.")
+        if isinstance(pixels, Unreadable):
             unreadable.append(file)
             continue
         if images is None:
@@ -52,11 +56,17 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         images[len(labels)] = pixels
         labels.append(label)
 
-    _report(path, unreadable, len(files))
+    if unreadable:
+        names = [str(file.relative_to(path)) for file in unreadable]
+        if refusal := too_many_unreadable(path, names, len(files)):
+            raise UserError(refusal)
+        warnings.warn(
+            f"Left out {len(names)} unreadable images of {len(files)} in {path}: {some(names)}.", stacklevel=2
+        )
     present = set(labels)
     for label, folder in enumerate(classes):
         if label not in present:
-            raise UserError(f"The class folder {folder} holds no readable image: add images or remove the folder.")
+            raise UserError(nothing_in(folder))
     assert images is not None
     return ImageSet(
         name or path.resolve().name,
@@ -64,6 +74,35 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         torch.tensor(labels),
         tuple(folder.name for folder in classes),
     )
+
+
+def class_folders(path: Path) -> list[Path]:
+    """List the folders of two or more classes by name."""
+    classes = subfolders(path)
+    if len(classes) < 2:
+        found = f"only the sub-folder '{classes[0].name}'" if classes else "no sub-folders"
+        raise UserError(f"{path} holds {found}: put the images into one sub-folder for each of two or more classes.")
+    return classes
+
+
+def passed_over(path: Path) -> list[str]:
+    """Say which pictures of a folder of class folders nobody looks at: those too deep, those of kinds not read."""
+    lines, classes = [], subfolders(path)
+    if deeper := [inner for folder in classes for inner in subfolders(folder) if image_files(inner)]:
+        lines.append(
+            f"Images in {deeper[0]} are left out, as are those of all folders inside class folders: "
+            "put them into the class folders themselves."
+        )
+    files = [file for folder in classes for file in _entries(folder) if file.is_file()]
+    if others := [file.suffix.lower() for file in files if file.suffix.lower() in _OTHER_KINDS]:
+        kinds = ", ".join(kind or "without an ending" for kind in sorted(set(others)))
+        lines.append(f"{len(others)} files in {path} are left out ({kinds}): save pictures as PNG, JPEG or TIFF.")
+    return lines
+
+
+def nothing_in(folder: Path) -> str:
+    """Say why a class cannot be taken."""
+    return f"The class folder {folder} holds no readable image: add images or remove the folder."
 
 
 def subfolders(path: Path) -> list[Path]:
@@ -99,13 +138,14 @@ def _entries(path: Path) -> list[Path]:
         raise UserError(f"{path} cannot be read ({error.strerror}): allow it, or leave the folder out.") from None
 
 
-def _report(path: Path, unreadable: list[Path], total: int) -> None:
-    if not unreadable:
-        return
-    named = ", ".join(str(file.relative_to(path)) for file in unreadable[:3])
-    named += f" and {len(unreadable) - 3} more" if len(unreadable) > 3 else ""
-    if len(unreadable) > MOST_UNREADABLE * total:
-        raise UserError(
-            f"{len(unreadable)} of {total} images in {path} are unreadable ({named}): repair or remove them."
-        )
-    warnings.warn(f"Left out {len(unreadable)} unreadable images of {total} in {path}: {named}.", stacklevel=3)
+def too_many_unreadable(path: Path, names: Sequence[str], total: int) -> str:
+    """Say why a folder cannot be taken, nothing if so few images are unreadable that they may be left out."""
+    if len(names) <= _MOST_UNREADABLE * total:
+        return ""
+    return f"{len(names)} of {total} images in {path} are unreadable ({some(names)}): repair or remove them."
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of many names."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,10 +1,14 @@
 """Labelled images in memory, and how one encoded picture becomes an array."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import StrEnum
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,15 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _SMALL = 16_384
 # Decoded images that may wait for their reader.
 _IN_FLIGHT = 256
+_WHITE_IS_ZERO = 0  # in a TIFF
+_after_each: ContextVar[Callable[[], None]] = ContextVar("after_each", default=lambda: None)
+
+
+class Unreadable(StrEnum):
+    """Why a picture gives no pixels and what to do: a sentence that lacks only its beginning, the picture's name."""
+
+    DAMAGED = "holds no readable image: repair or replace it"
+    NO_WHITE = "has 32-bit or signed pixels, which do not say what is white: save it with 8 or 16 bits, unsigned"
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +100,8 @@ def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
     The centre square is kept, and resampled (antialiased bilinear) only where its side differs from `size`.
     With `size` None the picture keeps its own height and width.
     """
+    if image.mode.startswith("I;16"):
+        image = _to_eight_bits(image)
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
     image = _flatten(image, "L" if channels == 1 else "RGB")
@@ -100,25 +115,59 @@ def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit grey, which Pillow would clip at 255; nor does it heed what says that 0 is white, or clear."""
+    deep, tags = np.asarray(image), getattr(image, "tag_v2", {})  # the tags of a TIFF
+    white = 2 ** tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 1
+    grey = (deep.astype(np.uint32) * 255 // white).astype(np.uint8)
+    if tags.get(ExifTags.Base.PhotometricInterpretation) == _WHITE_IS_ZERO:
+        grey = 255 - grey
+    if (clear := image.info.get("transparency")) is not None:
+        grey[deep == clear] = 255
+    scaled = Image.fromarray(grey)
+    scaled.getexif()[ExifTags.Base.Orientation] = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return scaled
+
+
 def _flatten(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == mode and "transparency" not in image.info:
         return image
-    if image.mode == "F":
-        raise ValueError("it does not say which number is white")
-    if image.mode.startswith("I"):
-        # Pillow clips 16-bit grey at 255 instead of scaling it.
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert(mode)
 
 
-def decode_each(sources: Sequence[bytes | Path | None], size: int | None, channels: int) -> Iterator[Pixels | None]:
-    """Decode encoded images (bytes or files) in order; None stands for an unreadable one.
+def decode_each(
+    sources: Sequence[bytes | Path | None], size: int | None, channels: int
+) -> Iterator[Pixels | Unreadable]:
+    """Decode encoded images (bytes or files) in order, or say why one cannot be.
 
     Large images and files are decoded on a few threads.
     """
+    tell = _after_each.get()
+    for decoded in _decode_in_order(sources, size, channels):
+        tell()
+        yield decoded
+
+
+@contextmanager
+def counting(tell: Callable[[int], None]) -> Iterator[None]:
+    """While this lasts, `tell` hears after every image how many were decoded.
+
+    Decoding takes minutes and lies deep below whoever shows that it goes on: nobody between them has to know.
+    """
+    numbers = count(1)
+    token = _after_each.set(lambda: tell(next(numbers)))
+    try:
+        yield
+    finally:
+        _after_each.reset(token)
+
+
+def _decode_in_order(
+    sources: Sequence[bytes | Path | None], size: int | None, channels: int
+) -> Iterator[Pixels | Unreadable]:
     if all(isinstance(source, bytes) and len(source) < _SMALL for source in sources):
         yield from (_decode(source, size, channels) for source in sources)
         return
@@ -127,12 +176,14 @@ def decode_each(sources: Sequence[bytes | Path | None], size: int | None, channe
             yield from pool.map(lambda source: _decode(source, size, channels), sources[i : i + _IN_FLIGHT])
 
 
-def _decode(source: bytes | Path | None, size: int | None, channels: int) -> Pixels | None:
+def _decode(source: bytes | Path | None, size: int | None, channels: int) -> Pixels | Unreadable:
     if source is None:
-        return None
+        return Unreadable.DAMAGED
     try:
         with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
+            if image.mode in ("I", "F"):
+                return Unreadable.NO_WHITE
             return to_array(image, size, channels)
     except Exception:
         # On damaged bytes Pillow's readers raise nearly anything: OSError, SyntaxError, ValueError, struct.error.
-        return None
+        return Unreadable.DAMAGED

@@ -6,7 +6,7 @@ folders; one parquet file; parquet files whose names begin with train, test and 
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -15,8 +15,17 @@ from pathlib import Path
 import torch
 
 from factorized_fl.data.cache import cached
-from factorized_fl.data.folder import MOST_UNREADABLE, image_files, read_folder, subfolders
-from factorized_fl.data.images import ImageSet, Pixels, decode_each
+from factorized_fl.data.folder import (
+    class_folders,
+    image_files,
+    nothing_in,
+    passed_over,
+    read_folder,
+    some,
+    subfolders,
+    too_many_unreadable,
+)
+from factorized_fl.data.images import ImageSet, Pixels, Unreadable, decode_each
 from factorized_fl.data.parquet import NO_LABEL, read_parquet, read_rows
 from factorized_fl.errors import UserError
 
@@ -80,17 +89,46 @@ def read_own(path: Path, name: str, *, size: int | None, channels: int) -> Image
     if len(sets) == 1:
         return sets[0]
     classes = sets[0].classes  # those to train on
+    shown = {part.split: _shown(found) for part, found in zip(parts, sets, strict=True)}
+    if untrained := _untrained(path, shown):
+        raise UserError(untrained[0])
+    for line in _untested(path, shown):
+        warnings.warn(line, stacklevel=2)
     labels, split = [], []
     for part, found in zip(parts, sets, strict=True):
-        if foreign := set(found.classes) - set(classes):
-            raise UserError(
-                f"The {part.split} images in {path} have a class '{min(foreign)}' that no training image has: "
-                "add training images of it, or take it away."
-            )
-        own = torch.tensor([classes.index(known) for known in found.classes])
+        # Parquet files may name classes of which they have no image.
+        own = torch.tensor([classes.index(known) if known in classes else -1 for known in found.classes])
         labels.append(own[found.labels])
         split.append(torch.full((len(found),), SPLITS.index(part.split), dtype=torch.uint8))
     return ImageSet(name, torch.cat([s.images for s in sets]), torch.cat(labels), classes, torch.cat(split))
+
+
+def _shown(found: ImageSet) -> set[str]:
+    return {found.classes[label] for label in found.labels.unique().tolist()}
+
+
+def _untrained(path: Path, shown: Mapping[str, Set[str]]) -> list[str]:
+    """What is wrong with the classes that the images of each split show: no run takes that."""
+    return [
+        f"The {split} images in {path} have classes that no training image has ({_quoted(strange)}): add training "
+        "images of them, or take them away."
+        for split, classes in shown.items()
+        if (strange := classes - shown["train"])
+    ]
+
+
+def _untested(path: Path, shown: Mapping[str, Set[str]]) -> list[str]:
+    """What a run tells of them."""
+    return [
+        f"The {split} images in {path} lack classes that are trained on ({_quoted(missing)}), so their accuracy says "
+        "nothing of those: add images of them."
+        for split, classes in shown.items()
+        if (missing := shown["train"] - classes)
+    ]
+
+
+def _quoted(classes: Set[str]) -> str:
+    return some([f"'{name}'" for name in sorted(classes)])
 
 
 def _dark(brightest: int) -> str:
@@ -118,8 +156,9 @@ class Inspection:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
     grey: int = 0
     brightest: int = 0  # value of all pictures, of 255
-    unreadable: list[str] = field(default_factory=list)
-    empty: list[str] = field(default_factory=list)  # class folders without a readable image
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # split, where
+    no_white: list[str] = field(default_factory=list)  # pictures of a kind that no run takes
+    told: list[str] = field(default_factory=list)  # what a run would say
     repeated: list[tuple[str, str]] = field(default_factory=list)  # the same picture twice in one split and class
     across: list[tuple[str, str]] = field(default_factory=list)  # the same picture in two splits
     contradicted: list[tuple[str, str]] = field(default_factory=list)  # the same picture under two classes
@@ -144,14 +183,11 @@ class Inspection:
             for name in self.classes
             if (count := sum(counts[name] for counts in self.counts.values())) < _FEW
         ]
-        lines += [f"The class folder '{name}' holds no readable image: no run takes it." for name in self.empty]
-        if self.counts.get("train"):
-            strange = [name for name in self.classes if not self.counts["train"][name]]
-            lines += [f"The class '{name}' has no training images: no run takes it." for name in strange]
+        lines += self.told
         if self.unreadable:
-            refused = len(self.unreadable) > MOST_UNREADABLE * (self.total + len(self.unreadable))
-            ending = ", so many that no run takes them" if refused else ""
-            lines.append(f"{len(self.unreadable)} files cannot be read{ending}: {_some(self.unreadable)}.")
+            lines.append(f"{len(self.unreadable)} pictures cannot be read: {some([at for _, at in self.unreadable])}.")
+        if self.no_white:
+            lines.append(_no_white(self.no_white))
         if self.brightest < _DARK:
             lines.append(f"The pictures are nearly black: {_dark(self.brightest)}")
         for found, what in (
@@ -160,41 +196,55 @@ class Inspection:
             (self.repeated, "pictures are there twice; a split by seed may part them"),
         ):
             if found:
-                lines.append(f"{len(found)} {what}: {_some([' = '.join(pair) for pair in found])}.")
+                lines.append(f"{len(found)} {what}: {some([' = '.join(pair) for pair in found])}.")
         return lines
 
 
-def inspect(path: Path, tell: Callable[[int], None] = lambda count: None) -> Inspection:
-    """Look at every image of a party's data: nothing is written and nothing leaves the machine.
-
-    Now and then `tell` is told how many images were looked at.
-    """
+def inspect(path: Path) -> Inspection:
+    """Look at every image of a party's data: nothing is written and nothing leaves the machine."""
     found, parts = Inspection(), parts_of(path)
     seen: dict[bytes, tuple[str, str, str]] = {}  # picture -> split, class, where
-    entries, looked_at = _entries(parts), 0
-    while some := list(islice(entries, _AT_ONCE)):
-        decoded = decode_each([source for *_, source in some], None, 3)
-        for (split, label, where, _), pixels in zip(some, decoded, strict=True):
+    entries = _entries(parts)
+    while batch := list(islice(entries, _AT_ONCE)):
+        decoded = decode_each([source for *_, source in batch], None, 3)
+        for (split, label, where, _), pixels in zip(batch, decoded, strict=True):
             _look(found, seen, (split, label, where), pixels)
-        looked_at += len(some)
-        tell(looked_at)
     if not found.total:
-        raise UserError(_nothing(path))
-    for part in parts:
-        counts = found.counts.get(part.split, Counter())
-        inner = subfolders(part.folder) if part.folder else []
-        found.empty += [folder.name for folder in inner if not counts[folder.name]]
+        raise UserError(_no_white(found.no_white) if found.no_white else _nothing(path, parts))
+    found.told = [line for part in parts for line in _told(part, found)]
+    if len(parts) > 1:
+        shown = {part.split: found.counts.get(part.split, Counter()).keys() for part in parts}
+        found.told += _untrained(path, shown) + _untested(path, shown)
     return found
 
 
+def _told(part: Part, found: Inspection) -> Iterator[str]:
+    """What a run leaves out of a part, and why none takes it, in a run's words."""
+    counts = found.counts.get(part.split, Counter())
+    unreadable = [where for split, where in found.unreadable if split == part.split]
+    if part.folder is None:
+        yield from (f"{where} {Unreadable.DAMAGED}." for where in unreadable[:1])
+        return
+    yield from passed_over(part.folder)
+    if refusal := too_many_unreadable(part.folder, unreadable, counts.total() + len(unreadable)):
+        yield refusal
+    try:
+        yield from (nothing_in(folder) for folder in class_folders(part.folder) if not counts[folder.name])
+    except UserError as error:
+        yield str(error)
+
+
 def _look(
-    found: Inspection, seen: dict[bytes, tuple[str, str, str]], place: tuple[str, str, str], pixels: Pixels | None
+    found: Inspection, seen: dict[bytes, tuple[str, str, str]], place: tuple[str, str, str], pixels: Pixels | Unreadable
 ) -> None:
     """At one picture, of a split and a class, that lies somewhere."""
     split, label, where = place
     found.counts.setdefault(split, Counter())
-    if pixels is None:
-        found.unreadable.append(where)
+    if isinstance(pixels, Unreadable):
+        if pixels is Unreadable.NO_WHITE:
+            found.no_white.append(where)
+        else:
+            found.unreadable.append((split, where))
         return
     found.counts[split][label] += 1
     found.sizes[pixels.shape[2], pixels.shape[1]] += 1
@@ -212,10 +262,18 @@ def _look(
         found.repeated.append((first, where))
 
 
-def _nothing(path: Path) -> str:
+def _no_white(places: Sequence[str]) -> str:
+    more = f", and {len(places) - 1} more like it" if len(places) > 1 else ""
+    return f"{places[0]} {Unreadable.NO_WHITE}{more}."
+
+
+def _nothing(path: Path, parts: Iterable[Part]) -> str:
     """Why there is nothing to look at."""
     if path.is_dir() and any(image_files(inner) for folder in subfolders(path) for inner in subfolders(folder)):
         return f"{path} holds folders of class folders, as the domains of a simulation do: inspect each by itself."
+    for part in parts:
+        if part.folder and (lines := passed_over(part.folder)):
+            return lines[0]
     return f"{path} holds no readable images: put them into one sub-folder for each class, or give parquet files."
 
 
@@ -232,8 +290,3 @@ def _entries(parts: Iterable[Part]) -> Iterator[tuple[str, str, str, bytes | Pat
                 known = "no label" if label == NO_LABEL else str(label)
                 name = classes[label] if 0 <= label < len(classes) else known
                 yield part.split, name, f"{file.name} row {row}", encoded
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from factorized_fl.data.images import ImageSet, Pixels, check_shape, decode_each
+from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each
 from factorized_fl.errors import UserError
 
 # Encoded rows held at a time: few enough that the decoded result dominates the memory in use.
@@ -64,8 +64,8 @@ def read_parquet(
             _check_labels(file, at - first, batch_labels, len(classes) or _MOST_UNNAMED)
             labels[at : at + len(batch_labels)] = batch_labels
             for pixels in decode_each(encoded, size, channels):
-                if pixels is None:
-                    raise UserError(f"Row {at - first} of {file} holds no readable image: repair or replace the file.")
+                if isinstance(pixels, Unreadable):
+                    raise UserError(f"Row {at - first} of {file} {pixels}.")
                 if images is None:
                     images = np.empty((total, *pixels.shape), np.uint8)
                 if pixels.shape != images.shape[1:] or pixels.shape[1] != pixels.shape[2]:

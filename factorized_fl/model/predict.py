@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from factorized_fl.data.folder import image_files, subfolders
-from factorized_fl.data.images import decode_each
+from factorized_fl.data.images import Unreadable, decode_each
 from factorized_fl.errors import UserError
 from factorized_fl.model.export import Scores, onnx_scores
 from factorized_fl.model.package import ONNX, load_network, read_package
@@ -33,7 +33,7 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
     """
     package = read_package(folder)
     files = [file for image in images for file in _files(image)]
-    unreadable = []
+    unreadable: list[tuple[Path, Unreadable]] = []
     if not files:
         raise UserError("There is no image to look at: name image files, or a folder with some.")
     scores = find_runtime(folder, runtime)
@@ -42,10 +42,10 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
         batch = files[first : first + _BATCH]
         decoded: list[tuple[Path, torch.Tensor]] = []
         for file, pixels in zip(batch, decode_each(batch, package.image_size, package.channels), strict=True):
-            if pixels is not None:
-                decoded.append((file, torch.from_numpy(pixels.copy())))
+            if isinstance(pixels, Unreadable):
+                unreadable.append((file, pixels))
             else:
-                unreadable.append(file)
+                decoded.append((file, torch.from_numpy(pixels.copy())))
         if decoded:
             with torch.no_grad():
                 shares = torch.softmax(scores(torch.stack([pixels for _, pixels in decoded])).double(), dim=1)
@@ -53,9 +53,10 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
                 order = row.argsort(descending=True, stable=True).tolist()
                 predictions.append(Prediction(file, tuple((package.classes[c], float(row[c])) for c in order)))
     if not predictions:
-        raise UserError(f"None of the {len(unreadable)} images can be read, {unreadable[0]} for one: repair them.")
-    for file in unreadable:
-        warnings.warn(f"{file} is not a readable image: left out.", stacklevel=2)
+        file, why = unreadable[0]
+        raise UserError(f"None of the {len(unreadable)} images can be read; {file} {why}.")
+    for file, why in unreadable:
+        warnings.warn(f"{file} is left out, as it {why}.", stacklevel=2)
     return predictions
 
 

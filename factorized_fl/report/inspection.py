@@ -9,9 +9,10 @@ def inspection_line(found: Inspection) -> str:
     """How many images, of which sizes and colours."""
     sizes = [f"{width}x{height}" for (width, height), _ in found.sizes.most_common(3)]
     others = f" and {len(found.sizes) - 3} other sizes" if len(found.sizes) > 3 else ""
+    unreadable = len(found.unreadable) + len(found.no_white)
     return (
         f"{found.total:,} images in {len(found.classes)} classes, {', '.join(sizes)}{others}; "
-        f"{found.grey:,} grey, {found.total - found.grey:,} colour; {len(found.unreadable)} unreadable"
+        f"{found.grey:,} grey, {found.total - found.grey:,} colour; {unreadable} unreadable"
     )
 
 

@@ -1,16 +1,38 @@
-"""Live progress of a run: a bar on a terminal, one plain line per round elsewhere."""
+"""Live progress of a run: a bar on a terminal, one plain line per round elsewhere; and of images that are decoded."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from factorized_fl.data.images import counting
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.rounds import clients_per_round
 from factorized_fl.federation.rundir import Record
 from factorized_fl.report.tables import size
+
+_SILENCE = 5.0  # seconds after which one wants to know that it goes on
+
+
+@contextmanager
+def images_told(console: Console) -> Iterator[None]:
+    """While this lasts, say now and then how many images were looked at."""
+    last = 0.0
+
+    def tell(count: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if count == 1:
+            last = now  # reading files through for the cache's key comes before, and may take long
+        elif now - last > _SILENCE:
+            console.print(f"looked at {count:,} images", highlight=False)
+            last = now
+
+    with counting(tell):
+        yield
 
 
 class ProgressObserver:
@@ -22,6 +44,7 @@ class ProgressObserver:
         self.latest: dict[int, float] = {}
         self.rounds = 0
         self.began = time.monotonic()
+        self.told = images_told(console)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -36,12 +59,14 @@ class ProgressObserver:
 
     def __enter__(self) -> "ProgressObserver":
         self.bar.start()
+        self.told.__enter__()
         self.task = self.bar.add_task(self.title, total=None, note="reading data")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.told.__exit__(kind, error, traceback)
         self.bar.stop()
 
     def started(self, federation: Federation, done: int) -> None:

@@ -59,6 +59,17 @@ def test_many_unreadable_images_are_refused(tmp_path) -> None:
         read_folder(tmp_path, size=4, channels=3)
 
 
+def test_one_picture_that_does_not_say_what_is_white_is_enough(tmp_path) -> None:
+    """It is no broken download: others like it may have been read wrongly elsewhere."""
+    fill(tmp_path / "a", range(15))
+    fill(tmp_path / "b", range(4))
+    Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(tmp_path / "b" / "deep.tif")
+    with pytest.raises(
+        UserError, match=r"deep\.tif has 32-bit or signed pixels, .*: save it with 8 or 16 bits, unsigned\.$"
+    ):
+        read_folder(tmp_path, size=4, channels=3)
+
+
 def test_an_empty_class_is_refused(tmp_path) -> None:
     fill(tmp_path / "a", range(3))
     fill(tmp_path / "b", [])

@@ -1,4 +1,5 @@
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from factorized_fl.data.images import ImageSet, decode_each, to_array
+from factorized_fl.data.images import ImageSet, Unreadable, decode_each, to_array
 from factorized_fl.errors import UserError
 
 
@@ -70,10 +71,43 @@ def test_sixteen_bit_grey_is_scaled() -> None:
     assert to_array(deep, 2, 1).tolist() == [[[0, 1], [255, 100]]]
 
 
-def test_floating_point_pixels_are_not_guessed_at(tmp_path: Path) -> None:
-    """Pillow would cut numbers between 0 and 1 down to black."""
-    Image.fromarray(np.full((2, 2), 0.7, np.float32)).save(tmp_path / "f.tif")
-    assert list(decode_each([tmp_path / "f.tif"], 2, 1)) == [None]
+def test_sixteen_bit_grey_may_be_a_negative_or_partly_clear_or_turned(tmp_path: Path) -> None:
+    """As 8-bit grey may: a TIFF can call 0 white, a PNG one grey clear, either can lie on its head."""
+    deep = Image.fromarray(np.array([[0, 257], [65535, 25700]], np.uint16))
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    deep.save(tmp_path / "negative.tif", tiffinfo={262: 0})
+    deep.save(tmp_path / "clear.png", transparency=257)
+    deep.save(tmp_path / "turned.png", exif=exif)
+    deep.save(tmp_path / "turned.tif", tiffinfo={274: 3})
+    files = [tmp_path / name for name in ("negative.tif", "clear.png", "turned.png", "turned.tif")]
+    negative, clear, *turned = decode_each(files, 2, 1)
+    assert negative.tolist() == [[[255, 254], [0, 155]]]
+    assert clear.tolist() == [[[0, 255], [255, 100]]]
+    assert [found.tolist() for found in turned] == [[[[100, 255], [1, 0]]]] * 2
+
+
+def test_twelve_bit_grey_is_scaled(tmp_path: Path) -> None:
+    """Two pixels in three bytes: 0 and white."""
+    tags = [(256, 2), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 3)]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    head = b"II*\0" + struct.pack("<I", 12) + b"\x00\x0f\xff\0" + struct.pack("<H", len(tags))
+    (tmp_path / "twelve.tif").write_bytes(head + entries + bytes(4))
+    (grey,) = decode_each([tmp_path / "twelve.tif"], None, 1)
+    assert grey.tolist() == [[[0, 255]]]
+
+
+@pytest.mark.parametrize("pixels", [np.float32(0.7), np.int32(300), np.int32(70_000), np.int32(-1)])
+def test_which_number_is_white_is_not_guessed(pixels: np.generic, tmp_path: Path) -> None:
+    """Pillow would cut numbers between 0 and 1 down to black, and whole ones above 255 to white."""
+    Image.fromarray(np.full((2, 2), pixels)).save(tmp_path / "deep.tif")
+    assert list(decode_each([tmp_path / "deep.tif"], 2, 1)) == [Unreadable.NO_WHITE]
+
+
+def test_sixteen_bits_with_a_sign_are_not_sixteen_bits(tmp_path: Path) -> None:
+    signed = {258: 16, 339: 2}  # bits per sample, and a sign
+    Image.fromarray(np.full((2, 2), 7, np.uint16)).save(tmp_path / "signed.tif", tiffinfo=signed)
+    assert list(decode_each([tmp_path / "signed.tif"], 2, 1)) == [Unreadable.NO_WHITE]
 
 
 def test_the_centre_square_is_kept() -> None:
@@ -105,7 +139,6 @@ def test_decoding_keeps_the_order_on_one_thread_and_on_many(png, colours, paddin
     sources = [png(colours[i % 6]) + padding for i in range(300)]
     sources[7] = b"no image" + padding
     decoded = list(decode_each([*sources, None], None, 3))
-    assert decoded[7] is None
-    assert decoded[300] is None
-    reds = [int(pixels[0, 0, 0]) for pixels in decoded if pixels is not None]
+    assert (decoded[7], decoded[300]) == (Unreadable.DAMAGED, Unreadable.DAMAGED)
+    reds = [int(pixels[0, 0, 0]) for pixels in decoded if not isinstance(pixels, Unreadable)]
     assert reds == [10 * (i % 6) for i in range(300) if i != 7]

@@ -1,6 +1,7 @@
 """A party's own data: every layout gives the same images, and a first look finds what is wrong."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from factorized_fl.data.folder import read_folder
+from factorized_fl.data.folder import nothing_in, read_folder
+from factorized_fl.data.images import Unreadable, counting
 from factorized_fl.data.own import inspect, parts_of, read_own
 from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.data.sources import load
@@ -80,8 +82,40 @@ def test_a_test_class_that_nobody_trains_is_refused(tmp_path: Path) -> None:
     for part, names in (("train", "ab"), ("test", "bc")):
         for name in names:
             picture(tmp_path / part / name / "0.png", 1)
-    with pytest.raises(UserError, match="'c' that no training image has"):
+    with pytest.raises(UserError, match=r"test images .* have classes that no training image has \('c'\)") as refusal:
         read_own(tmp_path, "lab", size=8, channels=1)
+    assert str(refusal.value) in inspect(tmp_path).complaints()
+
+
+def test_a_class_that_nobody_tests_is_told(tmp_path: Path) -> None:
+    for part, names in (("train", "abc"), ("test", "ab")):
+        for index, name in enumerate(names):
+            picture(tmp_path / part / name / "0.png", index + 10 * (part == "test"))
+    with pytest.warns(UserWarning, match=r"test images .* lack classes that are trained on \('c'\)") as told:
+        own = read_own(tmp_path, "lab", size=8, channels=1)
+    assert own.labels.tolist() == [0, 1, 2, 0, 1]
+    assert [str(one.message) for one in told] == inspect(tmp_path).complaints()[3:]  # after that they have few images
+
+
+@pytest.mark.parametrize("names", ["a", ""])
+def test_a_part_of_one_class_is_refused_in_the_same_words(names: str, tmp_path: Path) -> None:
+    for part, classes in (("train", "ab"), ("test", names)):
+        (tmp_path / part).mkdir()
+        for name in classes:
+            picture(tmp_path / part / name / "0.png", 1)
+    with pytest.raises(UserError, match=r"test holds (only the sub-folder 'a'|no sub-folders)") as refusal:
+        read_own(tmp_path, "lab", size=8, channels=1)
+    assert str(refusal.value) in inspect(tmp_path).complaints()
+
+
+def test_classes_that_parquet_files_name_but_do_not_show(tmp_path: Path, write_parquet, colours) -> None:
+    write_parquet(tmp_path / "train.parquet", colours[:2], [0, 1])
+    test = write_parquet(tmp_path / "test.parquet", colours[2:4], [1, 0], names=("cat", "dog", "owl", "yak"))
+    assert read_own(tmp_path, "lab", size=4, channels=3).labels.tolist() == [0, 1, 1, 0]
+    write_parquet(test, colours[2:4], [2, 0])
+    with pytest.raises(UserError, match=r"classes that no training image has \('owl'\)") as refusal:
+        read_own(tmp_path, "lab", size=4, channels=3)
+    assert str(refusal.value) in inspect(tmp_path).complaints()
 
 
 def test_parquet_whole_and_split(tmp_path: Path, write_parquet, colours) -> None:
@@ -90,7 +124,8 @@ def test_parquet_whole_and_split(tmp_path: Path, write_parquet, colours) -> None
     assert (whole.split, whole.labels.tolist()) == (None, [0, 1, 2, 1])
     write_parquet(tmp_path / "split" / "train.parquet", colours[:4], [0, 1, 2, 1])
     write_parquet(tmp_path / "split" / "test.parquet", colours[3:5], [2, 0])
-    split = read_own(tmp_path / "split", "lab", size=4, channels=3)
+    with pytest.warns(UserWarning, match=r"lack classes that are trained on \('dog'\)"):
+        split = read_own(tmp_path / "split", "lab", size=4, channels=3)
     assert split.split is not None
     assert split.split.tolist() == [0, 0, 0, 0, 2, 2]
     found = inspect(tmp_path / "split")
@@ -115,20 +150,19 @@ def test_first_look_counts_sizes_and_finds_what_is_wrong(tmp_path: Path) -> None
     found = inspect(tmp_path)
     assert found.counts == {"train": {"a": 13, "b": 13}, "test": {"a": 13}}
     assert found.sizes == {(8, 8): 27, (16, 8): 12}
-    assert (found.total, found.grey, found.unreadable) == (39, 27, ["train/b/torn.png"])
+    assert (found.total, found.grey, found.unreadable) == (39, 27, [("train", "train/b/torn.png")])
     assert found.across == [("train/a/3.png", "test/a/leak.bmp")]
     assert found.contradicted == [("train/a/5.png", "train/b/wrong.png")]
     assert found.repeated == [("train/a/7.png", "train/a/again.png")]
-    assert len(found.complaints()) == 4
+    assert len(found.complaints()) == 6  # and no test image is of b, which has no folder there
 
 
 def test_first_look_at_class_folders_that_hold_nothing(folder: Path, tmp_path: Path) -> None:
     (folder / "bird").mkdir()
     (folder / "fish").mkdir()
     (folder / "fish" / "0.png").write_bytes(b"no picture")
-    found = inspect(folder)
-    assert found.empty == ["bird", "fish"]
-    assert any("'bird' holds no readable image" in complaint for complaint in found.complaints())
+    said = inspect(folder).complaints()
+    assert [name for name in ("bird", "cat", "fish") if nothing_in(folder / name) in said] == ["bird", "fish"]
     (tmp_path / "bad" / "a").mkdir(parents=True)
     (tmp_path / "bad" / "a" / "0.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match="holds no readable images"):
@@ -153,15 +187,37 @@ def test_pictures_of_12_bits_in_16_are_told_before_they_are_trained_on(tmp_path:
     assert any(re.search(dark, line) for line in inspect(tmp_path).complaints())
 
 
-def test_first_look_says_what_no_run_takes(tmp_path: Path) -> None:
-    for index in range(8):
-        picture(tmp_path / "train" / "ab"[index % 2] / f"{index}.png", index)
-        picture(tmp_path / "test" / "abc"[index % 3] / f"{index}.png", 10 + index)
-    assert "The class 'c' has no training images: no run takes it." in inspect(tmp_path).complaints()
-    for index in range(2):
-        (tmp_path / "test" / "a" / f"bad{index}.png").write_bytes(b"broken")
-        said = [line for line in inspect(tmp_path).complaints() if "cannot be read" in line]
-        assert ("so many that no run takes them" in said[0]) == bool(index)
+def test_pictures_that_do_not_say_what_is_white_are_found_by_a_first_look(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    Image.new("I", (8, 8), 70_000).save(folder / "deep" / "0.tif")
+    Image.new("F", (8, 8), 0.5).save(folder / "deep" / "1.tif")
+    said = [line for line in inspect(folder).complaints() if "deep/0.tif" in line]
+    assert said == [f"pets/deep/0.tif {Unreadable.NO_WHITE}, and 1 more like it."]
+    for name in ("cat", "dog"):
+        shutil.rmtree(folder / name)
+    with pytest.raises(UserError, match=re.escape(Unreadable.NO_WHITE)):
+        inspect(folder)
+
+
+def test_first_look_finds_more_unreadable_pictures_than_a_run_leaves_out(tmp_path: Path) -> None:
+    """A run counts them part by part: few of all may be many of those to test."""
+    for part, count in (("train", 30), ("test", 10)):
+        for index in range(count):
+            picture(tmp_path / part / "ab"[index % 2] / f"{index}.png", index + 100 * (part == "test"))
+    (tmp_path / "test" / "a" / "bad0.png").write_bytes(b"broken")
+    assert not any("unreadable" in line for line in inspect(tmp_path).complaints())
+    (tmp_path / "test" / "a" / "bad1.png").write_bytes(b"broken")
+    (said,) = [line for line in inspect(tmp_path).complaints() if "unreadable" in line]
+    with pytest.raises(UserError, match=r"2 of 12 images in .*test are unreadable") as refusal:
+        read_own(tmp_path, "lab", size=8, channels=1)
+    assert said.replace("test/a/", "a/") == str(refusal.value)
+
+
+def test_first_look_finds_the_one_unreadable_row_that_stops_a_run(tmp_path: Path, write_parquet, colours) -> None:
+    file = write_parquet(tmp_path / "data.parquet", [*colours, *colours, b"no image"], [0, 1] * 6 + [0])
+    with pytest.raises(UserError, match=f"Row 12 of .* {Unreadable.DAMAGED}"):
+        read_own(file, "lab", size=4, channels=3)
+    assert f"data.parquet row 12 {Unreadable.DAMAGED}." in inspect(file).complaints()
 
 
 def test_a_look_tells_how_far_it_is_and_knows_a_folder_of_domains(tmp_path: Path) -> None:
@@ -170,7 +226,28 @@ def test_a_look_tells_how_far_it_is_and_knows_a_folder_of_domains(tmp_path: Path
         for number in range(20):
             Image.new("L", (4, 4), 10 * number + 50).save(tmp_path / "one" / label / f"{number}.png")
     told: list[int] = []
-    assert inspect(tmp_path / "one", told.append).total == 40
-    assert told == [16, 32, 40]
+    with counting(told.append):
+        assert inspect(tmp_path / "one").total == 40
+    assert told == list(range(1, 41))
     with pytest.raises(UserError, match=r"holds folders of class folders, .* inspect each by itself"):
         inspect(tmp_path)
+
+
+def test_pictures_of_kinds_that_are_not_read_are_told_by_a_run_and_a_first_look(folder: Path) -> None:
+    for name in ("cat/scan.DCM", "cat/IM0001", "dog/phone.heic", "dog/notes.txt", "dog/.hidden"):
+        (folder / name).write_bytes(b"not for us")
+    told = f"3 files in {folder} are left out (without an ending, .dcm, .heic): save pictures as PNG, JPEG or TIFF."
+    with pytest.warns(UserWarning, match=re.escape(told)):
+        read_own(folder, "clinic", size=8, channels=1)
+    assert told in inspect(folder).complaints()
+
+
+@pytest.mark.parametrize("parts", [("",), ("train", "test")])
+def test_a_folder_of_nothing_but_other_kinds_says_so(parts: tuple[str, ...], tmp_path: Path) -> None:
+    for part in parts:
+        for place in ("well", "ill"):
+            (tmp_path / part / place).mkdir(parents=True)
+            (tmp_path / part / place / "1.dcm").write_bytes(b"DICM")
+    with pytest.raises(UserError, match=re.escape("2 files in")) as error:
+        inspect(tmp_path)
+    assert "(.dcm): save pictures as PNG, JPEG or TIFF" in str(error.value)

@@ -1,7 +1,10 @@
+import io
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from factorized_fl.data.parquet import read_parquet
 from factorized_fl.errors import UserError
@@ -74,6 +77,16 @@ def test_an_undecodable_image_is_named_with_its_file_and_row(tmp_path, write_par
     file = write_parquet(tmp_path / "b.parquet", [*colours[:5], bad], [0] * 6)
     with pytest.raises(UserError, match=r"Row 5 of .*b\.parquet holds no readable image"):
         read(good, file)
+
+
+def test_an_image_that_does_not_say_what_is_white_is_named_with_its_file_and_row(tmp_path, write_parquet) -> None:
+    stream = io.BytesIO()
+    Image.new("I", (4, 4), 70_000).save(stream, "TIFF")
+    file = write_parquet(tmp_path / "a.parquet", [stream.getvalue()], [0])
+    with pytest.raises(
+        UserError, match=r"Row 0 of .*a\.parquet has 32-bit or signed pixels, .*: save it with 8 or 16 bits"
+    ):
+        read(file)
 
 
 def test_a_truncated_image_is_undecodable(tmp_path, write_parquet, png) -> None:

@@ -115,12 +115,17 @@ def test_one_bad_picture_in_a_folder_does_not_keep_the_others_waiting(run: Path,
     folder = tmp_path / "pictures"
     folder.mkdir()
     (folder / "bad.png").write_text("not a picture")
-    with pytest.raises(UserError, match=r"None of the 1 images can be read, .*bad\.png"):
+    with pytest.raises(UserError, match=r"None of the 1 images can be read; .*bad\.png"):
         predict.predict(model, [folder])
     Image.new("L", (9, 9), 200).save(folder / "good.png")
-    with pytest.warns(UserWarning, match=r"bad\.png is not a readable image: left out"):
+    with pytest.warns(UserWarning, match=r"bad\.png is left out, as it holds no readable image"):
         (found,) = predict.predict(model, [folder])
     assert found.image.name == "good.png"
+    Image.new("F", (9, 9), 0.5).save(tmp_path / "deep.tif")
+    with pytest.raises(
+        UserError, match=r"deep\.tif has 32-bit or signed pixels, .*: save it with 8 or 16 bits, unsigned\.$"
+    ):
+        predict.predict(model, [tmp_path / "deep.tif"])
 
 
 @pytest.mark.parametrize("change", [{"image_size": 16}, {"classes": ["one"]}])
@@ -236,7 +241,7 @@ def test_mistakes_are_one_sentence(run: Path, images: Path, tmp_path: Path) -> N
         predict.predict(tmp_path, [tmp_path / "x.png"])
     export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images)
     (tmp_path / "no.png").write_text("not a picture")
-    with pytest.raises(UserError, match=r"None of the 1 images can be read, .*no\.png"):
+    with pytest.raises(UserError, match=r"None of the 1 images can be read; .*no\.png"):
         predict.predict(tmp_path / "model", [tmp_path / "no.png"])
     with pytest.raises(UserError, match="no image to look at"):
         predict.predict(tmp_path / "model", [tmp_path / "model"])
