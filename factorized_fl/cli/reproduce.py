@@ -14,7 +14,7 @@ from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.reproduce.cells import RESULTS
 from factorized_fl.reproduce.choices import read_choices
-from factorized_fl.reproduce.claims import judge
+from factorized_fl.reproduce.claims import judge, judge_reconstructed
 from factorized_fl.reproduce.collection import collect
 from factorized_fl.reproduce.document import FIGURES, write_documents
 from factorized_fl.reproduce.figures import draw_all
@@ -79,7 +79,7 @@ def _show(what: list[str], results: Path, format: str, docs: Path) -> None:
     for name, some in rows.items():
         console.print(rows_table(name, some))
     if not what:
-        console.print(claims_table(judge(found)))
+        console.print(claims_table(judge(found), judge_reconstructed(found)))
         written = [*write_documents(found, docs, docs.parent / "README.md"), *draw_all(found, docs / FIGURES)]
         for path in written:
             console.print(f"wrote {path}", highlight=False, soft_wrap=True)

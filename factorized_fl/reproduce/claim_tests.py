@@ -9,6 +9,7 @@ from factorized_fl.reproduce.choices import DOMAINS
 from factorized_fl.reproduce.collection import (
     Collection,
     Difference,
+    bytes_sent,
     difference,
     formula_gigabytes,
     mean_curve,
@@ -26,7 +27,7 @@ PARTITIONS = ("iid", "non-iid")
 LABEL_SETTINGS = tuple(f"{labels}-{partition}" for partition in PARTITIONS for labels in ("standard", "permuted"))
 AVERAGING = ("fedavg", "fedprox", "clustered-fl", "per-fedavg", "fedfomo", "pfedpara")
 MOST = 0.5  # of the nearest, for clients to be grouped
-SMALL_AT = 1e-3  # the lambda at which the paper counts 30% fewer parameters
+FEWER = 0.7  # of the regular parameters: 30% fewer
 HALF, MOST_LEFT = 0.5, 0.65  # of the regular parameters: below the one accuracy falls, up to the other it is best
 UNHURT = 1.0  # points that count as no loss
 NEARLY = 0.9  # of an accuracy, when convergence is timed
@@ -47,6 +48,7 @@ class Check:
     text: str
     outcome: str = NOT_RUN
     figures: str = ""
+    published: bool | None = None  # whether the published numbers come out as claimed, where both are published
 
 
 def decided(text: str, passed: bool, figures: str) -> Check:
@@ -61,11 +63,14 @@ def compared(
 
     Beside ours stands the same difference of the published numbers, if both were published.
     """
-    check = judged(text, difference(found.of(*one), found.of(*other), round), word, least)
+    printed = [found.printed.get(key, ()) for key in (one, other)]
+    check = judged(text, difference(found.of(*one), found.of(*other), round, printed), word, least)
     papers = [paper[0] for key in (one, other) if (paper := published_mean(*key))]
-    if check.outcome == NOT_RUN or len(papers) < 2:
+    if len(papers) < 2:
         return check
-    return replace(check, figures=f"{check.figures}; paper {papers[0] - papers[1]:+.2f}")
+    gap = papers[0] - papers[1]
+    figures = "" if check.outcome == NOT_RUN else f"{check.figures}; paper {gap:+.2f}"
+    return replace(check, figures=figures, published=(gap if word == "more" else -gap) > least)
 
 
 def judged(text: str, gap: Difference | None, word: str, least: float = 0.0) -> Check:
@@ -82,10 +87,10 @@ def permutation(found: Collection, methods: tuple[str, ...], hurts: bool) -> Ite
     """Accuracy with permuted labels against that with labels that agree."""
     for what in LABEL_STUDIES:
         for partition in PARTITIONS:
+            word, least = ("less", 0.0) if hurts else ("more", -UNHURT)
             for method in methods:
                 one, other = ((what, f"{labels}-{partition}", method) for labels in ("permuted", "standard"))
                 text = f"{title(method)}, {_data(what)} {partition}: permuted minus standard"
-                word, least = ("less", 0.0) if hurts else ("more", -UNHURT)
                 yield compared(found, text, one, other, word, least)
 
 
@@ -144,6 +149,22 @@ def least_cost(found: Collection) -> Iterator[Check]:
                 yield Check(text)
             else:
                 yield decided(text, ours < theirs, f"{ours / 1e9:.3f} GB against {theirs / 1e9:.3f} GB")
+
+
+def best_for_its_bytes(found: Collection) -> Iterator[Check]:
+    """Factorized-FL's last accuracy against that of the others when they have sent as many bytes, both ways."""
+    ours = found.of("domains", "domains", "factorized-fl")
+    for method in DOMAIN_METHODS:
+        if method not in ("factorized-fl", "stand-alone"):
+            text = f"accuracy of Factorized-FL above that of {title(method)} for as many bytes, domains"
+            theirs = found.of("domains", "domains", method)
+            budget = total_bytes(ours)
+            if budget is None or not theirs:
+                yield Check(text)
+                continue
+            rounds = int((bytes_sent(theirs) <= budget).sum())
+            one, other = mean_curve(ours)[-1], mean_curve(theirs)[rounds - 1] if rounds else 0.0
+            yield decided(text, one > other, f"{one:.1f}% against {other:.1f}% after {rounds} rounds")
 
 
 def converges_faster(found: Collection) -> Iterator[Check]:
@@ -220,15 +241,18 @@ def sizes(found: Collection, l1: bool, epochs: Sequence[str]) -> Iterator[Check]
 
 
 def small_and_better(found: Collection) -> Iterator[Check]:
-    """The factorised network at the lambda of the claim, with and without L1's gradient, against the regular one."""
+    """Factorised networks about as small as the claim has it, with and without L1's gradient, against the regular."""
     regular = sparsity_results(found, None, True)
+    whole = published()["sparsity"]["regular"]["millions"]
     for l1, ending in ((True, ""), (False, ", no gradient of L1")):
-        results = sparsity_results(found, SMALL_AT, l1)
-        for label, round in ROUND_AFTER.items():
-            millions = model_millions(results[0], round) if results else None
-            size = "" if millions is None else f", {millions:.3f} M"
-            text = f"factorised at lambda {SMALL_AT:g}{ending}{size}, minus regular, {label}"
-            yield judged(text, difference(results, regular, round), "more")
+        for value in LAMBDAS:
+            results = sparsity_results(found, value, l1)
+            millions = model_millions(results[0]) if results else None
+            text = f"factorised at lambda {value:g}{ending}"
+            if millions is None:
+                yield Check(f"{text}, minus regular")
+            elif HALF * whole < millions <= FEWER * whole * (1 + SIZE_TOLERANCE):
+                yield judged(f"{text}, {millions:.3f} M, minus regular", difference(results, regular), "more")
 
 
 def small_on_domains(found: Collection) -> Iterator[Check]:
@@ -239,17 +263,20 @@ def small_on_domains(found: Collection) -> Iterator[Check]:
 
 
 def too_small_on_domains(found: Collection, least: float) -> Iterator[Check]:
-    """Networks of which less than half is left against the one that is pruned least."""
-    whole = f"factorized-fl+lambda={min(LAMBDAS):g}"
+    """Networks of which less than half is left against one that is pruned little, with L1's gradient as they are."""
     for name, results in _of_size(found, 0.0, HALF):
-        gap = difference(results, found.of("sparsity", "domains", whole))
-        yield judged(f"{name}, minus {title(whole)}, domains", gap, "less", least)
+        if results and not results[0].configuration["options"]["l1"]:
+            whole = ("departures", "domains", "factorized-fl+no-l1")
+        else:
+            whole = ("sparsity", "domains", f"factorized-fl+lambda={min(LAMBDAS):g}")
+        gap = difference(results, found.of(*whole))
+        yield judged(f"{name}, minus {title(whole[2])}, domains", gap, "less", least)
 
 
 def _of_size(found: Collection, least: float, most: float) -> Iterator[tuple[str, Sequence[Result]]]:
     """The factorised networks on the domains with such a share of the regular parameters, or of a size yet unknown."""
     regular = published()["sparsity"]["regular"]["millions"]
-    for cell in (*STUDIES["sparsity"].borrowed, *STUDIES["sparsity"].own):
+    for cell in STUDIES["sparsity"].shown:
         if cell.method == "factorized-fl" and cell.preset == DOMAINS:
             results = found.get(cell)
             millions = model_millions(results[0]) if results else None

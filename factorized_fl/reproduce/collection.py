@@ -2,15 +2,19 @@
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from factorized_fl.federation.rundir import Record
+from factorized_fl.methods import METHODS
+from factorized_fl.methods.factorized import Factorized
 from factorized_fl.reproduce.cells import Cell, Result, read_record, read_result
 from factorized_fl.reproduce.choices import read_choices
+from factorized_fl.reproduce.departures import NEARER, origin, reconstructs
 from factorized_fl.reproduce.studies import STUDIES
 
 ROUNDS = 10  # the last ones, over which the ups and downs of a mean over clients are measured
@@ -23,6 +27,7 @@ class Collection:
     cells: dict[tuple[str, str, str], list[Result]]  # by study, setting and row; in the order of the seeds
     heterogeneity: list[Record]
     choices: list[Record]
+    printed: Mapping[tuple[str, str, str], list[Result]] = field(default_factory=dict)  # what others stand for
 
     def of(self, what: str, setting: str, row: str) -> list[Result]:
         """The runs of a cell, one per seed; none if it was not run."""
@@ -45,6 +50,21 @@ def collect(results: Path) -> Collection:
                 cells[cell.what, cell.setting, cell.row] = sorted(found, key=lambda result: result.seed)
     others = sorted((results / "heterogeneity").glob("seed*.json"))
     return Collection(cells, [read_record(path, "dense", "averaged") for path in others], read_choices(results))
+
+
+def reconstructed(found: Collection) -> Collection:
+    """The same with runs as the published ones seem to have been in the place of those they stand for, or nothing."""
+    cells = {
+        key: results for key, results in found.cells.items() if not _can_be_reconstructed(key[2].partition("+")[0])
+    }
+    for cell in STUDIES["departures"].shown:
+        if reconstructs(cell) and (results := found.get(cell)):
+            cells[*origin(cell), cell.method] = results
+    return replace(found, cells=cells, printed=found.cells)
+
+
+def _can_be_reconstructed(method: str) -> bool:
+    return method in NEARER or issubclass(METHODS[method], Factorized)
 
 
 @dataclass(frozen=True)
@@ -99,17 +119,23 @@ class Difference:
 
     def __str__(self) -> str:
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
-        return f"{self.points:+.2f} ± {self.error:.2f} points, {seeds}"
+        return f"{self.points:+.2f} points, standard error {self.error:.2f}, {seeds}"
 
 
-def difference(ours: Sequence[Result], others: Sequence[Result], round: int | None = None) -> Difference | None:
+def difference(
+    ours: Sequence[Result],
+    others: Sequence[Result],
+    round: int | None = None,
+    printed: Sequence[Sequence[Result]] = ((), ()),
+) -> Difference | None:
     """Mean of (ours - others) over all clients of the seeds that both were run with; nothing if there are none.
 
     The standard error has two parts. One is the largest of these: from all pairs of one client and seed as if they were
     independent; between the means of those that share test images, the clients of one domain and seed; between the
     seeds' means. The other is what the difference goes up and down by over the last rounds, as one of them is compared.
-    If they have one seed in common and one side has more, what its seeds differ by counts, too. A single client's error
-    comes from the size of its test and its last rounds.
+    If they have one seed in common and one side has more, what its seeds differ by counts, too; if it has no more but
+    stands for `printed` runs that have, theirs. A single client's error comes from the size of its test and the rounds
+    around.
     """
     theirs = {result.seed: result for result in others}
     paired = [(result, theirs[result.seed]) for result in ours if result.seed in theirs]
@@ -133,7 +159,7 @@ def difference(ours: Sequence[Result], others: Sequence[Result], round: int | No
         error = max(error, 100 * math.sqrt(sum(variances)) / len(paired))
     elif round is None:
         error = math.hypot(error, math.sqrt(sum(_between_rounds(*pair) for pair in paired)) / len(paired))
-    for side in (ours, others):
+    for side in map(partial(max, key=len), zip((ours, others), printed, strict=True)):
         if len(side) > len(paired) == 1:
             means = [100 * statistics.fmean(result.accuracies(round)) for result in side]
             error = math.hypot(error, statistics.stdev(means))
@@ -159,9 +185,30 @@ def _variance(result: Result, round: int | None) -> float:
     """Of a single client's accuracy: it is measured on so many images, and as a mean over some rounds."""
     (accuracy,) = result.accuracies(round)
     (total,) = result.record["clients"]["scored"]
-    last = result.last_scores if round is None else []
-    between = statistics.variance(last) / len(last) if len(last) > 1 else 0.0
+    if round is None:
+        last = result.last_scores
+        between = statistics.variance(last) / len(last) if len(last) > 1 else 0.0
+    else:
+        between = _unevenness(result, round)
     return accuracy * (1 - accuracy) / total + between
+
+
+def _unevenness(result: Result, round: int) -> float:
+    """Variance of a single client's accuracy around a steady rise, from the rounds around one.
+
+    Three independent values of variance s lie off a straight line by something with a variance of 1.5 s.
+    """
+    scores = [score for row in result.curve[max(0, round - 4) : round + 3] for score in row if score is not None]
+    bends = [b - (a + c) / 2 for a, b, c in zip(scores, scores[1:], scores[2:], strict=False)]
+    return statistics.fmean(bend**2 for bend in bends) / 1.5 if bends else 0.0
+
+
+def bytes_sent(results: Sequence[Result]) -> np.ndarray:
+    """Bytes sent both ways until the end of each round, as serialised, the mean over seeds."""
+    rounds = [
+        np.add(result.record["bytes"]["up_per_round"], result.record["bytes"]["down_per_round"]) for result in results
+    ]
+    return np.cumsum(np.mean(rounds, axis=0))
 
 
 def total_bytes(results: Sequence[Result]) -> float | None:

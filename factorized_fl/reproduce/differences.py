@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from factorized_fl.reproduce import prose
+from factorized_fl.reproduce.cells import Cell
 from factorized_fl.reproduce.collection import Collection, best_rounds
-from factorized_fl.reproduce.markdown import entry, plain, table
+from factorized_fl.reproduce.departures import DRAW_SEEDS, departure_setting, origin, other_draw
+from factorized_fl.reproduce.markdown import entry, folded, plain, table
 from factorized_fl.reproduce.names import title, variant_title
 from factorized_fl.reproduce.prose import CLOSE
 from factorized_fl.reproduce.published import AVERAGE
 from factorized_fl.reproduce.rows import ALL_EPOCHS, Row, rows_of
+from factorized_fl.reproduce.studies import STUDIES
 
 
 def compared(found: Collection) -> list[Row]:
@@ -31,6 +34,7 @@ class Far:
 
     row: Row
     tried: tuple[Row, ...]
+    drawn: tuple[Row, ...]  # with other draws of the shares, which explain nothing by themselves
     switchable: bool
 
     @property
@@ -46,30 +50,30 @@ class Far:
     @property
     def outcome(self) -> str:
         """What brings it near, in words."""
-        if self.row.what == "label-svhn":
-            return "looked into with CIFAR-10 only"
         if not self.switchable:
             return "nothing to switch on"
         if not self.tried:
-            return "not run"
+            return f"(another draw, apart: {', '.join(map(_named, self.drawn))})" if self.drawn else "not run"
         if self.near:
             return ", ".join(map(_named, self.near))
-        best = min(self.tried, key=lambda row: abs(row.difference or 0))
-        return f"none of {len(self.tried)} tried; nearest: {_named(best)}"
+        if self.nearest is self.row:
+            return f"none of {len(self.tried)} tried comes nearer"
+        return f"none of {len(self.tried)} tried; nearest: {_named(self.nearest)}"
 
 
 def far_from_paper(found: Collection) -> list[Far]:
     """The means that differ by more than we call reproduced."""
-    departures = rows_of("departures", found)
-    about: dict[tuple[str, str], list[Row]] = {}
-    for other in departures:
-        about.setdefault((other.method.partition("+")[0], other.setting), []).append(other)
+    about: dict[tuple[str, str, str], list[tuple[Cell, Row]]] = {}
+    for cell, other in zip(STUDIES["departures"].shown, rows_of("departures", found), strict=True):
+        about.setdefault((*origin(cell), cell.method), []).append((cell, other))
     far = []
     for row in compared(found):
         if row.difference is not None and abs(row.difference) > CLOSE:
-            others = about.get((row.method, row.setting), []) if row.what != "label-svhn" else []
-            tried = tuple(other for other in others if other.difference is not None)
-            far.append(Far(row, tried, switchable=bool(others)))
+            others = about.get((row.what, row.setting, row.method), [])
+            run = [(cell, other) for cell, other in others if other.difference is not None]
+            tried = tuple(other for cell, other in run if not other_draw(cell))
+            drawn = tuple(other for cell, other in run if other_draw(cell))
+            far.append(Far(row, tried, drawn, switchable=bool(others)))
     return far
 
 
@@ -85,10 +89,33 @@ def differences(found: Collection) -> list[str]:
         parts.append("No cell that was run differs by so much.")
     run = [row for row in rows_of("departures", found) if row.ours is not None]
     if run:
-        parts.append("All departures that were run:")
         entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
-        parts.append(table(("setting", "method", "accuracy, %", "seeds"), entries))
-    return [*parts, *_chance(rows), *_last_or_best(rows, found)]
+        every = table(("setting", "method", "accuracy, %", "seeds"), entries)
+        parts.append(folded(f"All {len(run)} departures that were run", every))
+    return [*parts, *_draws(found), *_chance(rows), *_last_or_best(rows, found)]
+
+
+def _draws(found: Collection) -> list[str]:
+    """The same runs with other draws of unequal shares, where any was run."""
+    drawn: dict[tuple[str, str], dict[int, Row]] = {}
+    rows = {(row.setting, row.method): row for row in rows_of("departures", found)}
+    for cell in STUDIES["departures"].own:
+        if other_draw(cell):
+            row = rows[cell.setting, cell.row]
+            drawn.setdefault((cell.setting, cell.row.rpartition("+")[0]), {})[cell.settings["partition_seed"]] = row
+    first = {(departure_setting(row.what, row.setting), row.method): row for row in compared(found)} | rows
+    lines = [
+        [
+            setting,
+            title(name),
+            f"{first[setting, name].paper:.2f}",
+            *(entry(replace(row, paper=None)) for row in (first[setting, name], *some.values())),
+        ]
+        for (setting, name), some in drawn.items()
+        if any(row.ours is not None for row in some.values())
+    ]
+    headings = ("setting", "method", "paper", "seed 1, as in the tables", *(f"seed {seed}" for seed in DRAW_SEEDS))
+    return [prose.DRAWS, table(headings, lines)] if lines else []
 
 
 def _by_method(rows: Sequence[Row], far: Sequence[Far]) -> list[str]:
@@ -125,7 +152,7 @@ def _named(row: Row) -> str:
 
 
 def _chance(rows: Sequence[Row]) -> list[str]:
-    """How far two columns that measure the same lie apart in the paper, and in ours."""
+    """How far two columns that measure the same lie apart in the paper, and in ours; how far seeds do."""
     alone = {(row.what, row.setting): row for row in rows if row.method == "stand-alone"}
     lines = []
     for (what, setting), row in alone.items():
@@ -134,7 +161,21 @@ def _chance(rows: Sequence[Row]) -> list[str]:
             pairs = ((row.paper, permuted.paper), (row.ours, permuted.ours))
             apart = ["not run" if a is None or b is None else f"{abs(a - b):.2f}" for a, b in pairs]
             lines.append([f"{what}, {setting.removeprefix('standard-')}", *apart])
-    return [prose.CHANCE, table(("setting", "paper, points apart", "ours"), lines)] if lines else []
+    parts = [prose.CHANCE, table(("setting", "paper, points apart", "ours"), lines)] if lines else []
+    return [*parts, *_between_trials(rows)]
+
+
+def _between_trials(rows: Sequence[Row]) -> list[str]:
+    """The spread between the paper's trials and between our seeds."""
+    theirs = [row.paper_spread for row in rows if row.paper_spread is not None]
+    ours = [row.spread for row in rows if row.spread is not None]
+    if not ours:
+        return []
+    return [
+        f"Between trials the paper's means have standard deviations of {min(theirs):.2f} to {max(theirs):.2f} points, "
+        f"in the median {statistics.median(theirs):.2f}; between seeds ours, where there are two, of {min(ours):.2f} "
+        f"to {max(ours):.2f}, in the median {statistics.median(ours):.2f}."
+    ]
 
 
 def _last_or_best(rows: Sequence[Row], found: Collection) -> list[str]:

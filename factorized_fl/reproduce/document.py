@@ -1,7 +1,6 @@
 """docs/reproduction.md, from the results alone: the same results give the same bytes."""
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,16 +10,16 @@ from factorized_fl.files import write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes
-from factorized_fl.reproduce.claims import SUPPOSED, VERDICTS, Judged, judge
-from factorized_fl.reproduce.collection import Collection
-from factorized_fl.reproduce.differences import compared, differences, far_from_paper
+from factorized_fl.reproduce.claims import SUPPOSED, judge, judge_reconstructed
+from factorized_fl.reproduce.collection import Collection, formula_gigabytes
+from factorized_fl.reproduce.differences import differences
 from factorized_fl.reproduce.figures import drawings
-from factorized_fl.reproduce.markdown import entry, pivot, plain, table
+from factorized_fl.reproduce.ledger import claims, in_short
+from factorized_fl.reproduce.markdown import entry, pivot, table
 from factorized_fl.reproduce.names import title
-from factorized_fl.reproduce.prose import CLOSE
 from factorized_fl.reproduce.published import AVERAGE, published
 from factorized_fl.reproduce.readme import with_short_table
-from factorized_fl.reproduce.rows import ALL_EPOCHS, Row, rows_of
+from factorized_fl.reproduce.rows import Row, rows_of
 from factorized_fl.reproduce.studies import STUDIES
 
 DOCUMENT = "reproduction.md"
@@ -30,10 +29,10 @@ UNMATCHED = ("fedavg", "factorized-fedavg", "without-mu")  # of the ablations, t
 
 def document(found: Collection) -> str:
     """The whole page."""
-    judged = judge(found)
+    judged, rejudged = judge(found), judge_reconstructed(found)
     parts = [
         prose.INTRODUCTION,
-        _in_short(found, judged),
+        *in_short(found, judged, rejudged),
         prose.SETTING,
         _machines(found),
         "## Label heterogeneity (Table 1, top)",
@@ -75,7 +74,7 @@ def document(found: Collection) -> str:
         *differences(found),
         *_remarks(found, "departures"),
         *_choices(found),
-        *_claims(judged, judge(found, SUPPOSED)),
+        *claims(judged, rejudged, judge(found, SUPPOSED)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -103,26 +102,6 @@ def _figures(found: Collection, *names: str) -> list[str]:
 
 
 # -- sections
-
-
-def _in_short(found: Collection, judged: Sequence[Judged]) -> str:
-    """How much agrees, before how it was done."""
-    gaps: dict[str, list[float]] = {}
-    for row in compared(found):
-        if row.difference is not None:
-            where = f"single clients after {ALL_EPOCHS}" if row.what == "architectures" else "Table 1"
-            gaps.setdefault(where, []).append(abs(row.difference))
-    near = [f"{sum(gap <= CLOSE for gap in some)} of {len(some)} of {where}" for where, some in gaps.items()]
-    brought = sum(bool(one.near) for one in far_from_paper(found))
-    switch = "a departure of the authors' code or a choice that the papers leave open"
-    more = f" With {switch} {brought} of the others are as near." if brought else ""
-    verdicts = Counter(one.verdict for one in judged)
-    told = ", ".join(f"{number} {words[number > 1]}" for name, words in VERDICTS.items() if (number := verdicts[name]))
-    return (
-        f"In short: of the published means that we have run those within {CLOSE:g} points of ours are "
-        f"{' and '.join(near) or 'none'} ([the others](#where-we-differ-by-more-than-25-points)).{more} "
-        f"Of {verdicts.total()} [claims of the paper](#claims), as far as they are tested, {told}."
-    )
 
 
 def _machines(found: Collection) -> str:
@@ -178,37 +157,30 @@ def _seeds(rows: Sequence[Row]) -> str:
 
 def _remarks(found: Collection, what: str) -> list[str]:
     """What a reader should know of methods that came down to simpler ones."""
-    unsplit, told = [], []
+    unsplit, listened = [], []
     for (study, setting, row), results in found.cells.items():
         mixed = [result.record["mixing"] for result in results if study == what and "mixing" in result.record]
         if mixed and row == "clustered-fl" and all(len(set(run["clusters"])) == 1 for run in mixed):
             unsplit.append(setting)
         if mixed and row.partition("+")[0] == "fedfomo":
-            told.append(_alone(f"{title(row)}, {setting}", mixed))
+            listened.append([title(row), setting, *_listened(mixed)])
+    told = []
     if unsplit:
         places = ", ".join(unsplit)
-        told.insert(
-            0,
-            f"Clustered-FL, with the thresholds below, never split ({places}): there it is FedAvg with equal weights.",
+        told.append(
+            f"Clustered-FL, with the thresholds below, never split ({places}): there it is FedAvg with equal weights."
         )
+    if listened:
+        told += [prose.LISTENED, table(("method", "setting", "until round", "went back"), listened)]
     return told
 
 
-def _alone(cell: str, runs: Sequence[Record]) -> str:
+def _listened(runs: Sequence[Record]) -> tuple[str, str]:
     """How far FedFOMO's clients trained by themselves; `own` and `reverted` begin with the second round."""
     last = max((index + 2 for run in runs for index, weight in enumerate(run["own"]) if weight < 1), default=1)
     rounds = max(len(run["own"]) + 1 for run in runs)
-    told = (
-        f"{cell}: after round {last} no client gave a weight to any other's model."
-        if last < rounds
-        else f"{cell}: to the last round some client gave a weight to another's model."
-    )
     shares = [share for run in runs for share in run.get("reverted", ())]
-    if shares:
-        told += (
-            f" In {statistics.fmean(shares):.0%} of their rounds clients first went back to where the last had begun."
-        )
-    return told
+    return f"{last} of {rounds}", f"{statistics.fmean(shares):.0%}" if shares else "-"
 
 
 def _domains(found: Collection) -> list[str]:
@@ -244,7 +216,7 @@ def _averages() -> str:
 def _weights(found: Collection) -> list[str]:
     """How much clients listened to whom, for every way of matching."""
     lines = []
-    for cell in (*STUDIES["ablation"].borrowed, *STUDIES["ablation"].own, *STUDIES["similarity"].own):
+    for cell in (*STUDIES["ablation"].shown, *STUDIES["similarity"].own):
         mixed = [result.record["mixing"] for result in found.get(cell) if "mixing" in result.record]
         if cell.method not in UNMATCHED and mixed:
             own, others = ([run[name] for run in mixed] for name in ("own", "own_domain"))
@@ -265,7 +237,9 @@ def _sizes(found: Collection) -> list[str]:
     if not farthest:
         return []
     cases = [f"{off:.1%} {word} L1's gradient after {epochs}" for (word, epochs), off in farthest.items()]
-    return [f"The largest difference from a published size: {', '.join(cases)}."]
+    told = f"The largest difference from a published size: {', '.join(cases)}."
+    beta = formula_gigabytes(found.of("departures", "permuted-iid", "factorized-fl-beta+released"), "b")
+    return [told if beta is None else f"{told} Our own beta with all departures counts {beta:.2f} GB (permuted IID)."]
 
 
 def _notes(found: Collection, what: str) -> list[str]:
@@ -336,21 +310,6 @@ def _choices(found: Collection) -> list[str]:
 
 def _options(options: dict[str, float]) -> str:
     return ", ".join(f"{name} = {number:g}" for name, number in options.items())
-
-
-def _claims(judged: Sequence[Judged], supposed: Sequence[Judged]) -> list[str]:
-    parts = [prose.CLAIMS, _ledger(judged), prose.SUPPOSED, _ledger(supposed), "### Every check"]
-    for one in (*judged, *supposed):
-        lines = [[plain(check.text), check.outcome, check.figures] for check in one.ran]
-        if lines:
-            checks = table(("check", "outcome", "figures"), lines)
-            parts.append(f"<details><summary>{one.claim.statement}</summary>\n\n{checks}\n\n</details>")
-    return parts
-
-
-def _ledger(judged: Sequence[Judged]) -> str:
-    lines = [[plain(one.claim.statement), f"**{one.words}**", one.count] for one in judged]
-    return table(("claim", "verdict", "checks"), lines)
 
 
 # -- to disk

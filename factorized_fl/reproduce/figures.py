@@ -14,9 +14,9 @@ from factorized_fl.files import write_atomically
 from factorized_fl.report.figures import settle
 from factorized_fl.reproduce.beyond import ROWS
 from factorized_fl.reproduce.cells import Result
-from factorized_fl.reproduce.collection import Collection, mean, mean_curve, model_millions
+from factorized_fl.reproduce.collection import Collection, bytes_sent, mean, mean_curve, model_millions
 from factorized_fl.reproduce.names import title
-from factorized_fl.reproduce.studies import DOMAIN_METHODS, LABEL_METHODS, STUDIES, Study
+from factorized_fl.reproduce.studies import DOMAIN_METHODS, LABEL_METHODS, STUDIES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,18 +87,14 @@ def draw_all(found: Collection, folder: Path) -> list[Path]:
 # -- curves
 
 
-def sent(results: Sequence[Result]) -> np.ndarray:
-    """Gigabytes sent both ways until the end of each round, the mean over seeds."""
-    rounds = [
-        np.add(result.record["bytes"]["up_per_round"], result.record["bytes"]["down_per_round"]) for result in results
-    ]
-    return np.cumsum(np.mean(rounds, axis=0)) / 1e9
-
-
 def _curves(axes: Any, runs: dict[str, list[Result]], over_bytes: bool) -> None:
+    if not runs:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, horizontalalignment="center")
+        return
     for row, results in runs.items():
         accuracy = mean_curve(results)
-        x = sent(results) if over_bytes else np.arange(1, len(accuracy) + 1)
+        x = bytes_sent(results) / 1e9 if over_bytes else np.arange(1, len(accuracy) + 1)
         if over_bytes and not x[-1]:
             continue  # who never communicates has no place here
         axes.plot(x, accuracy, label=title(row), color=_COLOURS.get(row), linewidth=1)
@@ -142,7 +138,7 @@ def _label_curves(what: str, found: Collection, figure: "Figure") -> None:
 
 def _ablation_runs(found: Collection) -> dict[str, list[Result]]:
     study = STUDIES["ablation"]
-    runs = {cell.row: found.get(cell) for cell in (*study.borrowed, *study.own)}
+    runs = {cell.row: found.get(cell) for cell in study.shown}
     return {row: results for row, results in runs.items() if results}
 
 
@@ -176,7 +172,7 @@ def _bars(found: Collection, figure: "Figure") -> None:
 
 
 def _heat_maps(found: Collection, figure: "Figure") -> None:
-    cells = [cell for cell in _similarity_cells(STUDIES["similarity"]) if found.get(cell)]
+    cells = [cell for cell in STUDIES["similarity"].shown if found.get(cell)]
     parts = figure.subfigures(len(cells), 1, squeeze=False)[:, 0]
     for part, cell in zip(parts, cells, strict=True):
         record = found.get(cell)[0].record
@@ -219,10 +215,6 @@ def _picture(axes: Any, matrix: np.ndarray, name: str) -> None:
     axes.set_yticks([])
 
 
-def _similarity_cells(study: Study) -> list[Any]:
-    return [*study.borrowed, *study.own]
-
-
 def _sizes(found: Collection, figure: "Figure") -> None:
     axes = figure.subplots(1, 2)
     for part, (setting, name) in zip(axes, (("single-client", "a single client"), ("domains", "domains")), strict=True):
@@ -239,7 +231,7 @@ def _sizes(found: Collection, figure: "Figure") -> None:
 def _size_points(found: Collection, setting: str, l1: bool) -> list[tuple[float, float]]:
     points = []
     study = STUDIES["sparsity"]
-    for cell in (*study.borrowed, *study.own):
+    for cell in study.shown:
         on_domains = cell.preset.startswith("cifar100")
         if on_domains != (setting == "domains") or cell.method != "factorized-fl":
             continue
@@ -261,14 +253,17 @@ def _heterogeneity(found: Collection, figure: "Figure") -> None:
         averaged = np.array(record["averaged"][party]["all"])[:, 1]
         epochs = record["average_every"] * np.arange(1, len(averaged) + 1)
         axes[1].plot(epochs, 100 * averaged / record["tests"], label=party, linewidth=1)
-    axes[0].set_title("distance of updates")
-    axes[1].set_title("accuracy of averages on partition 1, %")
+    axes[0].set_title("updates")
+    axes[1].set_title("averages, on partition 1")
+    axes[1].set_ylabel("accuracy, %")
     for part, party in zip(axes[2:], others[1:], strict=True):
         for kind, style in (("u", "-"), ("v", "--")):
             together = np.array(record["factorised_together"][party][kind]["epoch"])[:, 0]
             part.plot(np.arange(1, len(together) + 1), together, style, color="black", label=kind, linewidth=1)
         part.set_title(f"u and v: {party}")
         part.legend(frameon=False)
+    for part in (axes[0], *axes[2:]):
+        part.set_ylabel("distance")
     for part in axes:
         part.set_xlabel("epoch")
     _legend(figure, axes[0])
@@ -280,7 +275,7 @@ def _all() -> list[Drawing]:
         Drawing("domains", f"{curves}: domains.", (7.5, 3.2), lambda found: bool(_domain_runs(found)), _domain_curves),
         Drawing(
             "domains-clients",
-            "Accuracy of each of the 20 clients, by domain.",
+            "Accuracy in percent of each of the 20 clients, by domain; bars do not begin at zero.",
             (7.5, 7.0),
             lambda found: bool(_domain_runs(found)),
             _bars,
@@ -310,7 +305,7 @@ def _all() -> list[Drawing]:
             "Cosines between the clients' u and v before the classifier, first seed; each picture has its own scale, "
             "given above it. Right: how often clients were matched, and the mean weight they had.",
             (9.0, 8.0),
-            lambda found: any(found.get(cell) for cell in _similarity_cells(STUDIES["similarity"])),
+            lambda found: any(found.get(cell) for cell in STUDIES["similarity"].shown),
             _heat_maps,
         ),
         Drawing(

@@ -33,6 +33,11 @@ def pivot(rows: Sequence[Row], name: Callable[[str], str], transposed: bool = Fa
     return table(["", *map(name, methods)], [[s, *(entries.get((s, m), "") for m in methods)] for s in settings])
 
 
+def folded(summary: str, content: str) -> str:
+    """What few want to see: shown at a click."""
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
 def plain(text: str) -> str:
     """With stars that Markdown leaves alone."""
     return text.replace("*", "\\*")

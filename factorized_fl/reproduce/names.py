@@ -1,10 +1,10 @@
 """What rows are called when people read them."""
 
 from factorized_fl.methods import METHODS
-from factorized_fl.reproduce.studies import DRAWS
+from factorized_fl.reproduce.departures import DRAWS, RELEASED
 
 _VARIANTS = {
-    "released": "all departures",
+    RELEASED: "all departures",
     "no-l1": "no gradient of L1",
     "peers": "released tau and fewest peers",
     "released-layout": "released layout",
@@ -16,6 +16,7 @@ _VARIANTS = {
     "tf32": "TF32 convolutions",
     "fp32": "float32 convolutions",
     "three-best": "three most similar",
+    "alone": "each client alone",
     "keep-current": "current model kept",
     "lr=0.005": "learning rate 0.005",
     "steps=0.005": "steps of 0.005, inner ones too",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from factorized_fl.reproduce.cells import Cell, Result
 from factorized_fl.reproduce.collection import Collection, formula_gigabytes, mean, model_millions, total_bytes
+from factorized_fl.reproduce.departures import origin
 from factorized_fl.reproduce.published import AVERAGE, published, published_mean
 from factorized_fl.reproduce.studies import LAMBDAS, STUDIES
 
@@ -50,11 +51,7 @@ def rows_of(what: str, found: Collection) -> list[Row]:
         "departures": _departures,
     }
     maker = makers.get(what)
-    return list(maker(found)) if maker else [_plain(cell, found) for cell in _cells(what)]
-
-
-def _cells(what: str) -> tuple[Cell, ...]:
-    return (*STUDIES[what].borrowed, *STUDIES[what].own)
+    return list(maker(found)) if maker else [_plain(cell, found) for cell in STUDIES[what].shown]
 
 
 def _plain(cell: Cell, found: Collection, paper: list[float] | None = None, paper_gb: float | None = None) -> Row:
@@ -154,7 +151,7 @@ def _sparsity(found: Collection) -> Iterator[Row]:
             if value is not None:
                 size = statistics.fmean(sizes) if sizes else None
                 yield Row("sparsity", f"millions, {label}", name, paper["millions"], ours=size, seeds=seeds, unit="M")
-    for cell in _cells("sparsity"):
+    for cell in STUDIES["sparsity"].shown:
         if cell.preset.startswith("cifar100"):
             yield replace(_plain(cell, found), what="sparsity", setting="accuracy, domains")
             sizes = [size for result in found.get(cell) if (size := model_millions(result)) is not None]
@@ -165,7 +162,7 @@ def _sparsity(found: Collection) -> Iterator[Row]:
 
 
 def _similarity(found: Collection) -> Iterator[Row]:
-    for cell in _cells("similarity"):
+    for cell in STUDIES["similarity"].shown:
         results = found.get(cell)
         seeds = tuple(result.seed for result in results)
         for kind in ("u", "v"):
@@ -202,8 +199,8 @@ def _heterogeneity(found: Collection) -> Iterator[Row]:
 
 
 def _departures(found: Collection) -> Iterator[Row]:
-    for cell in _cells("departures"):
-        setting = "domains" if cell.preset.startswith("cifar100") else cell.setting
-        places = {"domains": "domains", **dict.fromkeys(published()["architectures"], "architectures")}
-        paper = published_mean(places.get(setting, "label-cifar10"), setting, cell.method)
-        yield replace(_plain(cell, found, paper), what="departures", setting=setting)
+    for cell in STUDIES["departures"].shown:
+        what, setting = origin(cell)
+        shown = setting if what == "domains" else cell.setting
+        row = _plain(cell, found, published_mean(what, setting, cell.method))
+        yield replace(row, what="departures", setting=shown)

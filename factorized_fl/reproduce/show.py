@@ -54,11 +54,12 @@ def rows_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def claims_table(judged: Sequence[Judged]) -> Table:
-    """The ledger of claims."""
+def claims_table(judged: Sequence[Judged], rejudged: Sequence[Judged]) -> Table:
+    """The ledger of claims: as printed and, where that may decide otherwise, by the reconstructed runs."""
     table = Table(title="The paper's claims", title_justify="left")
-    for heading in ("claim", "verdict", "checks"):
+    for heading in ("claim", "verdict", "checks", "as reconstructed", "checks"):
         table.add_column(heading)
+    again = {entry.claim.name: (entry.words, entry.count) for entry in rejudged}
     for entry in judged:
-        table.add_row(entry.claim.statement, entry.verdict, entry.count)
+        table.add_row(entry.claim.statement, entry.words, entry.count, *again.get(entry.claim.name, ()))
     return table

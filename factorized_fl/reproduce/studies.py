@@ -7,6 +7,7 @@ from typing import Any
 from factorized_fl.errors import unknown
 from factorized_fl.reproduce.cells import Cell
 from factorized_fl.reproduce.choices import DOMAINS, choice_cells
+from factorized_fl.reproduce.departures import departure_cells
 
 # In the order in which they are run: what the claims need first comes first.
 LABEL_METHODS = (
@@ -30,10 +31,15 @@ class Study:
     borrowed: tuple[Cell, ...] = ()
     seeds: tuple[int, ...] = (1,)
 
+    @property
+    def shown(self) -> tuple[Cell, ...]:
+        """All cells that it shows, borrowed and own."""
+        return (*self.borrowed, *self.own)
+
     def cells(self, seeds: Iterable[int] | None = None) -> list[Cell]:
         """All cells in the order in which to run them: every first seed before any second one."""
         wanted = tuple(seeds or self.seeds)
-        return [replace(cell, seed=seed) for seed in wanted for cell in (*self.borrowed, *self.own)]
+        return [replace(cell, seed=seed) for seed in wanted for cell in self.shown]
 
 
 def _label(dataset: str, title: str) -> Study:
@@ -60,8 +66,14 @@ def _ablation(domains: Study) -> Study:
     three = Cell(
         "ablation", "ablation", "factorized-fl", DOMAINS, variant="three-best", settings={"tau": 1.0, "minimum": 4}
     )
+    # Nobody but oneself is as similar as that: what factorised weights do by themselves, with both layouts.
+    alone = [
+        _with("ablation", "ablation", "factorized-fl", DOMAINS, "alone", tau=1.0),
+        _with("ablation", "ablation", "factorized-fl", f"{DOMAINS}-released", "released+alone", tau=1.0, minimum=1),
+    ]
     borrowed = _pick(domains, "fedavg", "factorized-fl", "factorized-fl-beta")
-    return Study("ablation", "Figure 8 (g): ablations on the domains", (*cells, three), borrowed, seeds=(1, 2, 3))
+    own = (*cells, three, *alone)
+    return Study("ablation", "Figure 8 (g): ablations on the domains", own, borrowed, seeds=(1, 2, 3))
 
 
 def _similarity(domains: Study) -> Study:
@@ -106,133 +118,10 @@ def _beyond(labels: Study, domains: Study) -> Study:
     return Study(what, title, (*cells, *controls), tuple(borrowed), (1, 2))
 
 
-# Where the authors' code departs from the paper, the likeliest to matter first: the change, and in which settings it
-# can matter. Everything at once is the preset's -released sister.
-EVERYWHERE = ("permuted-iid", "permuted-non-iid", "domains", "standard-iid", "standard-non-iid")
-LABELLED = tuple(setting for setting in EVERYWHERE if setting != "domains")
-DEPARTURES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
-    ("no-l1", {"l1": False}, EVERYWHERE),
-    ("head-mu", {"head_mu": "xavier"}, ("permuted-iid", "permuted-non-iid", "domains")),
-    ("peers", {"tau": 0.95, "minimum": 4}, ("domains",)),
-    ("head-reset", {"head": "reset"}, ("standard-iid", "standard-non-iid")),
-    ("released-layout", {"layout": "released"}, ("permuted-iid", "domains")),
-    ("peers", {"minimum": 10}, ("permuted-iid",)),
-    ("sequential", {"sequential": True}, ("permuted-iid", "domains")),
-)
-
-# What the baselines' own papers and code leave open or differ in, and what that may explain. Clustered-FL's theory has
-# clients count by their images, its code does not; that matters where these are unequal. pFedPara's factors have a
-# larger norm than a dense weight, and behind BatchNorm a larger weight learns more slowly; ten times the learning rate
-# brought it to the paper's number on the domains, so others may have had that rate, too; with permuted labels it went
-# past that number, so half the rate. PFLlib runs Per-FedAvg with
-# larger steps and trains twice a round; its paper tests what one inner step makes of the round's start, and with an
-# inner step this large only that can be tested.
-BOTH = ("permuted-iid", "domains")
-UNEQUAL = ("permuted-non-iid", "standard-non-iid")
-OPEN: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
-    ("pfedpara", "lr=0.01", {"lr": 0.01}, EVERYWHERE),
-    ("pfedpara", "lr=0.005", {"lr": 0.005}, ("permuted-iid", "permuted-non-iid")),
-    ("fedfomo", "keep-current+try-validation", {"fallback": "current", "tried_on": "validation"}, EVERYWHERE),
-    ("fedfomo", "try-validation", {"tried_on": "validation"}, BOTH),
-    ("fedfomo", "keep-current", {"fallback": "current"}, BOTH),
-    ("fedfomo", "lr=0.01", {"lr": 0.01}, BOTH),
-    ("per-fedavg", "twice", {"epochs": 10}, ("domains",)),
-    ("per-fedavg", "lr=0.01", {"lr": 0.01}, ("domains",)),
-    ("per-fedavg", "steps=0.005", {"lr": 0.005, "inner": 0.005}, ("domains",)),
-    ("per-fedavg", "adapted", {"inner": 0.01, "test": "adapted"}, ("domains",)),
-    ("clustered-fl", "by-images", {"weights": "images"}, UNEQUAL),
-)
-
-# Nobody knows which shares the authors drew: theirs have no seed. So other draws for baselines that are far away, and
-# for the authors' own methods with all departures, which are nearer with them; the rest of a run stays as it is.
-DRAWS = tuple((f"draw={seed}", {"partition_seed": seed}) for seed in (2, 3, 4))
-DRAWN = (
-    *(("standard-non-iid", method) for method in ("stand-alone", "clustered-fl", "per-fedavg")),
-    *(("permuted-non-iid", method) for method in ("clustered-fl", "per-fedavg")),
-)
-
-
 def _departures(similarity: Study, architectures: Study) -> Study:
-    """All departures at once, what baselines leave open, other draws of unequal shares, the departures one at a time,
-    and the precision, ours alone.
-
-    With a single client nothing is mixed: what is left is L1's gradient, how its classifier begins and the layout, and
-    for a regular network how wide its classifier is where it has two layers.
-    """
-    methods = ("factorized-fl", "factorized-fl-beta")
-    presets = {
-        "permuted-iid": "cifar10-permuted-iid",
-        "domains": DOMAINS,
-        "standard-iid": "cifar10-iid",
-        "permuted-non-iid": "cifar10-permuted-non-iid",
-        "standard-non-iid": "cifar10-non-iid",
-    }
-    cells = [
-        Cell("departures", setting, method, f"{preset}-released", variant="released")
-        for setting, preset in presets.items()
-        for method in methods
-    ]
-    cells += [
-        _with("departures", setting, method, presets[setting], name, **change)
-        for setting in presets
-        for method, name, change, settings in OPEN
-        if setting in settings
-    ]
-    cells += [
-        _with("departures", setting, method, presets[setting], name, **change)
-        for name, change in DRAWS
-        for setting, method in DRAWN
-    ]
-    cells += [
-        _with("departures", setting, method, f"{presets[setting]}-released", f"released+{name}", **change)
-        for name, change in DRAWS
-        for setting in UNEQUAL
-        for method in methods
-    ]
-    # The authors' code of beta cannot be reached, so that it resets its classifier as Factorized-FL does is a guess.
-    cells += [
-        _with(
-            "departures",
-            setting,
-            "factorized-fl-beta",
-            f"{presets[setting]}-released",
-            "released+head-shared",
-            head="share",
-        )
-        for setting in ("standard-non-iid", "standard-iid")
-    ]
-    # A choice by short runs says little about how much clients share in the end, and 1 is what the code has.
-    cells += [
-        _with("departures", setting, "factorized-fl", presets[setting], "epsilon=1", epsilon=1.0)
-        for setting in LABELLED
-    ]
-    cells += [
-        _with("departures", setting, method, presets[setting], name, **change)
-        for name, change, settings in DEPARTURES
-        for setting in settings
-        for method in methods
-    ]
-    cells += [
-        _with("departures", "domains", "factorized-fl-beta", DOMAINS, name, precision=name) for name in ("tf32", "fp32")
-    ]
-    alone = {"l1": False, "head_mu": "xavier"}
-    layout = {"factorized-fl": {"layout": "released"}, "mixed-layout": {}}
-    cells += [
-        _with(
-            *("departures", cell.setting, cell.method, cell.preset, "released"),
-            **{**cell.settings, **alone, **layout[cell.method]},
-        )
-        for cell in architectures.own
-        if cell.method in layout
-    ]
-    cells += [
-        _with(*("departures", cell.setting, cell.method, cell.preset, name), **cell.settings, head_width=width)
-        for name, width in (("width=64", 64), ("width=1024", 1024))
-        for cell in architectures.own
-        if cell.method == "stand-alone" and "head_layers" in cell.settings
-    ]
+    """The cells of the departures, but for those that the study of similarity has already."""
     elsewhere = {(cell.preset, cell.row) for cell in similarity.own}
-    own = tuple(cell for cell in cells if (cell.preset, cell.row) not in elsewhere)
+    own = tuple(cell for cell in departure_cells(architectures.own) if (cell.preset, cell.row) not in elsewhere)
     return Study("departures", "Which departure or open choice explains which difference", own, similarity.own)
 
 

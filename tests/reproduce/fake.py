@@ -22,6 +22,7 @@ def write(
     """A cell whose clients end at these accuracies, on tests of 1,000 images, after four rounds at 10%."""
     cell = replace(cell_of(what, setting or what, row), seed=seed)
     clients = len(percents)
+    correct = more.pop("correct", [*[[100] * clients] * 4, [round(10 * percent) for percent in percents]])
     domains = (
         [PLACES[k * 5 // clients] for k in range(clients)] if cell.preset.startswith("cifar100") else ["all"] * clients
     )
@@ -42,10 +43,10 @@ def write(
             "down": 1_000_000_000,
             "formula_a": 20_388_000_000,
             "formula_b": 20_594_000_000,
-            "up_per_round": [400_000_000] * 5,
-            "down_per_round": [0, *[250_000_000] * 4],
+            "up_per_round": [400_000_000] * len(correct),
+            "down_per_round": [0, *[250_000_000] * (len(correct) - 1)],
         },
-        "correct": [*[[100] * clients] * 4, [round(10 * percent) for percent in percents]],
+        "correct": correct,
         **more,
     }
     write_result(cell.path(results), record)

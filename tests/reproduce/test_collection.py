@@ -9,6 +9,7 @@ from factorized_fl.reproduce.collection import (
     formula_gigabytes,
     mean,
     model_millions,
+    reconstructed,
     total_bytes,
 )
 from tests.reproduce.fake import factors, write
@@ -91,7 +92,7 @@ def test_the_ups_and_downs_of_the_last_ten_rounds_are_part_of_the_error(tmp_path
     assert early is not None
     assert (gap.points, gap.error) == (pytest.approx(6), pytest.approx((40 / 9) ** 0.5))
     assert early.error == 0
-    assert str(gap) == "+6.00 ± 2.11 points, seed 1"
+    assert str(gap) == "+6.00 points, standard error 2.11, seed 1"
 
 
 def test_a_single_clients_last_rounds_count_together_and_their_ups_and_downs_as_error(tmp_path: Path) -> None:
@@ -116,3 +117,32 @@ def test_a_single_clients_last_rounds_count_together_and_their_ups_and_downs_as_
     assert at_once.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.6 * 0.4 / 1000) ** 0.5)
     assert model_millions(one[0]) == pytest.approx(2.283)  # 344 + 270,538 + 2,012,118
     assert model_millions(other[0]) is None
+
+
+def test_a_single_client_after_few_epochs_is_as_uncertain_as_the_rounds_around_are_uneven(tmp_path: Path) -> None:
+    """A steady rise adds nothing; ups and downs of 2 points bend by 2 each time, 1.5 times their variance."""
+    place = {"setting": "resnet9-1fc"}
+    for percents, error in (([10 * r for r in range(1, 8)], 0.0), ([40, 42, 40, 42, 40, 42, 40], 2 / 1.5**0.5)):
+        for method in ("stand-alone", "mixed-layout"):
+            more = {"factors": factors(5, True)} if method == "mixed-layout" else {}
+            write(tmp_path, "architectures", method, [0], **place, correct=[[10 * p] for p in percents], **more)
+        found = collect(tmp_path)
+        one, other = (found.of("architectures", "resnet9-1fc", method) for method in ("stand-alone", "mixed-layout"))
+        share = percents[3] / 100
+        tests = 100 * (share * (1 - share) / 1000) ** 0.5
+        gap = difference(one, other, round=4)
+        assert gap is not None
+        assert gap.error == pytest.approx(2**0.5 * (tests**2 + error**2) ** 0.5)
+
+
+def test_one_seed_that_stands_for_two_is_no_more_certain_than_they_are(tmp_path: Path) -> None:
+    write(tmp_path, "label-cifar10", "fedavg", [60.0] * 5, setting="permuted-iid")
+    for seed, level in ((1, 64.0), (2, 68.0)):
+        more = {"setting": "permuted-iid", "factors": factors(5, True)}
+        write(tmp_path, "label-cifar10", "factorized-fl-beta", [level] * 5, seed=seed, **more)
+    write(tmp_path, "departures", "factorized-fl-beta+released", [66.0] * 5, **more)
+    found = reconstructed(collect(tmp_path))
+    keys = [("label-cifar10", "permuted-iid", method) for method in ("factorized-fl-beta", "fedavg")]
+    one, other = (found.of(*key) for key in keys)
+    gaps = [difference(one, other), difference(one, other, printed=[found.printed[key] for key in keys])]
+    assert [gap.error for gap in gaps if gap] == [0.0, pytest.approx(2 * 2**0.5)]

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,57 +48,9 @@ def test_all_first_seeds_come_before_second_seeds() -> None:
     assert seeds == [3] * 9 + [1] * 9
 
 
-def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> None:
-    own = [cell for cell in STUDIES["departures"].own if cell.config().clients > 1]
-    released = [cell.variant == "released" for cell in own]
-    assert released == sorted(released, reverse=True)
-    first = own[sum(released) :][:11]
-    assert [cell.method for cell in first] == ["pfedpara", "pfedpara", *["fedfomo"] * 4, "pfedpara", *["fedfomo"] * 4]
-    assert [cell.setting for cell in first] == ["permuted-iid"] * 6 + ["domains"] * 5
-    fedfomo = [cell.config() for cell in first if cell.method == "fedfomo"]
-    options = [(config.options["fallback"], config.options["tried_on"], config.lr) for config in fedfomo]
-    tried = [("current", "validation"), ("start", "validation"), ("current", "holdout"), ("start", "holdout")]
-    assert options == [(*choice, lr) for choice, lr in zip(tried, (1e-3, 1e-3, 1e-3, 1e-2), strict=True)] * 2
-    rates: dict[float, set[str]] = {}
-    for cell in own:
-        if cell.method == "pfedpara":
-            rates.setdefault(cell.config().lr, set()).add(cell.setting)
-    assert rates == {0.01: {cell.setting for cell in own}, 0.005: {"permuted-iid", "permuted-non-iid"}}
-
-
-def test_draws_change_who_holds_what_and_nothing_else() -> None:
-    every = [*STUDIES["label-cifar10"].own, *STUDIES["departures"].own]
-    drawn = [cell for cell in every if "draw=" in cell.variant]
-    assert len(drawn) == 15 + 12  # of baselines as they are, and of the authors' methods with all departures
-    for cell in drawn:
-        config = cell.config()
-        without = cell.row.removesuffix(f"+draw={config.partition_seed}")
-        (usual,) = [c for c in every if (c.setting, c.row) == (cell.setting, without)]
-        assert replace(config, partition_seed=0) == usual.config()
-        assert config.partition == "dirichlet"
-
-
-def test_single_clients_have_the_departures_that_concern_them() -> None:
-    every = [cell for cell in STUDIES["departures"].own if cell.config().clients == 1]
-    wide = [cell for cell in every if cell.method == "stand-alone"]
-    assert sorted({(cell.setting, cell.config().head_width) for cell in wide}) == [
-        (f"{model}-{head}", width)
-        for model in ("resnet18", "resnet9")
-        for head in ("2fc", "2fc-norm")
-        for width in (64, 1024)
-    ]
-    alone = [cell for cell in every if cell not in wide]
-    assert len({cell.setting for cell in alone}) == 6
-    assert {cell.variant for cell in alone} == {"released"}
-    for cell in alone:
-        options = cell.config().options
-        assert (options["l1"], options["head_mu"]) == (False, "xavier")
-        assert options["layout"] == {"factorized-fl": "released", "mixed-layout": "mixed"}[cell.method]
-
-
 def test_selection_narrows_and_runs_nothing_twice() -> None:
     both = select(["domains", "ablation"], [1])
-    assert len(both) == 9 + 5
+    assert len(both) == 9 + 7
     narrowed = select(["label-cifar10"], [1, 2], ["fedavg", "factorized-fl"], ["permuted-iid"])
     assert [(cell.method, cell.seed) for cell in narrowed] == [
         *(("fedavg", 1), ("factorized-fl", 1), ("fedavg", 2), ("factorized-fl", 2)),
