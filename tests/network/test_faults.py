@@ -71,14 +71,17 @@ def kill_whole_server(federation: Federation) -> None:
     federation.coordinator.start()
 
 
-def stall(federation: Federation) -> None:
-    """A site's processes stand still for 30 s."""
+def stall(federation: Federation, until: Callable[[], bool] | None = None) -> None:
+    """A site's processes stand still for 30 s, or until something has happened."""
     supervisor = federation.sites["aster"].process
     assert supervisor is not None
     group = [psutil.Process(supervisor.pid), *psutil.Process(supervisor.pid).children(recursive=True)]
     for process in group:
         process.send_signal(signal.SIGSTOP)
-    time.sleep(30)
+    if until:
+        wait_for(until, "what the others do meanwhile")
+    else:
+        time.sleep(30)
     for process in group:
         process.send_signal(signal.SIGCONT)
 
@@ -109,25 +112,23 @@ def test_after_a_fault_everything_is_as_without_it(fault: str, data: Path, tmp_p
 def test_a_stalled_site_does_not_stop_the_others_and_comes_back(data: Path, tmp_path: Path, findings: dict) -> None:
     """The deadline is 8 s: the others go on without aster, which is then not waited for, and takes part again later."""
     federation = Federation(tmp_path, data, **{**LONG, "rounds": 60, "deadline": 8.0})
-    began: list[float] = []
+    directory = RunDirectory(federation.coordinator.kit.run)
 
     def fault(federation: Federation) -> None:
-        began.append(time.monotonic())
-        stall(federation)
-        began.append(len(RunDirectory(federation.coordinator.kit.run).timing()))
+        before = len(directory.timing())
+        stall(federation, lambda: len(directory.timing()) >= before + 10)
 
     found = federation.run(fault)
-    timing = [line["seconds"] for line in RunDirectory(federation.coordinator.kit.run).timing()]
-    found |= {"longest_round": round(max(timing), 1), "rounds_done_during_the_stall": began[1] - 2}
-    findings["site stalled for 30 s, deadline 8 s"] = found
+    timing = [line["seconds"] for line in directory.timing()]
+    found |= {"longest_round": round(max(timing), 1)}
+    findings["site stalled for ten rounds, deadline 8 s"] = found
     print(found)
     assert max(timing) < 8.0 + 4.0
-    assert began[1] > 3
     assert found["rounds_trained_twice"] == 0
-    records = RunDirectory(federation.coordinator.kit.run).metrics()
+    records = directory.metrics()
     assert records[-3]["round"] == 60
     back = [record["round"] for record in records if record["client"] == 0 and record["steps"]]
-    assert len(back) < 60
+    assert len(back) <= 60 - 10 + 1  # it may have trained for the round in which it was stopped
     assert back[-1] == 60
 
 
