@@ -1,5 +1,7 @@
 """The number of classes is a site's own business: nothing that the coordinator gets or keeps is counted with it."""
 
+import secrets
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -64,13 +66,18 @@ def test_no_count_depends_on_the_number_of_classes(method: str, data: Path, tmp_
     assert lines[0] == lines[1] == lines[2]
 
 
-def test_noise_is_drawn_once_and_from_nothing_that_others_know(data: Path, tmp_path: Path) -> None:
+def test_noise_is_drawn_once_and_from_nothing_that_others_know(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = count(7)  # a site that draws twice gets two numbers
+    monkeypatch.setattr(secrets, "randbits", lambda bits: next(chance))
     config = trio_config("factorized-peers", options={"blur": 0.3})
     kits = kits_of(tmp_path, config)
     blurred, again = (make_sites(kits, data)["aster"] for _ in range(2))
     guess = build_federation(config, blurred.scenario, torch.device("cpu"), "reference")
     own, same, guessed = (f.state.client(0)[fingerprints.NAME] for f in (blurred.federation, again.federation, guess))
     assert torch.equal(own, same)
+    assert (kits["aster"].path / NOISE_SEED).read_text() == "7"
     assert float((own - guessed).std()) > 0.2
     (kits["aster"].path / NOISE_SEED).write_text("rubbish")
     with pytest.raises(UserError, match="is damaged"):
