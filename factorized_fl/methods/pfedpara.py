@@ -26,20 +26,23 @@ class PFedPara(Method):
         0.95, "rank between the least (0) and the largest (1); 0.95 holds 93% of ResNet-9", low=0, high=1
     )
     capacity: float = option(0.0, "share of the dense size to fill instead of gamma; 0: use gamma", low=0, high=1)
+    head: str = option(
+        "low-rank", "a classifier that travels: of low rank, or dense and whole", choices=("low-rank", "dense")
+    )
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
-        """Low rank everywhere, but for a classifier that would not travel."""
-        skip = () if labels_agree else (find_head(model),)
+        """Low rank everywhere, but for a classifier that would not travel or is to be dense."""
+        skip = () if labels_agree and self.head == "low-rank" else (find_head(model),)
         return low_rank(model, gamma=self.gamma, capacity=self.capacity, skip=skip, generator=generator)
 
     def shares(self, role: Role) -> bool:
-        """The shared halves and the normalisation; biases stay."""
-        return role.kind in ("w1", "norm")
+        """The shared halves and the normalisation, and a dense classifier with its bias; other biases stay."""
+        return role.kind in ("w1", "norm") or (role.head and self.head == "dense")
 
     def formula(self, tensors: Tensors, roles: Roles) -> Cost:
-        """W1 and all of BatchNorm, statistics included, each way."""
-        kinds = ("w1", "norm", "stat")
-        count = sum(tensors[n].numel() for n, role in roles.items() if role.kind in kinds and tensors[n].dim())
+        """What is shared and BatchNorm's statistics, each way."""
+        counted = (tensors[n] for n, role in roles.items() if self.shares(role) or role.kind == "stat")
+        count = sum(tensor.numel() for tensor in counted if tensor.dim())
         return Cost(count, count)
 
     def mix(self, server: Server) -> Mixing:

@@ -21,6 +21,7 @@ _VARIANTS = {
     "lr=0.005": "learning rate 0.005",
     "steps=0.005": "steps of 0.005, inner ones too",
     "lr=0.01": "learning rate 0.01",
+    "dense-head": "its classifier dense",
     "twice": "trained twice a round",
     "by-images": "clients count by their images",
     **{name: f"shares drawn with seed {change['partition_seed']}" for name, change in DRAWS},

@@ -89,6 +89,7 @@ Means over all domains count here, and single clients after 250 epochs. What can
 - FedFOMO: the two choices that its sources leave open ([methods.md](methods.md)). Per-FedAvg, on the domains: what
   PFLlib does differently, and its own paper's test.
 - pFedPara, FedFOMO, and Per-FedAvg on the domains: a learning rate ten times as large, or five.
+- pFedPara, where labels agree: a classifier that is dense and travels whole, instead of one of low rank.
 - Clustered-FL, where clients hold unequally many images: that they count by these.
 - Where clients hold unequal shares, other draws of these: they stand [apart](#other-draws), for the authors drew theirs
   without a seed.

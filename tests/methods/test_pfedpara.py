@@ -57,6 +57,19 @@ def test_classifier_is_low_rank_and_shared_but_for_its_bias_when_labels_agree() 
     assert len(federation.shared & head.keys()) == 2
 
 
+def test_a_dense_classifier_travels_whole_when_labels_agree_and_stays_when_they_differ() -> None:
+    federation, apart = agreeing(head="dense"), tiny_federation("pfedpara", options={"head": "dense"})
+    whole = {"head.weight": "body", "head.bias": "bias"}
+    for each in (federation, apart):
+        assert {name: role.kind for name, role in each.roles.items() if role.head} == whole
+    assert federation.shared == apart.shared | whole.keys()
+    counted, usual = (
+        method.formula(federation.state.client(0), federation.roles).up
+        for method in (PFedPara(head="dense"), PFedPara())
+    )
+    assert counted - usual == sum(federation.state.client(0)[name].numel() for name in whole)
+
+
 def test_options_reach_the_ranks() -> None:
     small, large, filled = (
         PFedPara(**options).parametrize(

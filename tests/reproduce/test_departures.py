@@ -36,6 +36,8 @@ def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> N
     for cell in own:
         if cell.method == "pfedpara":
             rates.setdefault(cell.config().lr, set()).add(cell.setting)
+    dense = {cell.setting: cell.variant for cell in own if cell.config().options.get("head") == "dense"}
+    assert dense == dict.fromkeys(("standard-iid", "standard-non-iid"), "lr=0.01+dense-head")
     assert rates == {0.01: {cell.setting for cell in own}, 0.005: {"permuted-iid", "permuted-non-iid"}}
 
 
