@@ -27,6 +27,7 @@ class Collection:
     cells: dict[tuple[str, str, str], list[Result]]  # by study, setting and row; in the order of the seeds
     heterogeneity: list[Record]
     choices: list[Record]
+    draws: Mapping[str, Record] = field(default_factory=dict)  # of unequal shares, by data set
     printed: Mapping[tuple[str, str, str], list[Result]] = field(default_factory=dict)  # what others stand for
 
     def of(self, what: str, setting: str, row: str) -> list[Result]:
@@ -49,7 +50,13 @@ def collect(results: Path) -> Collection:
             if found:
                 cells[cell.what, cell.setting, cell.row] = sorted(found, key=lambda result: result.seed)
     others = sorted((results / "heterogeneity").glob("seed*.json"))
-    return Collection(cells, [read_record(path, "dense", "averaged") for path in others], read_choices(results))
+    drawn = sorted((results / "draws").glob("*.json"))
+    return Collection(
+        cells,
+        heterogeneity=[read_record(path, "dense", "averaged") for path in others],
+        choices=read_choices(results),
+        draws={path.stem: read_record(path, "clients", "means") for path in drawn},
+    )
 
 
 def reconstructed(found: Collection) -> Collection:

@@ -93,6 +93,11 @@ def other_draw(cell: Cell) -> bool:
     return "partition_seed" in cell.settings
 
 
+def undrawn(row: str) -> str:
+    """A row's name without the draw of its shares."""
+    return row.partition("+draw=")[0]
+
+
 def reconstructs(cell: Cell) -> bool:
     """Whether a departure stands for its method where the published runs are reconstructed."""
     return cell.variant == NEARER.get(cell.method, RELEASED)

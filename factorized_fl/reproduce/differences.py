@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.cells import Cell
 from factorized_fl.reproduce.collection import Collection, best_rounds
-from factorized_fl.reproduce.departures import DRAW_SEEDS, departure_setting, origin, other_draw
+from factorized_fl.reproduce.departures import DRAW_SEEDS, departure_setting, origin, other_draw, undrawn
 from factorized_fl.reproduce.markdown import entry, folded, plain, table
 from factorized_fl.reproduce.names import title, variant_title
+from factorized_fl.reproduce.predictions import Predictions, beside_published
 from factorized_fl.reproduce.prose import CLOSE
 from factorized_fl.reproduce.published import AVERAGE
 from factorized_fl.reproduce.rows import ALL_EPOCHS, Row, rows_of
@@ -92,7 +93,7 @@ def differences(found: Collection) -> list[str]:
         entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         every = table(("setting", "method", "accuracy, %", "seeds"), entries)
         parts.append(folded(f"All {len(run)} departures that were run", every))
-    return [*parts, *_draws(found), *_chance(rows), *_last_or_best(rows, found)]
+    return [*parts, *_draws(found), *_predictions(found), *_chance(rows), *_last_or_best(rows, found)]
 
 
 def _draws(found: Collection) -> list[str]:
@@ -102,7 +103,7 @@ def _draws(found: Collection) -> list[str]:
     for cell in STUDIES["departures"].own:
         if other_draw(cell):
             row = rows[cell.setting, cell.row]
-            drawn.setdefault((cell.setting, cell.row.rpartition("+")[0]), {})[cell.settings["partition_seed"]] = row
+            drawn.setdefault((cell.setting, undrawn(cell.row)), {})[cell.settings["partition_seed"]] = row
     first = {(departure_setting(row.what, row.setting), row.method): row for row in compared(found)} | rows
     lines = [
         [
@@ -116,6 +117,46 @@ def _draws(found: Collection) -> list[str]:
     ]
     headings = ("setting", "method", "paper", "seed 1, as in the tables", *(f"seed {seed}" for seed in DRAW_SEEDS))
     return [prose.DRAWS, table(headings, lines)] if lines else []
+
+
+def _predictions(found: Collection) -> list[str]:
+    """What other draws would bring by their shares alone, and how far such predictions were off."""
+    predictions = Predictions(found)
+    if not predictions.left_out:
+        return []
+    left_out = [
+        [one.place[1], title(one.place[2]), str(one.draw), f"{one.seen:.2f}", f"{one.predicted:.2f}"]
+        for one in predictions.left_out
+    ]
+    lines = [
+        [row.setting, title(row.method), entry(row), f"{one.predicted.poorer:.0%}", f"{one.off:+.1f}"]
+        for one, row in zip(beside_published(predictions), rows_of("draws", found), strict=True)
+        if one.predicted
+    ]
+    return [
+        prose.LEFT_OUT,
+        table(("setting", "method", "seed of the shares", "seen", "predicted from other seeds"), left_out),
+        f"The root of the mean square of these errors is {predictions.error:.2f} points.",
+        prose.PREDICTED.format(draws=max(map(len, predictions.means.values()))),
+        folded("One by one", table(("setting", "method", "paper / over draws", "poorer", "off"), lines)),
+        within_draws(found),
+    ]
+
+
+def within_draws(found: Collection) -> str:
+    """How many published means with unequal shares are near what draws would bring, in words; none if unknown."""
+    told = {one.place: one for one in beside_published(Predictions(found)) if one.predicted}
+    if not told:
+        return ""
+    near = {place: abs(one.off) <= 2 for place, one in told.items()}
+    reach = statistics.fmean(2 * one.predicted.spread for one in told.values() if one.predicted)
+    printed = [is_near for (_, _, row), is_near in near.items() if "+" not in row]
+    rebuilt = {(what, setting, row.partition("+")[0]): is_near for (what, setting, row), is_near in near.items()}
+    return (
+        f"Of {len(printed)} published means with non-IID shares, {sum(printed)} are within two standard deviations "
+        f"(some {reach:.1f} points) of what other draws would bring with methods as printed, {sum(rebuilt.values())} "
+        "as reconstructed."
+    )
 
 
 def _by_method(rows: Sequence[Row], far: Sequence[Far]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.claims import VERDICTS, Judged
 from factorized_fl.reproduce.collection import Collection
-from factorized_fl.reproduce.differences import compared, far_from_paper
+from factorized_fl.reproduce.differences import compared, far_from_paper, within_draws
 from factorized_fl.reproduce.markdown import folded, plain, table
 from factorized_fl.reproduce.prose import CLOSE
 from factorized_fl.reproduce.rows import ALL_EPOCHS
@@ -63,6 +63,8 @@ def _agreement(found: Collection) -> str:
             "the papers leave open: a single run each, the best of a few, found with the published number in view "
             f"([one by one](#where-we-differ-by-more-than-{CLOSE * 10:.0f}-points))."
         )
+    if drawn := within_draws(found):
+        told += f" {drawn.removesuffix('.')} ([how that is predicted](#other-draws))."
     return told
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from factorized_fl.reproduce.cells import Cell, Result
 from factorized_fl.reproduce.collection import Collection, formula_gigabytes, mean, model_millions, total_bytes
 from factorized_fl.reproduce.departures import origin
+from factorized_fl.reproduce.predictions import Predictions, beside_published
 from factorized_fl.reproduce.published import AVERAGE, published, published_mean
 from factorized_fl.reproduce.studies import LAMBDAS, STUDIES
 
@@ -49,6 +50,7 @@ def rows_of(what: str, found: Collection) -> list[Row]:
         "similarity": _similarity,
         "heterogeneity": _heterogeneity,
         "departures": _departures,
+        "draws": _draws,
     }
     maker = makers.get(what)
     return list(maker(found)) if maker else [_plain(cell, found) for cell in STUDIES[what].shown]
@@ -204,3 +206,11 @@ def _departures(found: Collection) -> Iterator[Row]:
         shown = setting if what == "domains" else cell.setting
         row = _plain(cell, found, published_mean(what, setting, cell.method))
         yield replace(row, what="departures", setting=shown)
+
+
+def _draws(found: Collection) -> Iterator[Row]:
+    for one in beside_published(Predictions(found)):
+        what, setting, method = one.place
+        setting = f"{what.removeprefix('label-')}, {setting}"
+        ours, spread = (one.predicted.mean, one.predicted.spread) if one.predicted else (None, None)
+        yield Row("draws", setting, method, paper=one.paper, ours=ours, spread=spread)

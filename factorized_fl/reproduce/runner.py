@@ -23,7 +23,7 @@ from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.run import Observer, Stopped, run
 from factorized_fl.federation.rundir import Record, RunDirectory
-from factorized_fl.reproduce import heterogeneity
+from factorized_fl.reproduce import draws, heterogeneity
 from factorized_fl.reproduce.cells import Cell, Result, read_result, write_result
 from factorized_fl.reproduce.choices import chosen_options, not_chosen, write_choices
 from factorized_fl.reproduce.measures import measure
@@ -110,14 +110,21 @@ def files(
 ) -> list[Path]:
     """Where the results of some studies go, in the order in which they are run."""
     cells = [cell.path(results) for cell in select(what, seeds, methods, settings)]
-    return cells + [path for _, path in _heterogeneity(what, results, seeds)]
+    return [*cells, *_without_cells(what, results, seeds)]
 
 
-def _heterogeneity(what: Sequence[str], results: Path, seeds: Sequence[int]) -> list[tuple[int, Path]]:
-    """The seeds of a study without cells, if it is among them, and their files."""
-    if "heterogeneity" not in what:
-        return []
-    return [(seed, heterogeneity.path_of(results, seed)) for seed in seeds or find_study("heterogeneity").seeds]
+def _without_cells(
+    what: Sequence[str], results: Path, seeds: Sequence[int]
+) -> dict[Path, Callable[[Path | None, str], None]]:
+    """The files of studies without cells, if any is among them, and what writes each, given data and device."""
+    writers: dict[Path, Callable[[Path | None, str], None]] = {}
+    if "heterogeneity" in what:
+        for seed in seeds or find_study("heterogeneity").seeds:
+            writers[heterogeneity.path_of(results, seed)] = partial(heterogeneity.run_study, results, seed)
+    if "draws" in what:
+        for dataset in draws.SETS:
+            writers[draws.path_of(results, dataset)] = partial(draws.run_study, results, dataset)
+    return writers
 
 
 def run_studies(
@@ -154,14 +161,14 @@ def run_studies(
             stacklevel=2,
         )
     yield from run_some(cells, chosen=chosen_options(results))
-    for seed, path in _heterogeneity(what, results, seeds):
-        name = f"heterogeneity/seed{seed}"
+    for path, write in _without_cells(what, results, seeds).items():
+        name = f"{path.parent.name}/{path.stem}"
         if path.exists():
             yield Progress(name, "was done")
         elif clock.left <= 0:
             yield Progress(name, "no time")
         else:
-            heterogeneity.run_study(results, seed, data, device)
+            write(data, device)
             yield Progress(name, "done")
 
 

@@ -106,6 +106,7 @@ def test_show_writes_the_page_the_figures_and_the_readmes_table(capsys, tmp_path
         (["--show", "--docs", "nowhere"], "There is no folder 'nowhere'"),
         (["domains", "--data", "nowhere"], "There is no nowhere"),
         (["heterogeneity", "--data", "nowhere"], "There is no nowhere"),
+        (["draws", "--data", "nowhere"], "There is no nowhere"),
     ],
 )
 def test_mistakes_end_in_one_sentence(
