@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ class Collection:
     heterogeneity: list[Record]
     choices: list[Record]
     draws: Mapping[str, Record] = field(default_factory=dict)  # of unequal shares, by data set
+    between_seeds: float = 0.0  # what a difference of two cells varies by from seed to seed, in points
     printed: Mapping[tuple[str, str, str], list[Result]] = field(default_factory=dict)  # what others stand for
 
     def of(self, what: str, setting: str, row: str) -> list[Result]:
@@ -56,7 +57,26 @@ def collect(results: Path) -> Collection:
         heterogeneity=[read_record(path, "dense", "averaged") for path in others],
         choices=read_choices(results),
         draws={path.stem: read_record(path, "clients", "means") for path in drawn},
+        between_seeds=_between_seeds(cells),
     )
+
+
+def _between_seeds(cells: Mapping[tuple[str, str, str], Sequence[Result]]) -> float:
+    """Standard deviation from seed to seed of the difference of two cells' means, pooled over all pairs of a setting.
+
+    Two seeds of one pair tell little about it; many pairs do. Pairs that share a cell are not independent, which makes
+    it less certain, not larger or smaller.
+    """
+    squares = freedom = 0.0
+    for (key, one), (other_key, other) in combinations(cells.items(), 2):
+        if key[:2] != other_key[:2] or key[0] == "choices" or len(one[0].domains) == 1:
+            continue
+        means = [{r.seed: 100 * statistics.fmean(r.accuracies()) for r in runs} for runs in (one, other)]
+        gaps = [means[0][seed] - means[1][seed] for seed in means[0].keys() & means[1].keys()]
+        if len(gaps) > 1:
+            squares += statistics.variance(gaps) * (len(gaps) - 1)
+            freedom += len(gaps) - 1
+    return math.sqrt(squares / freedom) if freedom else 0.0
 
 
 def reconstructed(found: Collection) -> Collection:
@@ -133,24 +153,26 @@ def difference(
     ours: Sequence[Result],
     others: Sequence[Result],
     round: int | None = None,
+    between_seeds: float = 0.0,
     printed: Sequence[Sequence[Result]] = ((), ()),
+    domain: str | None = None,
 ) -> Difference | None:
-    """Mean of (ours - others) over all clients of the seeds that both were run with; nothing if there are none.
+    """Mean of (ours - others) over all clients, or a domain's, of the seeds that both have; nothing if there are none.
 
     The standard error has two parts. One is the largest of these: from all pairs of one client and seed as if they were
     independent; between the means of those that share test images, the clients of one domain and seed; between the
-    seeds' means. The other is what the difference goes up and down by over the last rounds, as one of them is compared.
-    If they have one seed in common and one side has more, what its seeds differ by counts, too; if it has no more but
-    stands for `printed` runs that have, theirs. A single client's error comes from the size of its test and the rounds
-    around.
+    seeds' means; and what differences usually vary by `between_seeds`, for as many seeds as there are, or what either
+    side does if it is known to vary more: by its seeds beyond the common one, or by those of the `printed` runs that it
+    stands for. The other is what the difference goes up and down by over the last rounds, as one of them is compared. A
+    single client's error comes from the size of its test and the rounds around.
     """
     theirs = {result.seed: result for result in others}
     paired = [(result, theirs[result.seed]) for result in ours if result.seed in theirs]
     if not paired:
         return None
     by_seed = [
-        [100 * (a - b) for a, b in zip(one.accuracies(round), other.accuracies(round), strict=True)]
-        for one, other in paired
+        [100 * (a - b) for a, b in zip(*(_of_domain(result, domain, round) for result in pair), strict=True)]
+        for pair in paired
     ]
     pairs = [value for values in by_seed for value in values]
     sharing = [
@@ -161,28 +183,33 @@ def difference(
     ]
     groups = ([[pair] for pair in pairs], sharing, by_seed)
     error = max(_error_of_mean([statistics.fmean(values) for values in group]) for group in groups)
-    if len(by_seed[0]) == 1:
+    if len(paired[0][0].domains) == 1:
         variances = [_variance(result, round) for pair in paired for result in pair]
         error = max(error, 100 * math.sqrt(sum(variances)) / len(paired))
-    elif round is None:
-        error = math.hypot(error, math.sqrt(sum(_between_rounds(*pair) for pair in paired)) / len(paired))
-    for side in map(partial(max, key=len), zip((ours, others), printed, strict=True)):
-        if len(side) > len(paired) == 1:
-            means = [100 * statistics.fmean(result.accuracies(round)) for result in side]
-            error = math.hypot(error, statistics.stdev(means))
+    else:
+        known = [max(runs, key=len) for runs in zip((ours, others), printed, strict=True)]
+        spreads = [_between(runs, round) for runs in known if len(runs) > len(paired) == 1]
+        error = max(error, max(between_seeds, *spreads, 0.0) / math.sqrt(len(paired)))
+        if round is None:
+            error = math.hypot(error, math.sqrt(sum(_between_rounds(*pair, domain) for pair in paired)) / len(paired))
     return Difference(statistics.fmean(pairs), error, tuple(one.seed for one, _ in paired))
+
+
+def _between(runs: Sequence[Result], round: int | None) -> float:
+    """Standard deviation between the means of some seeds, in points."""
+    return statistics.stdev(100 * statistics.fmean(result.accuracies(round)) for result in runs)
 
 
 def _error_of_mean(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def _between_rounds(one: Result, other: Result) -> float:
+def _between_rounds(one: Result, other: Result, domain: str | None) -> float:
     """Variance of the difference of two runs' means, in points, over their last rounds; 0 of short runs."""
     if min(one.rounds, other.rounds) < ROUNDS:
         return 0.0
     means = [
-        [100 * statistics.fmean(score for score in row if score is not None) for row in result.curve[-ROUNDS:]]
+        [100 * statistics.fmean(_of_domain(result, domain, result.rounds - back)) for back in range(ROUNDS)]
         for result in (one, other)
     ]
     return statistics.variance(a - b for a, b in zip(*means, strict=True))

@@ -10,7 +10,7 @@ from factorized_fl.reproduce.collection import Collection, best_rounds
 from factorized_fl.reproduce.departures import DRAW_SEEDS, departure_setting, origin, other_draw, undrawn
 from factorized_fl.reproduce.markdown import entry, folded, plain, table
 from factorized_fl.reproduce.names import title, variant_title
-from factorized_fl.reproduce.predictions import Predictions, beside_published
+from factorized_fl.reproduce.predictions import Beside, Predictions, beside_published
 from factorized_fl.reproduce.prose import CLOSE
 from factorized_fl.reproduce.published import AVERAGE
 from factorized_fl.reproduce.rows import ALL_EPOCHS, Row, rows_of
@@ -82,13 +82,14 @@ def differences(found: Collection) -> list[str]:
     """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
     rows, far = compared(found), far_from_paper(found)
     lines = [[one.row.what, one.row.setting, plain(title(one.row.method)), entry(one.row), one.outcome] for one in far]
-    parts = [prose.DIFFERENCES]
+    departures = rows_of("departures", found)
+    run = [row for row in departures if row.ours is not None]
+    parts = [prose.DIFFERENCES.format(close=CLOSE, run=len(run), all=len(departures))]
     headings = ("study", "setting", "method", "paper / ours", f"comes within {CLOSE} points with")
     if lines:
         parts += [*_by_method(rows, far), prose.ONE_BY_ONE, table(headings, lines)]
     else:
         parts.append("No cell that was run differs by so much.")
-    run = [row for row in rows_of("departures", found) if row.ours is not None]
     if run:
         entries = [[row.setting, plain(title(row.method)), entry(row), ", ".join(map(str, row.seeds))] for row in run]
         every = table(("setting", "method", "accuracy, %", "seeds"), entries)
@@ -128,35 +129,37 @@ def _predictions(found: Collection) -> list[str]:
         [one.place[1], title(one.place[2]), str(one.draw), f"{one.seen:.2f}", f"{one.predicted:.2f}"]
         for one in predictions.left_out
     ]
-    lines = [
-        [row.setting, title(row.method), entry(row), f"{one.predicted.poorer:.0%}", f"{one.off:+.1f}"]
-        for one, row in zip(beside_published(predictions), rows_of("draws", found), strict=True)
-        if one.predicted
-    ]
+    besides = [one for one in beside_published(predictions) if one.predicted]
+    alone = {one.place[:2]: one for one in besides if one.place[2] == "stand-alone"}
+    lines = []
+    for one, row in zip(beside_published(predictions), rows_of("draws", found), strict=True):
+        if one.predicted:
+            other = alone.get(one.place[:2])
+            gap = _over_alone(one, other) if other and other is not one else "-"
+            poorer = f"{one.predicted.poorer:.0%}"
+            lines.append([row.setting, title(row.method), entry(row), poorer, f"{one.off:+.1f}", gap])
+    headings = ("setting", "method", "paper / over draws", "poorer", "off", "over Stand-Alone, paper / ours")
     return [
         prose.LEFT_OUT,
         table(("setting", "method", "seed of the shares", "seen", "predicted from other seeds"), left_out),
-        f"The root of the mean square of these errors is {predictions.error:.2f} points.",
+        f"The root of the mean square of these errors is {predictions.error:.2f} points; that of what the draws differ "
+        f"by is {predictions.unpredicted:.2f}.",
         prose.PREDICTED.format(draws=max(map(len, predictions.means.values()))),
-        folded("One by one", table(("setting", "method", "paper / over draws", "poorer", "off"), lines)),
-        within_draws(found),
+        *([_alone(list(alone.values()))] if alone else []),
+        folded("One by one", table(headings, lines)),
     ]
 
 
-def within_draws(found: Collection) -> str:
-    """How many published means with unequal shares are near what draws would bring, in words; none if unknown."""
-    told = {one.place: one for one in beside_published(Predictions(found)) if one.predicted}
-    if not told:
-        return ""
-    near = {place: abs(one.off) <= 2 for place, one in told.items()}
-    reach = statistics.fmean(2 * one.predicted.spread for one in told.values() if one.predicted)
-    printed = [is_near for (_, _, row), is_near in near.items() if "+" not in row]
-    rebuilt = {(what, setting, row.partition("+")[0]): is_near for (what, setting, row), is_near in near.items()}
-    return (
-        f"Of {len(printed)} published means with non-IID shares, {sum(printed)} are within two standard deviations "
-        f"(some {reach:.1f} points) of what other draws would bring with methods as printed, {sum(rebuilt.values())} "
-        "as reconstructed."
-    )
+def _alone(besides: Sequence[Beside]) -> str:
+    """How far Stand-Alone is off, of which a draw is all that its settings differ by."""
+    told = [f"{one.off:+.1f} ({one.place[0].removeprefix('label-')}, {one.place[1]})" for one in besides]
+    return f"Stand-Alone is off by {', '.join(told)} standard deviations."
+
+
+def _over_alone(one: Beside, alone: Beside) -> str:
+    """The difference from Stand-Alone of the paper's number and of what draws would bring."""
+    ours = one.predicted.mean - alone.predicted.mean if one.predicted and alone.predicted else float("nan")
+    return f"{one.paper - alone.paper:+.2f} / {ours:+.2f}"
 
 
 def _by_method(rows: Sequence[Row], far: Sequence[Far]) -> list[str]:

@@ -11,15 +11,15 @@ from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes
 from factorized_fl.reproduce.claims import SUPPOSED, judge, judge_reconstructed
-from factorized_fl.reproduce.collection import Collection, formula_gigabytes
+from factorized_fl.reproduce.collection import Collection, formula_gigabytes, model_millions
 from factorized_fl.reproduce.differences import differences
 from factorized_fl.reproduce.figures import drawings
-from factorized_fl.reproduce.ledger import claims, in_short
+from factorized_fl.reproduce.ledger import checks, in_short, verdicts
 from factorized_fl.reproduce.markdown import entry, pivot, table
 from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.published import AVERAGE, published
 from factorized_fl.reproduce.readme import with_short_table
-from factorized_fl.reproduce.rows import Row, rows_of
+from factorized_fl.reproduce.rows import ALL_EPOCHS, Row, rows_of
 from factorized_fl.reproduce.studies import STUDIES
 
 DOCUMENT = "reproduction.md"
@@ -29,10 +29,11 @@ UNMATCHED = ("fedavg", "factorized-fedavg", "without-mu")  # of the ablations, t
 
 def document(found: Collection) -> str:
     """The whole page."""
-    judged, rejudged = judge(found), judge_reconstructed(found)
+    judged, rejudged, supposed = judge(found), judge_reconstructed(found), judge(found, SUPPOSED)
     parts = [
         prose.INTRODUCTION,
         *in_short(found, judged, rejudged),
+        *verdicts(judged, supposed),
         prose.SETTING,
         _machines(found),
         "## Label heterogeneity (Table 1, top)",
@@ -74,7 +75,7 @@ def document(found: Collection) -> str:
         *differences(found),
         *_remarks(found, "departures"),
         *_choices(found),
-        *claims(judged, rejudged, judge(found, SUPPOSED)),
+        *checks(found, judged, rejudged, supposed),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -238,6 +239,9 @@ def _sizes(found: Collection) -> list[str]:
         return []
     cases = [f"{off:.1%} {word} L1's gradient after {epochs}" for (word, epochs), off in farthest.items()]
     told = f"The largest difference from a published size: {', '.join(cases)}."
+    alone = found.of("departures", "resnet9-1fc", "factorized-fl+released")
+    if alone and (millions := model_millions(alone[0])) is not None:
+        told += f" With all departures, the layout too, a single client has {millions:.3f} M after {ALL_EPOCHS}."
     beta = formula_gigabytes(found.of("departures", "permuted-iid", "factorized-fl-beta+released"), "b")
     return [told if beta is None else f"{told} Our own beta with all departures counts {beta:.2f} GB (permuted IID)."]
 

@@ -5,9 +5,10 @@ clients for any draw; draws that it was not fitted to say how far it is off.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class LeftOut:
     draw: int
     seen: float
     predicted: float
+    unpredicted: float  # the mean over the other draws' clients
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,19 @@ class Predictions:
                 out, others = ([run for run in runs if (run.draw == draw) is chosen] for chosen in (True, False))
                 if others:
                     shares, accuracies = _joined(out)
-                    predicted = _at(_plane(others), shares.mean(axis=0))
-                    told.append(LeftOut(place, draw, float(accuracies.mean()), float(predicted)))
+                    predicted, unpredicted = _at(_plane(others), shares.mean(axis=0)), _joined(others)[1].mean()
+                    told.append(LeftOut(place, draw, float(accuracies.mean()), float(predicted), float(unpredicted)))
         return told
 
     @property
     def error(self) -> float:
         """By how much draws that were left out are mispredicted: the root of the mean square, in points."""
-        return math.sqrt(sum((one.seen - one.predicted) ** 2 for one in self.left_out) / len(self.left_out))
+        return _root_mean_square(one.seen - one.predicted for one in self.left_out)
+
+    @property
+    def unpredicted(self) -> float:
+        """The same of who knows nothing of the shares."""
+        return _root_mean_square(one.seen - one.unpredicted for one in self.left_out)
 
     def of(self, place: Place) -> Predicted | None:
         """What other draws would bring; nothing if there was no such run, or nothing to tell the error by."""
@@ -137,6 +144,10 @@ def _run(result: Result, draws: Mapping[str, Record]) -> Run | None:
     if draw > len(described) or len(described[draw - 1]) != len(accuracies):
         return None
     return Run(draw, np.array(described[draw - 1]), accuracies)
+
+
+def _root_mean_square(values: Iterable[float]) -> float:
+    return math.sqrt(fmean(value**2 for value in values))
 
 
 def _joined(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:

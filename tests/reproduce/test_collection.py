@@ -146,3 +146,35 @@ def test_one_seed_that_stands_for_two_is_no_more_certain_than_they_are(tmp_path:
     one, other = (found.of(*key) for key in keys)
     gaps = [difference(one, other), difference(one, other, printed=[found.printed[key] for key in keys])]
     assert [gap.error for gap in gaps if gap] == [0.0, pytest.approx(2 * 2**0.5)]
+
+
+def test_what_differences_vary_by_from_seed_to_seed_is_pooled_and_counts_for_one_seed(tmp_path: Path) -> None:
+    """Of two pairs with two seeds one differs by 2 and 6 points, the other by 1 and 1: variances 8 and 0, so 2."""
+    place = {"stand-alone": (50, 50), "fedavg": (52, 56), "fedprox": (51, 51)}
+    for method, levels in place.items():
+        for seed, level in enumerate(levels, start=1):
+            write(tmp_path, "domains", method, [float(level)] * 5, seed=seed)
+    found = collect(tmp_path)
+    # The third pair, FedAvg and FedProx, differs by 1 and 5: 8 once more.
+    assert found.between_seeds == pytest.approx((16 / 3) ** 0.5)
+    write(tmp_path, "label-cifar10", "fedavg", [60.0] * 5, setting="permuted-iid")
+    write(tmp_path, "label-cifar10", "stand-alone", [56.0] * 5, setting="permuted-iid")
+    found = collect(tmp_path)
+    one, other = (found.of("label-cifar10", "permuted-iid", row) for row in ("fedavg", "stand-alone"))
+    gap = difference(one, other, between_seeds=found.between_seeds)
+    assert gap is not None
+    assert (gap.points, gap.error) == (pytest.approx(4), pytest.approx((16 / 3) ** 0.5))
+    both = [found.of("domains", "domains", row) for row in ("fedprox", "stand-alone")]
+    steady = difference(*both, between_seeds=found.between_seeds)
+    assert steady is not None
+    assert steady.error == pytest.approx((16 / 3 / 2) ** 0.5)  # two seeds
+
+
+def test_a_difference_of_one_domain(tmp_path: Path) -> None:
+    write(tmp_path, "domains", "fedavg", [60, 62, *[70.0] * 8])
+    write(tmp_path, "domains", "stand-alone", [57, 57, *[90.0] * 8])
+    found = collect(tmp_path)
+    one, other = (found.of("domains", "domains", row) for row in ("fedavg", "stand-alone"))
+    gap = difference(one, other, domain="household")
+    assert gap is not None
+    assert (gap.points, gap.error) == (pytest.approx(4), pytest.approx(1))  # 3 and 5

@@ -98,9 +98,10 @@ def test_errors_on_draws_left_out_widen_the_spread(tmp_path: Path) -> None:
     assert told.poorer == pytest.approx(1 / 3)
     page = document(collect(tmp_path))
     assert "| standard-non-iid | Stand-Alone | 2 | 49.00 | 47.00 |" in page
-    assert "The root of the mean square of these errors is 2.00 points." in page
-    # 47.79 is published, and 47.47 or so is the mean over draws.
-    assert "Of 1 published means with non-IID shares, 1 are within two standard deviations (some 4.0 points)" in page
+    # Without looking at shares one would miss 46.5 against 49 both times.
+    assert "mean square of these errors is 2.00 points; that of what the draws differ by is 2.50." in page
+    # 47.79 is published, and 47.35 is the mean over draws.
+    assert "Stand-Alone is off by +0.2 (cifar10, standard-non-iid) standard deviations." in page
 
 
 def test_other_runs_do_not_count(tmp_path: Path) -> None:
