@@ -129,13 +129,13 @@ def _predictions(found: Collection) -> list[str]:
         [one.place[1], title(one.place[2]), str(one.draw), f"{one.seen:.2f}", f"{one.predicted:.2f}"]
         for one in predictions.left_out
     ]
-    besides = [one for one in beside_published(predictions) if one.predicted]
-    alone = {one.place[:2]: one for one in besides if one.place[2] == "stand-alone"}
+    besides = beside_published(predictions)
+    alone = {one.place[:2]: one for one in besides if one.predicted and one.place[2] == "stand-alone"}
     lines = []
-    for one, row in zip(beside_published(predictions), rows_of("draws", found), strict=True):
+    for one, row in zip(besides, rows_of("draws", found), strict=True):
         if one.predicted:
-            other = alone.get(one.place[:2])
-            gap = _over_alone(one, other) if other and other is not one else "-"
+            other = alone.get(one.place[:2], one)
+            gap = "-" if other is one else _over_alone(one, other)
             poorer = f"{one.predicted.poorer:.0%}"
             lines.append([row.setting, title(row.method), entry(row), poorer, f"{one.off:+.1f}", gap])
     headings = ("setting", "method", "paper / over draws", "poorer", "off", "over Stand-Alone, paper / ours")
