@@ -17,7 +17,8 @@ from factorized_fl.reproduce import factor_tests, size_tests, table_tests
 from factorized_fl.reproduce.checks import AS_CLAIMED, CONTRARY, NOT_RUN, UNDECIDED, Check
 from factorized_fl.reproduce.collection import Collection, reconstructed
 from factorized_fl.reproduce.rows import ALL_EPOCHS, FEW_EPOCHS
-from factorized_fl.reproduce.table_tests import AVERAGING, BASELINES
+from factorized_fl.reproduce.studies import LABEL_METHODS
+from factorized_fl.reproduce.table_tests import AVERAGING, BASELINES, PERMUTED, STANDARD
 
 SHARP = 5.0  # points that count as a sharp drop
 VERDICTS = {  # how each is said of one claim and of several
@@ -102,7 +103,9 @@ CLAIMS = (
     Claim(
         "below-alone",
         "With permuted labels previous methods fall even below Stand-Alone.",
-        table_tests.below_alone,
+        partial(
+            table_tests.on_labels, settings=PERMUTED, pairs=[(method, "less", "stand-alone") for method in AVERAGING]
+        ),
         rejudged=True,
     ),
     Claim(
@@ -114,21 +117,31 @@ CLAIMS = (
     Claim(
         "all-beat-alone",
         "With labels that agree every federated method beats Stand-Alone.",
-        table_tests.better_than_alone,
+        partial(
+            table_tests.on_labels,
+            settings=STANDARD,
+            pairs=[(method, "more", "stand-alone") for method in LABEL_METHODS if method != "stand-alone"],
+        ),
         rejudged=True,
         every=True,
     ),
     Claim(
         "better-with-permuted-labels",
         "With permuted labels Factorized-FL is better than every previous method.",
-        table_tests.better_with_permuted_labels,
+        partial(
+            table_tests.on_labels, settings=PERMUTED, pairs=[("factorized-fl", "more", method) for method in BASELINES]
+        ),
         rejudged=True,
         every=True,
     ),
     Claim(
         "beta-best",
         "Factorized-FL beta is best in every label setting.",
-        table_tests.beta_best,
+        partial(
+            table_tests.on_labels,
+            settings=(*STANDARD, *PERMUTED),
+            pairs=[("factorized-fl-beta", "more", row) for row in LABEL_METHODS if row != "factorized-fl-beta"],
+        ),
         rejudged=True,
         every=True,
     ),

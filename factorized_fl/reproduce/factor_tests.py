@@ -49,7 +49,11 @@ def _nearest(results: Sequence[Result], kind: str) -> str:
     """How many of the nearest are of one's own domain, in words, and how rarely random domains have as many."""
     same = same_domain(results[0].domains)
     expected = float(same.double().sum(1).mean()) / (len(same) - 1)
-    return f"{_share(results, kind):.3f}, by chance {expected:.3f}, p = {chance(results, kind, nearest_of_own):.3f}"
+    return f"{_share(results, kind):.3f}, by chance {expected:.3f}, {_p(chance(results, kind, nearest_of_own))}"
+
+
+def _p(probability: float) -> str:
+    return "p < 0.001" if probability < 0.001 else f"p = {probability:.3f}"
 
 
 def more_alike_within(found: Collection) -> Iterator[Check]:
@@ -61,7 +65,7 @@ def more_alike_within(found: Collection) -> Iterator[Check]:
             continue
         within, between = (fmean(r.record["factors"]["v"][whose][-1] for r in results) for whose in ("same", "other"))
         probability = chance(results, "v", closer_within)
-        figures = f"{within:.4f} against {between:.4f}, p = {probability:.3f}"
+        figures = f"{within:.4f} against {between:.4f}, {_p(probability)}"
         certain = min(probability, 1 - probability) < BY_CHANCE
         yield decided(text, probability < BY_CHANCE, figures) if certain else Check(text, UNDECIDED, figures)
 

@@ -1,6 +1,6 @@
 """Tests of what the paper says of its Table 1: who is better where, and what it costs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from factorized_fl.reproduce.checks import UNDECIDED, UNHURT, Check, Key, beside, compared, decided, judged
 from factorized_fl.reproduce.choices import DOMAINS
@@ -14,11 +14,11 @@ from factorized_fl.reproduce.collection import (
 )
 from factorized_fl.reproduce.names import title
 from factorized_fl.reproduce.published import AVERAGE, published
-from factorized_fl.reproduce.studies import DOMAIN_METHODS, LABEL_METHODS, STUDIES
+from factorized_fl.reproduce.studies import DOMAIN_METHODS, STUDIES
 
 LABEL_STUDIES = ("label-cifar10", "label-svhn")
 PARTITIONS = ("iid", "non-iid")
-LABEL_SETTINGS = tuple(f"{labels}-{partition}" for partition in PARTITIONS for labels in ("standard", "permuted"))
+STANDARD, PERMUTED = (tuple(f"{labels}-{partition}" for partition in PARTITIONS) for labels in ("standard", "permuted"))
 AVERAGING = ("fedavg", "fedprox", "clustered-fl", "per-fedavg", "fedfomo", "pfedpara")
 BASELINES = ("stand-alone", *AVERAGING)
 ON_THE_WAY = (0.7, 0.8, 0.9)  # of an accuracy, when convergence is timed
@@ -36,44 +36,13 @@ def permutation(found: Collection, methods: tuple[str, ...], hurts: bool) -> Ite
                 yield compared(found, text, one, other, word, least)
 
 
-def better_with_permuted_labels(found: Collection) -> Iterator[Check]:
-    """Factorized-FL against everybody before it where labels are permuted."""
+def on_labels(found: Collection, settings: Sequence[str], pairs: Sequence[tuple[str, str, str]]) -> Iterator[Check]:
+    """Pairs of methods in some label settings of both data sets, each with the word that is claimed."""
     for what in LABEL_STUDIES:
-        for partition in PARTITIONS:
-            setting = f"permuted-{partition}"
-            for method in BASELINES:
-                text = f"Factorized-FL minus {title(method)}, {_data(what)} permuted {partition}"
-                yield compared(found, text, (what, setting, "factorized-fl"), (what, setting, method), "more")
-
-
-def below_alone(found: Collection) -> Iterator[Check]:
-    """Methods that average against Stand-Alone where labels are permuted."""
-    for what in LABEL_STUDIES:
-        for partition in PARTITIONS:
-            setting = f"permuted-{partition}"
-            for method in AVERAGING:
-                text = f"{title(method)} minus Stand-Alone, {_data(what)} permuted {partition}"
-                yield compared(found, text, (what, setting, method), (what, setting, "stand-alone"), "less")
-
-
-def better_than_alone(found: Collection) -> Iterator[Check]:
-    """All methods against Stand-Alone where labels agree."""
-    for what in LABEL_STUDIES:
-        for partition in PARTITIONS:
-            setting = f"standard-{partition}"
-            for method in (*AVERAGING, "factorized-fl", "factorized-fl-beta"):
-                text = f"{title(method)} minus Stand-Alone, {_data(what)} standard {partition}"
-                yield compared(found, text, (what, setting, method), (what, setting, "stand-alone"), "more")
-
-
-def beta_best(found: Collection) -> Iterator[Check]:
-    """Factorized-FL beta against everybody else in every label setting."""
-    for what in LABEL_STUDIES:
-        for setting in LABEL_SETTINGS:
-            for method in LABEL_METHODS:
-                if method != "factorized-fl-beta":
-                    text = f"beta minus {title(method)}, {_data(what)} {setting}"
-                    yield compared(found, text, (what, setting, "factorized-fl-beta"), (what, setting, method), "more")
+        for setting in settings:
+            for one, word, other in pairs:
+                text = f"{title(one)} minus {title(other)}, {_data(what)} {setting}"
+                yield compared(found, text, (what, setting, one), (what, setting, other), word)
 
 
 def best_in_each_domain(found: Collection) -> Iterator[Check]:
