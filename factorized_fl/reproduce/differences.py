@@ -137,7 +137,9 @@ def _predictions(found: Collection) -> list[str]:
             other = alone.get(one.place[:2], one)
             gap = "-" if other is one else _over_alone(one, other)
             poorer = f"{one.predicted.poorer:.0%}"
-            lines.append([row.setting, title(row.method), entry(row), poorer, f"{one.off:+.1f}", gap])
+            lines.append(
+                [row.setting.removesuffix(", predicted"), title(row.method), entry(row), poorer, f"{one.off:+.1f}", gap]
+            )
     headings = ("setting", "method", "paper / over draws", "poorer", "off", "over Stand-Alone, paper / ours")
     return [
         prose.LEFT_OUT,
@@ -152,7 +154,7 @@ def _predictions(found: Collection) -> list[str]:
 
 def _alone(besides: Sequence[Beside]) -> str:
     """How far Stand-Alone is off, of which a draw is all that its settings differ by."""
-    told = [f"{one.off:+.1f} ({one.place[0].removeprefix('label-')}, {one.place[1]})" for one in besides]
+    told = [f"{one.off:+.1f} ({one.place[0].removeprefix('label-')} {one.place[1]})" for one in besides]
     return f"Stand-Alone is off by {', '.join(told)} standard deviations."
 
 

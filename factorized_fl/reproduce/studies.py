@@ -186,7 +186,7 @@ def _all() -> dict[str, Study]:
         _sparsity(architectures, domains, departures),
         Study("heterogeneity", "Figures 2 and 4: how far updates are apart", ()),
         departures,
-        Study("draws", "What other draws of the non-IID shares would bring", ()),
+        Study("draws", "What other draws of the non-IID shares would bring, predicted", ()),
         _beyond(cifar10, domains),
     )
     return {study.name: study for study in studies}
