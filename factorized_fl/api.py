@@ -4,11 +4,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from factorized_fl.config import Config, read_table, resolve
+from factorized_fl.config import Config, as_table, read_table, resolve
 from factorized_fl.errors import UserError
 from factorized_fl.federation import run as federation_run
 from factorized_fl.federation.run import Observer
@@ -29,7 +29,15 @@ def configure(preset: str | Path, method: str | None = None, /, **settings: Any)
 
 
 def _table(preset: str | Path) -> Mapping[str, Any]:
-    return read_table(Path(preset)) if str(preset).endswith(".toml") else find_preset(str(preset))
+    """A preset's table, or a file's, laid over that of the preset it names; what a run wrote down is complete."""
+    if not str(preset).endswith(".toml"):
+        return find_preset(str(preset))
+    table = read_table(Path(preset))
+    if not table.get("preset") or {field.name for field in fields(Config)} <= table.keys():
+        return table
+    base = find_preset(str(table["preset"]))
+    for_methods = {**base.get("methods", {}), **as_table(table.get("methods", {}), "methods")}
+    return {**base, **table, "methods": for_methods}
 
 
 def run(

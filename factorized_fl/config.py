@@ -155,6 +155,8 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
     method_fields = {f.name for f in dataclasses.fields(find_method(values["method"]))}
     if twice := sorted(fields & method_fields):
         raise UserError(f"{values['method']} has an option '{twice[0]}', but so has every run: rename the method's.")
+    if inside := sorted(table.keys() & method_fields):
+        raise UserError(f"'{inside[0]}' is an option of {values['method']}: write it below a line [options].")
     for_methods = as_table(table.get("methods", {}), "methods")
     for name, given in for_methods.items():
         make_method(name, as_table(given, f"methods.{name}"))

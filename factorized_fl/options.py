@@ -43,6 +43,8 @@ class Limits:
 
 def option(default: Any, help: str, **limits: Any) -> Any:
     """A dataclass field with its meaning and its limits."""
+    if not isinstance(default, bool | int | float | str | tuple):
+        raise UserError(f"An option's default is a number, a word, true, false or a tuple, not {default!r} ({help}).")
     return dataclasses.field(default=default, metadata={"limits": Limits(help, **limits)})
 
 

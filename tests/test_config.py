@@ -1,4 +1,5 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -137,6 +138,51 @@ def test_a_methods_class_says_what_it_is() -> None:
         register(Nameless)
     with pytest.raises(UserError, match=r"inherit ffl\.Method"):
         register(dict)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"name": 5}, "The name 5 is none for a method"),
+        ({"name": "../../x"}, "use small letters, digits and hyphens"),
+        ({"row": ("dense",)}, "The row of mine must be four texts"),
+        ({"row": "abcd"}, "The row of mine must be four texts"),
+        ({"k": option(3, "how many")}, r"Mine has options: put @dataclass\(frozen=True\) right above its class"),
+    ],
+)
+def test_a_methods_class_is_refused_before_it_can_mislead(parts: dict[str, Any], words: str) -> None:
+    whole = {"name": "mine", "title": "Mine", "row": ("a", "b", "c", "d")}
+    with pytest.raises(UserError, match=words):
+        register(type("Mine", (Method,), whole | parts))
+    assert "mine" not in METHODS
+
+
+def test_an_option_begins_with_something_that_can_be_written_down() -> None:
+    with pytest.raises(UserError, match=r"An option's default is a number, .* not None \(how many\)"):
+        option(None, "how many")
+
+
+def test_a_file_may_begin_from_a_preset(tmp_path) -> None:
+    (tmp_path / "mine.toml").write_text('preset = "demo"\nrounds = 3\n[methods.fedprox]\nproximal = 0.5\n')
+    mine, demo = configure(tmp_path / "mine.toml"), configure("demo")
+    assert mine == replace(demo, rounds=3)
+    assert configure(tmp_path / "mine.toml", "fedprox").options["proximal"] == 0.5
+    assert configure(tmp_path / "mine.toml", "factorized-fl").options == configure("demo", "factorized-fl").options
+    (tmp_path / "mine.toml").write_text('preset = "dmo"\nrounds = 3\n')
+    with pytest.raises(UserError, match=r"Unknown preset 'dmo'\. Did you mean 'demo'"):
+        configure(tmp_path / "mine.toml")
+
+
+def test_what_a_run_wrote_down_is_read_as_it_is_whatever_its_preset_was(tmp_path) -> None:
+    past = replace(configure("demo", "fedavg"), preset="of old", model="resnet9")
+    (tmp_path / "config.toml").write_text(past.to_toml())
+    assert configure(tmp_path / "config.toml") == past
+
+
+def test_a_methods_option_above_its_table_is_told_where_it_belongs(tmp_path) -> None:
+    (tmp_path / "a.toml").write_text('method = "fedprox"\nproximal = 0.5\n')
+    with pytest.raises(UserError, match=r"'proximal' is an option of fedprox: write it below a line \[options\]"):
+        configure(tmp_path / "a.toml")
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import factorized_fl as ffl
 from factorized_fl.federation.rounds import run_round
 from factorized_fl.methods import METHODS
+from factorized_fl.methods.loading import load_methods
 from tests.tiny import tiny_federation
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +97,22 @@ def test_the_python_examples_run(tmp_path, monkeypatch) -> None:
     assert len(runnable) >= 2
     for block in runnable:
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_the_method_of_the_documentation_runs_and_remembers(tmp_path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "methods.md").read_text(), re.DOTALL)
+    (tmp_path / "slow.py").write_text(block)
+    before = dict(METHODS)
+    try:
+        load_methods(tmp_path / "slow.py")
+        settings = {"clients": 3, "rounds": 3, "epochs": 1, "images_per_client": 40}
+        found = ffl.run("demo", tmp_path / "run", method="slow-friends", **settings)
+    finally:
+        METHODS.clear()
+        METHODS.update(before)
+    second, third = (found.mixing(round)["state.similarity"] for round in (2, 3))
+    assert not torch.equal(second, third)
+    assert found.mixing(3)["matrix"].sum(1).tolist() == pytest.approx([1.0] * 3)
 
 
 def test_every_command_of_the_readme_exists() -> None:

@@ -6,6 +6,7 @@ import torch
 
 from factorized_fl.engine import Engine, Task
 from factorized_fl.engine.reference import ReferenceEngine
+from factorized_fl.methods import Method
 
 
 def build_engine(name: str, task: Task) -> Engine:
@@ -24,9 +25,17 @@ def build_engine(name: str, task: Task) -> Engine:
     return CudaEngine(reference)
 
 
+def one_by_one(method: Method) -> bool:
+    """Whether the class whose `gradient` it is does not say itself that clients may be computed side by side."""
+    owner = next(parent for parent in type(method).__mro__ if "gradient" in vars(parent))
+    return not vars(owner).get("side_by_side", False)
+
+
 def _why_not(task: Task) -> str | None:
     if len(task.models) > 1:
         return "clients differ in their numbers of classes"
+    if one_by_one(task.method):
+        return f"{task.method.name} has a gradient of its own and does not say side_by_side = True"
     try:
         from factorized_fl.engine.cuda.stacked import supported
     except ImportError:

@@ -17,6 +17,7 @@ from factorized_fl.engine.confusion import count_confusion, empty_confusion
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
+from factorized_fl.methods.answers import gradient_of
 from factorized_fl.nn.models import NORM_MOMENTUM
 
 _EVALUATION_BATCH = 500
@@ -69,7 +70,7 @@ class ReferenceEngine:
                 if steps:
                     break
                 step = tuple(islice(cycle(step), need))  # too few images for even one step of distinct batches
-            gradient = self.method.gradient(local, parameters, step)
+            gradient = gradient_of(self.method, self.method.gradient(local, parameters, step), parameters)
             self._sgd(parameters, gradient, momentum)
             steps += 1
         with torch.no_grad():

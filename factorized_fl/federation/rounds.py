@@ -9,12 +9,12 @@ import torch
 
 from factorized_fl.config import Config
 from factorized_fl.engine import Evaluated, Trained
-from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.ledger import Load, Payloads, Traffic, traffic, upload_loads
 from factorized_fl.federation.mixing import mix
 from factorized_fl.federation.rundir import Record
-from factorized_fl.methods import Method, Mixing, Server, Tensors
+from factorized_fl.methods import Mixing, Server, Tensors
+from factorized_fl.methods.answers import mixing_of
 from factorized_fl.seeds import numpy_rng
 
 
@@ -47,7 +47,7 @@ def download(
         return None, {}
     stack = {name: tensor for name, tensor in state.items() if name in federation.shared}
     server = _server(federation, round, chosen, stack)
-    mixing = checked(federation.method.mix(server), server, federation.method)
+    mixing = mixing_of(federation.method, server)
     there = partial(torch.tensor, dtype=torch.int64, device=next(iter(stack.values())).device)
     places, answering = there(list(clients)), there([row for row, client in enumerate(chosen) if client in clients])
     sent = Payloads(chosen, federation.roles)
@@ -60,15 +60,6 @@ def download(
             stacked[back] = federation.start.common[name][back]
     federation.method_state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
     return mixing, sent.loads(copies=mixing.downloads)
-
-
-def checked(mixing: Mixing, server: Server, method: Method) -> Mixing:
-    """What a method answers, if it says from whom each client takes how much."""
-    count = len(server.sizes)
-    matrices = (mixing.matrix, *mixing.others.values()) if isinstance(mixing, Mixing) else (torch.empty(0),)
-    if all(matrix.shape == (count, count) and ((matrix.sum(1) - 1).abs() < 1e-5).all() for matrix in matrices):
-        return mixing
-    raise UserError(f"The mix of {method.name} must be a Mixing of {count} x {count} clients whose rows sum to 1.")
 
 
 def mixed_rows(mixing: Mixing, server: Server) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,5 +1,7 @@
 """The methods, one small file each."""
 
+import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +29,14 @@ def register(method: type[Method]) -> type[Method]:
     for part in ("name", "title", "row"):
         if not hasattr(method, part):
             raise UserError(f"The method {method.__name__} has no '{part}': give its class one.")
+    if not (isinstance(method.name, str) and re.fullmatch("[a-z0-9][a-z0-9-]*", method.name)):
+        raise UserError(f"The name {method.name!r} is none for a method: use small letters, digits and hyphens.")
+    if not (isinstance(method.row, tuple) and len(method.row) == 4 and all(isinstance(w, str) for w in method.row)):
+        raise UserError(
+            f"The row of {method.name} must be four texts: parametrisation, local step, what travels, mixing."
+        )
+    if any(isinstance(value, dataclasses.Field) for value in vars(method).values()):
+        raise UserError(f"{method.__name__} has options: put @dataclass(frozen=True) right above its class.")
     if method.name in INSTALLED:
         raise UserError(f"There is a method '{method.name}' already: give yours another name.")
     METHODS[method.name] = method

@@ -22,11 +22,13 @@ class Method:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    paper: ClassVar[str]
+    paper: ClassVar[str] = "unpublished"
     # The method's row in the table of methods, in words: parametrisation, local step, what travels, mixing.
     row: ClassVar[tuple[str, str, str, str]]
     published_gb: ClassVar[float | None] = None  # the paper's cost column for 20 clients and 50 rounds
     needs_start: ClassVar[bool] = False  # `mix` looks at server.start
+    # The class's own `gradient` works as well on tensors of several clients at once, [G, ...], without mixing them.
+    side_by_side: ClassVar[bool] = True
 
     settle: bool = option(False, SETTLE)
 

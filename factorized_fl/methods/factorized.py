@@ -22,6 +22,7 @@ class Factorized(Method):
     """W = u v^T + mu, all of which travels."""
 
     paper = "Jeong and Hwang, Factorized-FL: Agnostic Personalized Federated Learning, 2022"
+    side_by_side = True
 
     sparsity: float = option(5e-4, "lambda: weight of the L1 penalty and pruning threshold of mu", low=0)
     l1: bool = option(True, "let the L1 penalty have a gradient (the authors' code has none)")

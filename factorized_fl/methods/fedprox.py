@@ -16,6 +16,7 @@ class FedProx(FedAvg):
     title = "FedProx"
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, 2020"
     row = ("dense", "SGD + proximal pull", "all but statistics", "sample-weighted mean")
+    side_by_side = True
 
     proximal: float = option(0.01, "mu: strength of the pull; the authors tune 0.001 to 1", low=0)
 

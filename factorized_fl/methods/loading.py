@@ -23,7 +23,8 @@ def load_methods(path: Path) -> None:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == spec.origin]  # absolute, whatever was given
         where = f", line {lines[-1]}" if lines else ""
         reason = f"{type(error).__name__}: {error}{where}"
         raise UserError(f"'{path}' cannot be loaded ({reason}): run it by itself with Python to see more.") from error

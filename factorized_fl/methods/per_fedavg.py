@@ -30,6 +30,7 @@ class PerFedAvg(FedAvg):
     title = "Per-FedAvg"
     paper = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, 2020"
     row = ("dense", "meta step (FO or HF)", "all but statistics", "plain mean")
+    side_by_side = True
 
     inner: float = option(1e-3, "alpha: size of the inner step", above=0)
     hessian_free: bool = option(False, "HF instead of FO: a finite difference for the Hessian's part")

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from factorized_fl.federation.build import build_federation
 from factorized_fl.federation.mixing import mix
 from factorized_fl.federation.rounds import choose, download, run_round
 from factorized_fl.federation.run import run
-from factorized_fl.methods import METHODS, Mixing, Server
+from factorized_fl.methods import METHODS, Batch, Local, Method, Mixing, Server, Tensors
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario
 
 
@@ -135,6 +136,8 @@ def test_permuting_one_clients_labels_changes_nothing_that_others_receive() -> N
         Mixing(torch.full((4, 4), torch.nan, dtype=torch.float64)),
         Mixing(2 * torch.eye(4, dtype=torch.float64)),
         Mixing(torch.eye(4, dtype=torch.float64), others={"head.weight": torch.eye(3)}),
+        Mixing(torch.eye(4, dtype=torch.float64).tolist()),  # type: ignore[arg-type]
+        Mixing(torch.tensor([[2.0, -1, 0, 0], *torch.eye(4).tolist()[1:]])),
     ],
 )
 def test_what_is_no_mixing_of_all_clients_is_refused(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +146,62 @@ def test_what_is_no_mixing_of_all_clients_is_refused(answer: object, monkeypatch
     monkeypatch.setattr(type(federation.method), "mix", lambda self, server: answer)
     with pytest.raises(UserError, match="mix of fedavg must be a Mixing of 4 x 4 clients whose rows sum to 1"):
         run_round(federation, 2)
+
+
+EYE = torch.eye(4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (Mixing(EYE, others={"nix": EYE}), "others names a tensor that does not travel"),
+        (Mixing(EYE, similarity=EYE[0]), "similarity must be a tensor of 4 x 4 clients"),
+        (Mixing(EYE, state={"round": 3}), "state must be a dictionary of tensors"),  # type: ignore[dict-item]
+        (Mixing(EYE, downloads=torch.ones(3)), "downloads must be a tensor of 4 clients"),
+        (Mixing(EYE, revert=torch.ones(4, dtype=torch.bool)), "revert needs needs_start = True in the class"),
+    ],
+)
+def test_what_is_wrong_beside_the_matrix_is_named(
+    answer: Mixing, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = tiny_federation("fedavg")
+    run_round(federation, 1)
+    monkeypatch.setattr(type(federation.method), "mix", lambda self, server: answer)
+    with pytest.raises(UserError, match=f"The mix of fedavg is not right: {complaint}"):
+        run_round(federation, 2)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfomo"])  # FedFOMO is given where training began, too
+def test_a_mix_that_changes_what_clients_have_is_refused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def centre(self: object, server: Server) -> Mixing:
+        for tensor in server.stack.values():
+            tensor -= tensor.mean(0)
+        return Mixing(EYE)
+
+    federation = tiny_federation(method)
+    run_round(federation, 1)
+    monkeypatch.setattr(type(federation.method), "mix", centre)
+    with pytest.raises(UserError, match=rf"The mix of {method} changes .* in place, which is not its own"):
+        run_round(federation, 2)
+
+
+@pytest.mark.parametrize("spoil", ["missing", "shape", "none"])
+def test_a_gradient_that_is_none_for_every_parameter_is_refused(spoil: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = tiny_federation("fedavg")
+    usual = type(federation.method).gradient
+
+    def spoilt(self: Method, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors | None:
+        gradient = usual(self, local, parameters, batches)
+        name = next(iter(gradient))
+        if spoil == "missing":
+            del gradient[name]
+        else:
+            gradient[name] = gradient[name].sum()  # which would be added everywhere
+        return None if spoil == "none" else gradient
+
+    monkeypatch.setattr(type(federation.method), "gradient", spoilt)
+    with pytest.raises(UserError, match=r"The gradient of fedavg must have a tensor of shape \[.*\] for "):
+        run_round(federation, 1)
 
 
 @pytest.mark.parametrize("method", ["factorized-fl", "factorized-fl-beta", "fedfomo", "factorized-peers"])

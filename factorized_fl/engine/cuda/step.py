@@ -10,6 +10,7 @@ from factorized_fl.engine.cuda.augment import COLUMNS, make_batch
 from factorized_fl.engine.cuda.lanes import Stay
 from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
+from factorized_fl.methods.answers import gradient_of
 
 if TYPE_CHECKING:
     from factorized_fl.engine.cuda.engine import CudaEngine
@@ -71,6 +72,7 @@ class Step:
             batches.append(Batch(pixels, labels))
         self.losses.clear()
         gradient = engine.method.gradient(self.local, self.parameters, batches)
+        gradient = gradient_of(engine.method, gradient, self.parameters)
         with torch.no_grad():
             torch._fused_sgd_(
                 list(self.parameters.values()),

@@ -1,0 +1,24 @@
+import pytest
+
+from factorized_fl.engine.choice import one_by_one
+from factorized_fl.methods import METHODS, Method
+from factorized_fl.methods.fedprox import FedProx
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_the_package_is_computed_side_by_side(name: str) -> None:
+    assert not one_by_one(METHODS[name]())
+
+
+def test_a_gradient_of_ones_own_is_computed_client_by_client_unless_its_class_says_otherwise() -> None:
+    class Same(FedProx):
+        pass
+
+    class Other(FedProx):
+        gradient = Method.gradient
+
+    class Elementwise(Other):
+        side_by_side = True
+        gradient = Method.gradient
+
+    assert [one_by_one(method()) for method in (Same, Other, Elementwise)] == [False, True, False]
