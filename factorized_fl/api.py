@@ -16,6 +16,7 @@ from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.files import write_atomically
 from factorized_fl.presets import find_preset
 from factorized_fl.report import write
+from factorized_fl.report.comparison import refuse_losing
 from factorized_fl.report.tables import Comparison
 from factorized_fl.report.tables import compare as compare_summaries
 from factorized_fl.report.verdict import other_images
@@ -107,6 +108,7 @@ def compare(
     root = Path(out) if out else comparison_directory(preset)
     if not resume and (root / COMPARISON).exists():
         raise UserError(f"'{root}' already holds a comparison: add --resume to go on, or choose another --out.")
+    refuse_losing(root / COMPARISON, methods, seeds)
     of_seed: dict[int, RunDirectory] = {}
     summaries: dict[str, list[Record]] = {method: [] for method in methods}
     for (method, seed), config in configs.items():

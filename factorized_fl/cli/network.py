@@ -12,7 +12,7 @@ from factorized_fl.federation.run import find_device
 from factorized_fl.network import control, kits, status, supervise
 from factorized_fl.network.plan import COORDINATOR, LOOPBACK, Kit, read_kit
 from factorized_fl.network.preflight import refuse_leftovers, refuse_links
-from factorized_fl.network.settings import Settings, has_settings, read_settings, save_settings
+from factorized_fl.network.settings import Settings, has_settings, read_settings
 from factorized_fl.network.site import site_federation, site_scenario
 from factorized_fl.report.progress import images_told
 
@@ -69,7 +69,7 @@ def join(
     """Take part in a federation with your own images until all rounds are done; joining again goes on as before."""
     party = _site(kit)
     if not status.is_done(party):
-        _settle(party, data, report_accuracy, alone, device)
+        supervise.settle(party, _choose(party, data, report_accuracy, alone, device))
         if not supervise.supervise(party, _show):
             raise _stopped()
     found = f"Your model: {party.model}" if party.model.is_dir() else "You took part in no round and have no model"
@@ -88,8 +88,9 @@ def _site(kit: Path) -> Kit:
     return party
 
 
-def _settle(party: Kit, data: Path | None, report: bool | None, alone: bool | None, device: str | None) -> None:
-    """Look at the site's data before anybody waits for it, then keep its choices; what is not given stays as it was."""
+def _choose(party: Kit, data: Path | None, report: bool | None, alone: bool | None, device: str | None) -> Settings:
+    """The site's choices, after a look at its data before anybody waits for it; what is not given stays as it was."""
+    supervise.refuse_running(party)
     refuse_links(party)
     joined = has_settings(party)
     if not joined:
@@ -106,11 +107,12 @@ def _settle(party: Kit, data: Path | None, report: bool | None, alone: bool | No
         _show(f"{party.party} reports its accuracies, as site.toml in its kit says: --keep-accuracy keeps them here")
     report = before.report if report is None else report
     alone = before.alone if alone is None else alone
-    save_settings(party, Settings(data, find_device(device or before.device), report, alone))
+    settings = Settings(data, find_device(device or before.device), report, alone)
     _show(
         f"{party.party}: {len(client.classes)} classes, {len(client.train)} images to train, "
         f"{len(client.validation)} to validate, {len(client.test)} to test"
     )
+    return settings
 
 
 @app.command("start")
@@ -126,7 +128,7 @@ def start(
     if not party.is_coordinator:
         if status.is_done(party):
             raise UserError(f"{party.party} is done: its model is in '{party.model}'.")
-        _settle(party, data, report_accuracy, alone, device)
+        supervise.settle(party, _choose(party, data, report_accuracy, alone, device))
     supervise.start_in_background(party)
     _show(f"{party.party} is starting: see `ffl federation status {kit}`.")
 

@@ -8,6 +8,12 @@ from factorized_fl.methods import METHODS
 from factorized_fl.model.package import Package
 from factorized_fl.report.verdict import Verdict
 
+_ONNX = """
+    # In ONNX Runtime:
+    import onnxruntime
+    (scores,) = onnxruntime.InferenceSession("model.onnx").run(None, {"pixels": pixels})
+"""
+
 
 def card(
     package: Package,
@@ -46,12 +52,14 @@ parties, on {counts["train"]:,} images of {package.name} alone; nobody else saw 
 
     ffl predict FOLDER IMAGES...    # for a program with --format json
 
-    # From Python, with pixels as uint8 [N, {package.channels}, {side}, {side}]:
-    (scores,) = onnxruntime.InferenceSession("model.onnx").run(None, {{"pixels": pixels}})
-
-    # The same in PyTorch:
+    # From Python, inside this folder, with your images in place of this black one:
+    import numpy
+    pixels = numpy.zeros((1, {package.channels}, {side}, {side}), dtype=numpy.uint8)  # images, channels, height, width
+{_ONNX if onnx else ""}
+    # In PyTorch:
+    import torch
     from factorized_fl.model.package import load_network, read_package
-    scores = load_network(folder, read_package(folder))(pixels)
+    scores = load_network(".", read_package("."))(torch.from_numpy(pixels)).detach()
 
 Scores stand in the order of `classes` in model.json; their softmax are the probabilities. Before `ffl predict` asks
 the model, images are cropped to their centre square, scaled to {side}x{side} pixels and taken as {colour}; inside the

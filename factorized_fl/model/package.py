@@ -81,8 +81,9 @@ def about(package: Package, results: dict[str, Any]) -> bytes:
     return json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False).encode()
 
 
-def read_package(folder: Path) -> Package:
+def read_package(folder: Path | str) -> Package:
     """What a model's folder says about it."""
+    folder = Path(folder)
     try:
         content = {"head_width": 0, **json.loads((folder / ABOUT).read_text(encoding="utf-8"))}  # older models lack it
         package = make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
@@ -97,8 +98,9 @@ def read_package(folder: Path) -> Package:
         raise UserError(f"'{folder / ABOUT}' is damaged ({error}): export the model again.") from None
 
 
-def load_network(folder: Path, package: Package) -> nn.Module:
+def load_network(folder: Path | str, package: Package) -> nn.Module:
     """The trained network, ready for raw pixels."""
+    folder = Path(folder)
     try:
         return package.network(safetensors.torch.load_file(folder / WEIGHTS))
     except (OSError, SafetensorError, RuntimeError) as error:

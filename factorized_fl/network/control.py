@@ -5,6 +5,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from factorized_fl.errors import UserError
+from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.files import write_atomically
 from factorized_fl.network.plan import Kit
 
@@ -12,11 +14,14 @@ CONTROL = "control.json"
 _TAKEN = "control.taken.json"
 _ASIDE = "aside.json"
 _KINDS = ("readmit", "exclude")
+_TOO_LATE = {"readmit": "nothing is left to ask {} for", "exclude": "nothing is left to leave {} out of"}
 Wishes = dict[str, list[str]]  # sites, by what is to be done with them
 
 
 def ask(kit: Kit, kind: str, site: str) -> None:
     """Ask the coordinator to "readmit" a site that was set aside, or to "exclude" one; the last wish counts."""
+    if RunDirectory(kit.run).summary() is not None:
+        raise UserError(f"The federation {kit.plan.name} is complete: {_TOO_LATE[kind].format(site)}.")
     path = kit.path / CONTROL
     wishes = _read(path) or {}
     for each in _KINDS:

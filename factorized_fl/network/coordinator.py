@@ -103,27 +103,34 @@ class Coordinator:
         return False
 
     def farewell(self, seconds: float) -> None:
-        """Stay so long for whoever has not learnt of the end; if all have, for who asks again."""
-        wanted = set(self.sites) - self._told_before or set(self.sites)
-        began, said = time.monotonic(), False
-        while missing := [site for site in self.sites if site in wanted and not self.mailbox.lines[site].told_end]:
+        """Stay so long for whoever has not learnt of the end; if all have, for who did not get the answer."""
+        untold, (began, said) = self._untold(), (time.monotonic(), False)
+        while missing := [site for site in untold or self.sites if not self.mailbox.lines[site].told_end]:
             waited = time.monotonic() - began
             if waited >= seconds:
                 break
             if waited >= _SOON and not said:
-                self.log(f"waiting up to {seconds - waited:.0f} s for {', '.join(missing)} to learn of the end")
+                whom = (
+                    f"{', '.join(missing)} to learn of the end" if untold else "whoever asks again: all know of the end"
+                )
+                self.log(f"waiting up to {seconds - waited:.0f} s for {whom}")
                 said = True
             self._tell()
             self.stop.wait(0.2)
         write_atomically(self.kit.run / _TOLD, json.dumps(sorted(self._told())).encode())
         self.gone = True
         self._tell()
-        if untold := [site for site in self.sites if site not in self._told()]:
+        if untold := self._untold():
             self.log(f"{', '.join(untold)} did not learn of the end: `ffl serve` again tells who joins again")
 
     def _told(self) -> set[str]:
         """The sites that have learnt of the end, from this coordinator or from the one before."""
         return self._told_before | {site for site, line in self.mailbox.lines.items() if line.told_end}
+
+    def _untold(self) -> list[str]:
+        """The others."""
+        told = self._told()
+        return [site for site in self.sites if site not in told]
 
     @cached_property
     def _told_before(self) -> set[str]:
@@ -159,7 +166,8 @@ class Coordinator:
         good: dict[int, Update] = {}
         again = True
         while again:
-            self._learn_sizes()
+            for k in range(len(self.sites)):
+                self._learn_size(k)
             self._tell("mixing")
             asked = [k for k in chosen if k not in good and not self.memory.aside[k]]
             newest, mixed = self.memory.mix(round, asked, partial(self._validation_losses, round))
@@ -171,6 +179,8 @@ class Coordinator:
         for k in sorted({*sent, *good}):
             down = load_of(sent[k], self.memory.roles) * self._models(k, mixing) if k in sent else Load()
             if k in good:
+                if not self.memory.received[k]:  # it may have come, and said how many images it has, during the round
+                    self._learn_size(k)
                 self.memory.keep(k, good[k].tensors, sent.get(k, {}))
                 formula = self.memory.formula(good[k].tensors)
                 records.append(good[k].record(round, k, self.sites[k], down, self.memory.roles, formula))
@@ -312,17 +322,9 @@ class Coordinator:
 
     # -- what is written
 
-    def _learn_sizes(self) -> None:
-        """How many training images a site has counts as it said before it first answered: they cannot change."""
-        for k, site in enumerate(self.sites):
-            train = self.mailbox.lines[site].train
-            if train is None or train == self.memory.sizes[k]:
-                continue
-            if self.memory.received[k]:
-                before = int(self.memory.sizes[k])
-                self.mailbox.note(site, f"says that it has {train} training images; it counts with {before}, as before")
-            else:
-                self.memory.sizes[k] = train
+    def _learn_size(self, k: int) -> None:
+        if complaint := self.memory.learn_size(k, self.mailbox.lines[self.sites[k]].train):
+            self.mailbox.note(self.sites[k], complaint)
 
     def _who(self) -> list[Record]:
         """The parties as the coordinator may know them."""
@@ -374,7 +376,7 @@ class Coordinator:
                 "name": site,
                 "connected": self.mailbox.connected(site) and not self.gone,
                 "doing": self._doing(k, site),
-                "images": self.mailbox.lines[site].train,
+                "images": self.memory.images(k, self.mailbox.lines[site].train),
                 "strikes": int(self.memory.strikes[k]),
                 "accuracy": self.accuracy.get(k),
                 "up_bytes": self.mailbox.lines[site].up,

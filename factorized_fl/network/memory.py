@@ -62,6 +62,26 @@ class Memory:
             name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
         }
 
+    def learn_size(self, k: int, declared: int | None) -> str:
+        """How many training images a site has counts as it said before it first answered: they cannot change.
+
+        Answers what is to be noted of a site that says otherwise.
+        """
+        before = int(self.sizes[k])
+        if declared is None or declared == before:
+            return ""
+        if self.received[k]:
+            return f"says that it has {declared} training images; it counts with {before}, as before"
+        self.sizes[k] = declared
+        return ""
+
+    def images(self, k: int, declared: int | None) -> int | None:
+        """How many training images a site counts with, or says that it has; nothing if it never said so."""
+        kept = int(self.sizes[k])
+        if self.received[k] or (declared is None and kept > 1):  # 1 may also be that of who was never heard
+            return kept
+        return declared
+
     def fingerprints(self) -> torch.Tensor | None:
         """The vectors that sites are matched by, [K, D]."""
         if self.vectors is not None or not self.method.fingerprint_is_shared:

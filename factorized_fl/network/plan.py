@@ -138,7 +138,7 @@ def read_plan(path: Path) -> tuple[Plan, Config]:
     _check_plan(plan)
     if plan.needed > len(names):
         raise UserError(f"quorum = {plan.quorum} can never be met by {len(names)} sites.")
-    return plan, _config({key: value for key, value in table.items() if key not in own}, len(names))
+    return plan, _config({key: value for key, value in table.items() if key not in own}, len(names), path)
 
 
 def _check_plan(plan: Plan) -> None:
@@ -157,10 +157,12 @@ def check_name(name: Any, what: str) -> str:
     return name
 
 
-def _config(table: Mapping[str, Any], sites: int) -> Config:
+def _config(table: Mapping[str, Any], sites: int, path: Path) -> Config:
     config = from_table({**table, "dataset": "folder", "clients": sites})
-    if not config.image_size or config.channels not in (1, 3):
-        raise UserError("sites.toml must set image_size, and channels to 1 or 3: all sites train the same network.")
+    missing = ["image_size"] if not config.image_size else []
+    missing += ["channels to 1 or 3"] if config.channels not in (1, 3) else []
+    if missing:
+        raise UserError(f"{path} must set {' and '.join(missing)}: all sites train the same network.")
     if config.method not in INSTALLED:
         raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")
     return config

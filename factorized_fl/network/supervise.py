@@ -22,6 +22,7 @@ from factorized_fl.network.kits import make_workspace
 from factorized_fl.network.messages import LIMIT
 from factorized_fl.network.plan import Kit
 from factorized_fl.network.preflight import Way, check_kit, check_port, refuse_links
+from factorized_fl.network.settings import Settings, save_settings
 
 _PIDS = "processes.json"
 _GRACE = 5.0
@@ -85,14 +86,26 @@ def look_before(kit: Kit) -> None:
     """Refuse to start what cannot work, or runs already."""
     if importlib.util.find_spec("nvflare") is None:
         raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
-    if processes(kit):
-        raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+    refuse_running(kit)
     refuse_links(kit)
     if has_ended(kit):
         return  # nobody else is needed
     check_kit(kit)
     if kit.is_coordinator:
         check_port(kit)
+
+
+def refuse_running(kit: Kit) -> None:
+    """Refuse what would disturb a party that runs."""
+    if processes(kit):
+        raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+
+
+def settle(kit: Kit, settings: Settings) -> None:
+    """Keep a site's choices once nothing speaks against its start."""
+    look_before(kit)
+    with RunDirectory(kit.logs).lock():  # a site that runs would take them up as soon as its trainer is started again
+        save_settings(kit, settings)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -72,7 +72,7 @@ def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
     domains = list(dict.fromkeys(client["domain"] for client in run.clients))
     matrices = collect_matrices(run, budget)
     table = {**run.config, "options": run.options}
-    again = f"{run.path.resolve().name}/config.toml"
+    again = str(run.path / "config.toml")  # as the run was named, so that it is found from the same folder
     return {
         "name": run.path.resolve().name,
         "method": run.method,

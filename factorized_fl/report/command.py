@@ -7,8 +7,10 @@ from typing import Any
 
 from factorized_fl.config import Config, from_table, parse_setting, resolve, to_toml_value
 from factorized_fl.errors import UserError
-from factorized_fl.methods import INSTALLED
+from factorized_fl.methods import INSTALLED, METHODS
 from factorized_fl.presets import PRESETS, find_preset
+
+_STAND_IN = "stand-alone"  # any method that comes with the package
 
 
 def command_of(table: Mapping[str, Any], method: str | None = None, file: str = "config.toml") -> str | None:
@@ -17,37 +19,38 @@ def command_of(table: Mapping[str, Any], method: str | None = None, file: str = 
     A configuration that came from a preset is the preset and what differs from it; any other is the run's own `file`.
     """
     try:
-        config = from_table(table)
-    except UserError:
+        return shlex.join(_words(table, method, file))
+    except (UserError, TypeError):  # a damaged file may hold a date, which no setting can be
         return None
-    load = [] if (method or config.method) in INSTALLED else ["--load", "FILE.py"]
-    words = ["ffl", *load, "run", config.preset if config.preset in PRESETS else file]
+
+
+def _words(table: Mapping[str, Any], method: str | None, file: str) -> list[str]:
+    own = table.get("method")
+    unloaded = method is None and isinstance(own, str) and own not in METHODS
+    other = _STAND_IN if unloaded else method  # what is not the method's own can be checked without it
+    config = from_table({**table, "method": other, "options": {}} if other else table)
+    name = str(own) if unloaded else config.method
+    words = ["ffl", *([] if name in INSTALLED else ["--load", "FILE.py"]), "run"]
     if config.preset in PRESETS:
-        wanted = config if method is None else _with_method(config, method)
-        words += ["--method", wanted.method, *_settings(wanted, resolve(find_preset(config.preset), wanted.method))]
-    elif method is not None:
-        words += ["--method", method]
-    if config.dataset == "folder":
-        words += ["--data", "FOLDER"]
-    return shlex.join(words)
+        given = resolve(find_preset(config.preset), config.method)
+        words += [config.preset, "--method", name, *_settings(_of_run(config), _of_run(given))]
+        # The defaults of a method that is not loaded are unknown, so all its options are set.
+        words += _settings(table.get("options", {}), {}) if unloaded else _settings(config.options, given.options)
+    else:
+        words += [file, *(["--method", method] if method else [])]
+    return [*words, *(["--data", "FOLDER"] if config.dataset == "folder" else [])]
 
 
-def _with_method(config: Config, method: str) -> Config:
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    return Config(**values | {"method": method, "options": {}})
+def _of_run(config: Config) -> dict[str, Any]:
+    """What is set besides the method and its options."""
+    names = (field.name for field in dataclasses.fields(config))
+    return {name: getattr(config, name) for name in names if name not in ("preset", "method", "options")}
 
 
-def _settings(wanted: Config, given: Config) -> list[str]:
+def _settings(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """--set for every value that differs."""
-    words = []
-    for field in dataclasses.fields(Config):
-        value = getattr(wanted, field.name)
-        if field.name not in ("preset", "method", "options") and value != getattr(given, field.name):
-            words += ["--set", _setting(field.name, value)]
-    for name, value in wanted.options.items():
-        if value != given.options[name]:
-            words += ["--set", _setting(name, value)]
-    return words
+    differing = [name for name, value in wanted.items() if name not in given or value != given[name]]
+    return [word for name in differing for word in ("--set", _setting(name, wanted[name]))]
 
 
 def _setting(name: str, value: Any) -> str:

@@ -85,6 +85,31 @@ def difference_lines(run: RunFiles, base: RunFiles) -> list[str]:
     return [f"{name} {base.config.get(name)!r} instead of {run.config.get(name)!r}" for name in differing(run, base)]
 
 
+def refuse_losing(file: Path, methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """Refuse to replace a comparison by one that lacks some of its methods or seeds."""
+    try:
+        there = [str(row["method"]) for row in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError, KeyError):
+        return  # there is none, or none that could be lost
+    names = [name for name in there if name not in methods]
+    numbers = [str(seed) for seed in _seeds_of(file.parent, there) if seed not in seeds]
+    if lost := [f"the {what} {', '.join(those)}" for what, those in (("method", names), ("seed", numbers)) if those]:
+        raise UserError(
+            f"The comparison in '{file.parent}' also has {' and '.join(lost)}, which would be lost: "
+            "name all that it has, or choose another --out."
+        )
+
+
+def _seeds_of(folder: Path, methods: Sequence[str]) -> list[int]:
+    """The seeds that all methods have complete runs of; those that only some have came after the comparison."""
+    names = [path.parent.name for path in folder.glob("*/summary.json")]
+    found = []
+    for begin in (f"{method}-seed" for method in methods):
+        ends = [name.removeprefix(begin) for name in names if name.startswith(begin)]
+        found.append({int(end) for end in ends if end.isdecimal()})
+    return sorted(set.intersection(*found)) if found else []
+
+
 class Variant:
     """Runs that differ in nothing but the seed."""
 

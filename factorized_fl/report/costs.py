@@ -7,7 +7,7 @@ import torch
 from factorized_fl.federation.build import travels
 from factorized_fl.federation.ledger import formula_bytes
 from factorized_fl.federation.payload import measure
-from factorized_fl.methods import METHODS, Method, Tensors
+from factorized_fl.methods import INSTALLED, METHODS, Method, Tensors
 from factorized_fl.nn import Role, build_model, roles
 
 CLIENTS, ROUNDS, CLASSES = 20, 50, 10
@@ -38,8 +38,14 @@ def method_cost(method: Method) -> MethodCost:
         formula_a=formula["formula_a_bytes"] * CLIENTS / 1e9,
         formula_b=formula["formula_b_bytes"] * CLIENTS / 1e9,
         serialised=(up * ROUNDS + down * (ROUNDS - 1)) * CLIENTS / 1e9,
-        published=method.published_gb,
+        published=_published(method),
     )
+
+
+def _published(method: Method) -> float | None:
+    """The paper's number; a method of one's own that inherits from one of the paper's does not inherit that."""
+    own = method.name in INSTALLED or "published_gb" in vars(type(method))
+    return method.published_gb if own else None
 
 
 def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> tuple[int, int]:

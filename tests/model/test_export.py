@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +56,27 @@ def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Pat
     assert f"{100 * exported.verdict.alone:.2f}%" in card
     about = json.loads((tmp_path / "model" / "model.json").read_text())
     assert about["results"]["verdict"] == exported.verdict.word
+
+
+@pytest.mark.parametrize("onnx", [True, False])
+def test_the_code_on_the_card_runs_as_it_stands(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onnx: bool
+) -> None:
+    """Each block after the one that makes pixels gives the scores of the exported model."""
+    if not onnx:
+        monkeypatch.setattr(export, "_write_onnx", lambda *_: False)
+    export.export_run(run / "factorized-fl", 4, tmp_path / "model", data=images)
+    monkeypatch.chdir(tmp_path / "model")
+    text = Path("README.md").read_text()
+    assert ("onnx" in text.lower()) is onnx
+    usage = text.partition("## How to use it\n\n    ffl predict ")[2].partition("\nScores stand")[0]
+    begin, *ways = textwrap.dedent(usage[usage.index("\n") :]).strip().split("\n\n")
+    assert len(ways) == 1 + onnx
+    wanted = predict.find_runtime(Path(), "torch")(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)).detach()
+    for way in ways:
+        names: dict[str, Any] = {}
+        exec(f"{begin}\n{way}", names)
+        torch.testing.assert_close(torch.as_tensor(names["scores"]), wanted, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

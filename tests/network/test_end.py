@@ -20,6 +20,7 @@ from factorized_fl.network.status import is_done, read_status, sites_table, stat
 from factorized_fl.report.collect import collect
 from tests.network.parties import NAMES, Loopback, kits_of, trio_config, write_trio
 from tests.network.test_agreement import agent_of
+from tests.network.test_kits import ffl
 from tests.network.test_trust import round_request
 
 pytest.importorskip("nvflare")
@@ -119,6 +120,26 @@ def test_a_finished_coordinator_says_for_whom_it_waits_and_who_was_not_told(
     again.coordinator.farewell(60)  # aster and birch, who know, are not waited for
     assert not any("learn of the end" in line for line in again.journal)
     assert rows(again) == [(name, False, told) for name in NAMES]
+
+    third = Loopback(kits, {})
+    assert third.run()
+    third.coordinator.farewell(0.5)  # all know, but an answer may have been lost
+    assert third.journal == ["going on after round 1", "waiting up to 0 s for whoever asks again: all know of the end"]
+    assert rows(third) == [(name, False, told) for name in NAMES]
+
+
+@pytest.mark.parametrize(("kind", "words"), [("exclude", "leave aster out of"), ("readmit", "ask aster for")])
+def test_of_a_complete_federation_nothing_is_asked(
+    kind: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kit = written(kits_of(tmp_path, trio_config())[COORDINATOR])
+    directory = RunDirectory(kit.run)
+    directory.path.mkdir()
+    directory.save_summary({"clients": []})
+    code, err = ffl(capsys, "federation", kind, kit.path, "aster")
+    assert code == 2
+    assert f"The federation trio is complete: nothing is left to {words}." in " ".join(err.split())
+    assert not (kit.path / "control.json").exists()
 
 
 def test_a_killed_coordinator_has_nobody_connected(tmp_path: Path) -> None:

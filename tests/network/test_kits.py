@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
 from factorized_fl.model.predict import predict
 from factorized_fl.network.kits import make_kits, readme
-from factorized_fl.network.plan import COORDINATOR, read_kit, read_plan, write_kit
+from factorized_fl.network.plan import COORDINATOR, Kit, read_kit, read_plan, write_kit
 from factorized_fl.network.settings import Settings, read_settings, save_settings
 from factorized_fl.network.site import export_now
 from factorized_fl.network.status import is_done, status_lines, write_status
@@ -49,8 +50,9 @@ def test_the_agreement(tmp_path: Path) -> None:
         *(({name: 1}, f"sets {name}, which follows") for name in ("permutation_seed", "partition_seed")),
         ({"score": "validation"}, "sets score, which follows"),
         ({"quorum": 4}, "can never be met by 3"),
-        ({"image_size": None}, "must set image_size, and channels to 1 or 3"),
-        ({"channels": 2}, "must set image_size, and channels to 1 or 3"),
+        ({"image_size": None}, "agreed.toml must set image_size: all"),
+        ({"channels": None}, "agreed.toml must set channels to 1 or 3: all"),
+        ({"image_size": None, "channels": 2}, "agreed.toml must set image_size and channels to 1 or 3: all"),
         ({"dedline": 30}, "Unknown option 'dedline'. Did you mean 'deadline'"),
         ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
         ({"round": 3}, "Unknown option 'round'. Did you mean 'rounds'"),
@@ -66,7 +68,7 @@ def test_the_agreement(tmp_path: Path) -> None:
 )
 def test_mistakes_in_the_agreement(settings: dict, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        read_plan(write(tmp_path / "sites.toml", **settings))
+        read_plan(write(tmp_path / "agreed.toml", **settings))
     assert words in str(caught.value)
 
 
@@ -182,7 +184,7 @@ def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None
     """Another name for a class would swap labels without a word, another image draw another test."""
     data = write_trio(tmp_path / "data")
     kits = kits_of(tmp_path / "kits", trio_config())
-    settle = partial(cli.network._settle, kits["cedar"], data / "cedar", None, None, None)
+    settle = partial(choose_and_save, kits["cedar"], data / "cedar", None, None, None)
     (data / "cedar" / "column-0").rename(data / "cedar" / "other")
     settle()
     make_sites(kits, data)
@@ -223,10 +225,39 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         export_now(kits["cedar"], data / "cedar")
 
 
+def choose_and_save(kit: Kit, *choices: Any) -> None:
+    """What joining does before it looks for certificates, which these kits lack."""
+    save_settings(kit, cli.network._choose(kit, *choices))
+
+
+@pytest.mark.parametrize("command", [["join"], ["federation", "start"]])
+def test_who_runs_already_keeps_its_choices(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Else its trainer would take the refused ones up when it is started again."""
+    pytest.importorskip("nvflare", reason="FLARE is not installed")
+    data = write_trio(tmp_path / "data")
+    make_kits(write(tmp_path / "sites.toml"), tmp_path / "kits")
+    kit = read_kit(tmp_path / "kits" / "aster")
+    save_settings(kit, Settings(data / "aster"))
+    before = (kit.path / "site.toml").read_bytes()
+    arguments = [*command, kit.path, "--data", data / "birch", "--report-accuracy"]
+    with RunDirectory(kit.logs).lock():
+        (kit.path / "processes.json").write_text('{"supervisor": 1}')
+        code, err = ffl(capsys, *arguments)
+        assert (code, "aster runs already" in err) == (2, True)
+        (kit.path / "processes.json").unlink()  # as between taking the lock and writing the file
+        assert ffl(capsys, *arguments)[0] == 2
+    (kit.keys / "client.key").unlink()
+    code, err = ffl(capsys, *arguments)
+    assert (code, "has lost" in err) == (2, True)
+    assert (kit.path / "site.toml").read_bytes() == before
+
+
 def test_joining_again_keeps_the_sites_choices(tmp_path: Path) -> None:
     data = write_trio(tmp_path / "data")
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
-    settle = partial(cli.network._settle, kit)
+    settle = partial(choose_and_save, kit)
     settle(data / "aster", None, None, None)
     assert read_settings(kit) == Settings(data / "aster", "cpu", report=False, alone=True)
     settle(data / "aster", True, False, "cpu")
@@ -243,7 +274,7 @@ def test_a_report_that_nobody_asked_for_here_is_told(capsys: pytest.CaptureFixtu
     """Whoever made the kit may have left choices in it."""
     data = write_trio(tmp_path / "data")
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
-    settle = partial(cli.network._settle, kit, data / "aster")
+    settle = partial(choose_and_save, kit, data / "aster")
     words = "aster reports its accuracies, as site.toml in its kit says: --keep-accuracy keeps them here"
     said = []
     save_settings(kit, Settings(data / "elsewhere", report=True))
@@ -283,6 +314,14 @@ def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
     with pytest.raises(UserError, match="is no text: rename the folder"):
         save_settings(kit, Settings(tmp_path / "a\udcffb"))
+
+
+def test_guide_and_readme_say_how_flare_is_installed() -> None:
+    root = Path(__file__).parents[2]
+    beginning, _, _ = (root / "docs" / "federate.md").read_text().partition("## 1.")
+    _, _, section = (root / "README.md").read_text().partition("## Between organisations")
+    for words in (beginning, section.partition("\n## ")[0]):
+        assert 'pip install -e ".[network]"' in words
 
 
 def test_without_flare_there_is_one_line_and_everything_else_works(tmp_path: Path) -> None:

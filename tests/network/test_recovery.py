@@ -10,7 +10,7 @@ import torch
 from factorized_fl.errors import UserError
 from factorized_fl.federation.payload import encode
 from factorized_fl.federation.rundir import RunDirectory
-from factorized_fl.network import coordinator
+from factorized_fl.network import control, coordinator
 from factorized_fl.network.mailbox import Mailbox
 from factorized_fl.network.messages import Message, pack
 from factorized_fl.network.plan import COORDINATOR, Kit
@@ -44,6 +44,43 @@ def test_a_coordinator_counts_on_where_the_one_before_it_stopped(data: Path, tmp
     assert told_bytes(kits[COORDINATOR]) == counted
     write_status(kits[COORDINATOR], "complete", {"round": 2, "rounds": 2, "sites": [{"name": "nobody"}, 3]})
     assert Loopback(kits, {}).run()
+
+
+def told_images(kit: Kit) -> list[int | None]:
+    status = read_status(kit)
+    assert status is not None
+    return [site["images"] for site in status["sites"]]
+
+
+def test_a_coordinator_remembers_how_many_images_sites_have(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(rounds=2))
+    sites = make_sites(kits, data)
+    images = [site.train_images for site in sites.values()]
+    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    assert told_images(kits[COORDINATOR]) == images
+    control.remember_aside(kits[COORDINATOR], ["birch"])
+    assert Loopback(kits, {}).run()  # nobody declares anything any more
+    assert told_images(kits[COORDINATOR]) == images
+    fresh = Loopback(kits_of(tmp_path / "fresh", trio_config()), {})
+    fresh.coordinator._tell("waiting")
+    assert told_images(fresh.kits[COORDINATOR]) == [None, None, None]
+
+
+def test_who_comes_during_its_first_round_counts_with_all_its_images(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(rounds=1), deadline=2.0)
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: sites[name].answer for name in ("aster", "birch")})
+
+    class Bringing(Handler):
+        def handle(self, request: Message) -> Message:
+            parties.handlers["cedar"] = sites["cedar"].answer
+            threading.Thread(target=parties._site, args=("cedar",), daemon=True).start()
+            return self.site.answer(request)
+
+    parties.handlers["aster"] = Bringing(sites["aster"]).handle
+    assert parties.run()
+    assert parties.coordinator.memory.received.all()
+    assert parties.coordinator.memory.sizes.tolist() == [site.train_images for site in sites.values()]
 
 
 def told_bytes(kit: Kit) -> list[tuple[int, int]]:

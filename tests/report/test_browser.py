@@ -10,6 +10,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,49 @@ def test_the_slider_changes_the_heat_map_and_the_graph(chromium, one) -> None:
         assert tab.complaints == []
 
 
+@pytest.mark.parametrize("width", [280, 330, 560, 900])
+def test_long_names_stand_beside_their_nodes_and_nothing_is_clipped(chromium, one, width: int) -> None:
+    assets = resources.files("factorized_fl.report") / "assets"
+    scripts = "\n".join(assets.joinpath(name).read_text() for name in ("tools.js", "charts.js", "maps.js"))
+    drawn = (
+        f"([width, names]) => {{ {scripts}"
+        """
+        const nodes = names.map((label) => ({ label, color: "#369", tell: label }));
+        const svg = network(width, { label: "graph", nodes, edges: [], chosen: null, choose: () => {} });
+        document.body.replaceChildren(svg);
+        const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
+        const all = (kind) => [...svg.querySelectorAll(kind)];
+        return { frame: box(svg), words: all("text").map((e) => e.textContent),
+            boxes: all("text").map(box), dots: all("circle").map(box) };
+    }"""
+    )
+
+    def apart(a: list[float], b: list[float]) -> bool:
+        return a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+    with Watched(chromium) as tab:
+        for count in (1, 2, 3, 7, 12):
+            names = [f"{k}-{'hospital-of-the-north-' * 2}"[:40] for k in range(count)]
+            tab.page.goto(one)
+            found = tab.page.evaluate(drawn, [width, names])
+            left, top, right, bottom = found["frame"]
+            assert len(found["boxes"]) == count
+            for k, box in enumerate(found["boxes"]):
+                assert left <= box[0] <= box[2] <= right
+                assert top <= box[1] <= box[3] <= bottom
+                assert found["words"][k].startswith(f"{k}-hospi")
+                assert all(apart(box, other) for other in [*found["dots"], *found["boxes"][:k]])
+        tab.page.goto(one)
+        assert tab.page.evaluate(drawn, [560, ["aster", "birch", "st-marys"]])["words"] == [
+            "aster",
+            "birch",
+            "st-marys",
+        ]
+        tab.page.goto(one)
+        found = tab.page.evaluate(drawn, [width, ["1", "2", "13"]])  # these stand in their nodes
+        assert not any(apart(box, dot) for box, dot in zip(found["boxes"], found["dots"], strict=True))
+
+
 def test_names_with_html_in_them_are_shown_as_text(chromium, one) -> None:
     with Watched(chromium) as tab:
         tab.page.goto(one)
@@ -172,6 +216,17 @@ def test_charts_can_be_read_with_the_keyboard(chromium, one) -> None:
         assert not tab.page.locator("#tip").is_visible()
 
 
+@pytest.mark.parametrize(("total", "correct"), [(100, 21), (10_000, 2103)])
+def test_no_two_labels_of_an_axis_are_the_same(chromium, tmp_path: Path, total: int, correct: int) -> None:
+    """Accuracies that span a point, and some that span a hundredth of one."""
+    run = write_run(tmp_path / "run", total=total, correct=[correct, correct, correct, correct + 1], rounds=1)
+    with Watched(chromium) as tab:
+        tab.page.goto(write_report([run]).as_uri())
+        labels = tab.page.locator("[data-figure$=accuracy] svg text[text-anchor=end]").all_text_contents()
+        assert len(labels) > 2
+        assert len(set(labels)) == len(labels)
+
+
 def test_downloads_parse(chromium, one, several) -> None:
     with Watched(chromium) as tab:
         tab.page.goto(several)
@@ -197,12 +252,12 @@ def test_downloads_parse(chromium, one, several) -> None:
         assert tab.complaints == []
 
 
-def test_the_command_is_copied(chromium, one) -> None:
+def test_the_command_is_copied(chromium, one, runs: Path) -> None:
     with Watched(chromium) as tab:
         tab.page.goto(one)
         tab.page.locator("#copy-command").click()
         tab.page.get_by_text("Copied").wait_for()
-        assert tab.page.evaluate("navigator.clipboard.readText()") == "ffl run ours/config.toml --data FOLDER"
+        assert tab.page.evaluate("navigator.clipboard.readText()") == f"ffl run {runs}/ours/config.toml --data FOLDER"
 
 
 def test_dark_and_light_at_the_press_of_a_button(chromium, one) -> None:

@@ -38,7 +38,25 @@ def test_no_baseline_is_said_plainly_with_the_command_that_makes_one(tmp_path: P
     run = only(write_run(tmp_path / "run"))
     assert (run["verdicts"], run["baseline"]) == ([], None)
     assert "no Stand-Alone run tells" in run["headline"]
-    assert run["baseline_command"] == "ffl run run/config.toml --method stand-alone --data FOLDER"
+    assert run["baseline_command"] == f"ffl run {tmp_path}/run/config.toml --method stand-alone --data FOLDER"
+
+
+def test_commands_name_the_run_as_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they work in the folder where the page was asked for, and tell nobody where that folder is."""
+    write_run(tmp_path / "runs" / "a")
+    write_run(tmp_path / "runs" / "b", "fedavg")
+    for folder, given, commands in (
+        (tmp_path, "runs/a", ["ffl run runs/a/config.toml"]),
+        (tmp_path, "runs", ["ffl run runs/a/config.toml", "ffl run runs/b/config.toml"]),
+        (tmp_path / "runs" / "a", ".", ["ffl run config.toml"]),
+    ):
+        monkeypatch.chdir(folder)
+        document = collect([Path(given)])
+        assert [run["command"] for run in document["runs"]] == [f"{command} --data FOLDER" for command in commands]
+        named = [f"{command} --method stand-alone --data FOLDER" for command in commands]
+        assert [run["baseline_command"] for run in document["runs"]] == named
+        assert all(Path(command.split()[2]).is_file() for command in commands)
+        assert str(tmp_path) not in json.dumps(document)
 
 
 def test_a_model_that_is_still_trained_alone_judges_nobody_unless_it_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import shlex
 import tomllib
+from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from factorized_fl import api
 from factorized_fl.config import Config, parse_setting
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.stand_alone import StandAlone
+from factorized_fl.options import option
 from factorized_fl.presets import PRESETS
 from factorized_fl.report.command import command_of
 from tests.tiny import tiny_config
@@ -74,3 +77,28 @@ def test_a_method_of_ones_own_has_to_be_loaded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(METHODS, "mine", Mine)
     assert command_of(table(api.configure("demo", "mine"))) == "ffl --load FILE.py run demo --method mine"
     assert command_of(table(api.configure("demo", "mine")), "fedavg") == "ffl run demo --method fedavg"
+
+
+def test_a_method_that_is_not_loaded_now_is_set_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its defaults are unknown then; what the run set besides is still checked and compared with the preset."""
+
+    @dataclass(frozen=True)
+    class Mine(StandAlone):
+        name = "mine"
+        strength: float = option(0.5, "how much")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "mine", Mine)
+        config = api.configure("demo", "mine", rounds=3)
+        written, own = table(config), table(tiny_config("mine"))
+    command = command_of(written)
+    assert command is not None
+    load = "ffl --load FILE.py run"
+    assert command == f"{load} demo --method mine --set rounds=3 --set settle=false --set strength=0.5"
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "mine", Mine)
+        assert obeyed(command.replace(" --load FILE.py", "")) == config
+    assert command_of(written, "fedavg") == "ffl run demo --method fedavg --set rounds=3"
+    assert command_of(own, file="a/config.toml") == f"{load} a/config.toml --data FOLDER"
+    assert command_of(written | {"rounds": -1}) is None
+    assert command_of(written | {"options": {"strength": date(2025, 1, 1)}}) is None

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from factorized_fl.methods import METHODS
 from tests.report.synthetic import write_run
 from tests.test_cli import ffl
 from tests.tiny import write_config
@@ -45,6 +46,27 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_run(
     assert code == 0
     assert "Factorized-FL:" in said
     assert err == "Note: the report could not be written (no page today).\n"
+
+
+def test_the_page_of_ones_own_method_stays_true_without_the_method(
+    capsys, config: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "smooth.py"
+    file.write_text(
+        "import factorized_fl as ffl\nfrom factorized_fl.methods.fedavg import FedAvg\n"
+        "@ffl.register\nclass Smooth(FedAvg):\n    name, title, row = 'smooth', 'Smooth', ('a', 'b', 'c', 'd')\n"
+    )
+    monkeypatch.setitem(METHODS, "smooth", METHODS["fedavg"])  # what the file registers is gone after the test
+    del METHODS["smooth"]
+    monkeypatch.chdir(tmp_path)
+    run = ["run", config, "--method", "smooth", "--data", images, "--out", "runs/s", "--quiet"]
+    assert ffl(capsys, "--load", file, *run)[0] == 0
+    again = "ffl --load FILE.py run runs/s/config.toml --data FOLDER"
+    page = tmp_path / "runs" / "s" / "report.html"
+    assert again in page.read_text()
+    del METHODS["smooth"]
+    assert ffl(capsys, "report", "runs/s")[0] == 0
+    assert again in page.read_text()
 
 
 def test_report_and_figures(capsys, tmp_path: Path) -> None:

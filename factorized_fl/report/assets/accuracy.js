@@ -6,7 +6,7 @@ function accuracyCard(run) {
       label: "Accuracy of the clients' own models on their own test images",
       series: accuracySeries(run),
       x: AXES[state.axis],
-      y: { format: (v, full) => percent(v, full ? 1 : 0), least: 0, most: 1 },
+      y: { format: percentLabel, least: 0, most: 1 },
       marks: aloneMarks(run),
     }),
   );

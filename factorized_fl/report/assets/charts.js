@@ -72,17 +72,20 @@ function legend(svg, entries, left, width) {
   return entries.length ? y + 10 : 6;
 }
 
-// Axes and grid. x, y: {low, high, format, label, ticks}. Returns scales and the box inside.
+// Axes and grid. x, y: {low, high, format, label, ticks}; y's format is given the step between two ticks, too. Returns
+// scales and the box inside.
 function frame(svg, width, height, top, x, y) {
   const left = 52,
     right = width - 12,
     bottom = height - (x.label ? 40 : 24);
   const sx = (value) => left + ((value - x.low) / (x.high - x.low || 1)) * (right - left);
   const sy = (value) => bottom - ((value - y.low) / (y.high - y.low || 1)) * (bottom - top);
-  for (const tick of y.ticks || ticks(y.low, y.high, Math.max(2, (bottom - top) / 45))) {
+  const levels = y.ticks || ticks(y.low, y.high, Math.max(2, (bottom - top) / 45)),
+    step = levels[1] - levels[0];
+  for (const tick of levels) {
     svg.append(
       line(left, sy(tick), right, sy(tick), { class: "grid" }),
-      text(left - 6, sy(tick) + 4, y.format(tick), { class: "soft", "text-anchor": "end" }),
+      text(left - 6, sy(tick) + 4, y.format(tick, step), { class: "soft", "text-anchor": "end" }),
     );
   }
   let edge = -1e9;
@@ -181,7 +184,7 @@ function lineChart(width, { label, series, x, y, marks = [], height = 300 }) {
       .sort((a, b) => b[1] - a[1]);
     cursor.setAttribute("x1", box.sx(places[index]));
     cursor.setAttribute("x2", box.sx(places[index]));
-    const told = lines.slice(0, 12).map(([name, value]) => `${name}: ${y.format(value, true)}`);
+    const told = lines.slice(0, 12).map(([name, value]) => `${name}: ${y.format(value)}`);
     if (lines.length > 12) told.push(`and ${lines.length - 12} more`);
     return { index, text: [x.tell ? x.tell(places[index]) : x.format(places[index]), ...told].join("\n") };
   };
@@ -208,7 +211,7 @@ function barChart(width, { label, groups, series, height = 300 }) {
     height,
     top,
     { low: 0, high: 1, ticks: [], format: String, label: " " },
-    { low: 0, high: high * 1.05, format: (v) => percent(v, 0) },
+    { low: 0, high: high * 1.05, format: percentLabel },
   );
   const count = groups.reduce((sum, group) => sum + group.bars.length, 0);
   const gap = Math.min(18, (box.right - box.left) / (6 * groups.length)),

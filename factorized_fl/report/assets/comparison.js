@@ -137,7 +137,7 @@ function curvesCard(variants) {
         label: "Mean accuracy of each method",
         series: series(),
         x: AXES[state.axis],
-        y: { format: (v, full) => percent(v, full ? 1 : 0), least: 0, most: 1 },
+        y: { format: percentLabel, least: 0, most: 1 },
       }),
     () => 300,
   );
@@ -169,7 +169,7 @@ function paretoCard(variants) {
           label,
           dots: dots(x, show),
           x: { format: (v) => show(v).replace(".0 ", " "), label },
-          y: { format: (v) => percent(v, 1) },
+          y: { format: percentLabel },
           logarithmic,
         }),
       () => 320,

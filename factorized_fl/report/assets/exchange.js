@@ -171,7 +171,7 @@ function mixingGraph(run, width) {
   const most = Math.max(1e-9, ...edges.map((edge) => edge.share));
   for (const edge of edges) edge.share /= most;
   const nodes = run.clients.map((c, k) => ({
-    label: labelOf(run, k).slice(0, 4),
+    label: labelOf(run, k),
     color: colour(c.domain),
     tell: `${c.name}${run.domains.length > 1 ? `, ${run.domains[c.domain]}` : ""}\n${learnedFrom(run, k) || ""}`,
   }));
@@ -206,7 +206,7 @@ function similarityCard(run) {
       label: "Mean similarity of clients over rounds",
       series,
       x: AXES.rounds,
-      y: { format: (v) => v.toFixed(2), least: -1, most: 1 },
+      y: { format: (v, step) => v.toFixed(Math.max(2, decimals(step))), least: -1, most: 1 },
     }),
   );
   return card(

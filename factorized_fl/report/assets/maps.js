@@ -148,18 +148,23 @@ function heatMap(
   return svg;
 }
 
-// nodes: [{name, label, color}]; edges: [{from, to, share (0 to 1), tell}]; `chosen` is a node's number or null.
+// nodes: [{label, color, tell}]; edges: [{from, to, share (0 to 1)}]; `chosen` is a node's number or null.
+// Labels stand in the nodes; if one is too long for that, all stand beside them, on an oval that leaves them room.
 const near = (...numbers) => numbers.map((number) => number.toFixed(1)).join(" ");
 function network(width, { label, nodes, edges, chosen, choose }) {
   const size = Math.min(width, 520),
     centre = width / 2,
-    ring = size / 2 - 26,
+    most = 13,
+    longest = LETTER * Math.max(...nodes.map((node) => node.label.length)),
+    beside = longest > 2 * most,
+    down = size / 2 - (beside ? 40 : 26),
+    across = beside ? Math.min(down, centre - most - 8 - Math.min(longest, width / 4)) : down,
     svg = canvas(width, size, label);
   const place = (k) => {
     const angle = (2 * Math.PI * k) / nodes.length - Math.PI / 2;
-    return [centre + ring * Math.cos(angle), size / 2 + ring * Math.sin(angle)];
+    return [centre + across * Math.cos(angle), size / 2 + down * Math.sin(angle)];
   };
-  const dot = Math.max(3, Math.min(13, (Math.PI * ring) / nodes.length - 1.5));
+  const dot = Math.max(3, Math.min(most, (Math.PI * across) / nodes.length - 1.5));
   for (const edge of [...edges].sort((a, b) => a.share - b.share)) {
     const [x1, y1] = place(edge.from),
       [x2, y2] = place(edge.to),
@@ -210,7 +215,8 @@ function network(width, { label, nodes, edges, chosen, choose }) {
         on: { click: () => choose(k) },
       }),
     );
-    if (dot > 8)
+    if (dot > 8 && beside) svg.append(labelBeside(node.label, x, y, dot + 5, centre, size / 2));
+    else if (dot > 8)
       svg.append(
         text(x, y + 4, node.label, {
           "text-anchor": "middle",
@@ -224,4 +230,14 @@ function network(width, { label, nodes, edges, chosen, choose }) {
   };
   pointable(svg, at, (now, [dx, dy]) => place(((now ? now.k : -1) + dx + dy + nodes.length) % nodes.length));
   return svg;
+}
+
+// A node's label, outwards from the middle and as long as there is room.
+function labelBeside(label, x, y, gap, centre, middle) {
+  const side = Math.sign(Math.round(x - centre)),
+    room = side ? centre - Math.abs(x - centre) - gap : 2 * centre;
+  return text(x + side * gap, side ? y + 4 : y + (y < middle ? -gap : gap + 8), fit(label, room), {
+    "text-anchor": ["end", "middle", "start"][side + 1],
+    style: { "pointer-events": "none" },
+  });
 }

@@ -19,6 +19,9 @@ const draw = (tag, attributes, ...children) => build(document.createElementNS(SV
 
 const percent = (share, digits = 1) => (share === null ? "–" : (100 * share).toFixed(digits) + "%");
 const sign = (number) => (number > 0 ? "+" : number < 0 ? "−" : "");
+// Digits after the point that an axis with this step needs, lest neighbours read the same.
+const decimals = (step) => (step ? Math.max(0, Math.ceil(-Math.log10(step) - 1e-6)) : 0);
+const percentLabel = (share, step) => percent(share, step ? decimals(100 * step) : 1);
 const points = (share, digits = 1) => sign(share) + Math.abs(100 * share).toFixed(digits);
 const short = (value) => (Math.abs(value) >= 0.0995 ? value.toFixed(2) : value.toPrecision(2));
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
