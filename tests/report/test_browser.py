@@ -178,6 +178,19 @@ def test_long_names_stand_beside_their_nodes_and_nothing_is_clipped(chromium, on
         assert not any(apart(box, dot) for box, dot in zip(found["boxes"], found["dots"], strict=True))
 
 
+def test_the_graph_names_sites_in_full(chromium, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", clients=3)
+    known = json.loads((run / "clients.json").read_text())
+    names = ["aster", "birch", "st-marys"]
+    (run / "clients.json").write_text(
+        json.dumps([one | {"name": name} for one, name in zip(known, names, strict=True)])
+    )
+    with Watched(chromium) as tab:
+        tab.page.goto(write_report([run]).as_uri())
+        words = "els => els.map(e => e.textContent)"
+        assert tab.page.eval_on_selector_all("[data-figure$=graph] svg text", words) == names
+
+
 def test_names_with_html_in_them_are_shown_as_text(chromium, one) -> None:
     with Watched(chromium) as tab:
         tab.page.goto(one)
