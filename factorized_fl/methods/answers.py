@@ -1,6 +1,6 @@
 """What a method answers, checked: whoever writes one makes mistakes, and none may pass for a result."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -18,7 +18,8 @@ def mixing_of(method: Method, server: Server) -> Mixing:
             f"The mix of {method.name} changes {changed[0]} in place, which is not its own: make a new tensor instead."
         )
     count = len(server.sizes)
-    if not isinstance(mixing, Mixing) or not all(map(_rows(count), (mixing.matrix, *mixing.others.values()))):
+    matrices = [mixing.matrix, *mixing.others.values()] if isinstance(mixing, Mixing) else [None]
+    if not all(_are_weights(matrix, count) for matrix in matrices):
         raise UserError(
             f"The mix of {method.name} must be a Mixing of {count} x {count} clients whose rows sum to 1, "
             "without negative weights."
@@ -37,15 +38,11 @@ def mixing_of(method: Method, server: Server) -> Mixing:
     return mixing
 
 
-def _rows(count: int) -> Callable[[object], bool]:
-    def is_one(matrix: object) -> bool:
-        return (
-            isinstance(matrix, torch.Tensor)
-            and matrix.shape == (count, count)
-            and bool(((matrix.sum(1) - 1).abs() < 1e-5).all() and (matrix > -1e-5).all())
-        )
-
-    return is_one
+def _are_weights(matrix: object, count: int) -> bool:
+    """Whether it has a row for each client that sums to 1, without negative weights."""
+    if not isinstance(matrix, torch.Tensor) or matrix.shape != (count, count):
+        return False
+    return bool(((matrix.sum(1) - 1).abs() < 1e-5).all() and (matrix > -1e-5).all())
 
 
 def _is(tensor: object, *shape: int) -> bool:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from factorized_fl.reproduce.collection import Collection, Difference, difference
+from factorized_fl.reproduce.collection import Collection, Difference, Key, difference
 from factorized_fl.reproduce.published import published_mean
 
 AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
 UNHURT = 1.0  # points that count as no loss
-Key = tuple[str, str, str]  # study, setting, row
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from factorized_fl.reproduce.choices import read_choices
 from factorized_fl.reproduce.departures import NEARER, origin, reconstructs
 from factorized_fl.reproduce.studies import STUDIES
 
+Key = tuple[str, str, str]  # study, setting and row
 ROUNDS = 10  # the last ones, over which the ups and downs of a mean over clients are measured
 
 
@@ -24,12 +25,12 @@ ROUNDS = 10  # the last ones, over which the ups and downs of a mean over client
 class Collection:
     """What lies under a folder of results."""
 
-    cells: dict[tuple[str, str, str], list[Result]]  # by study, setting and row; in the order of the seeds
+    cells: dict[Key, list[Result]]  # by study, setting and row; in the order of the seeds
     heterogeneity: list[Record]
     choices: list[Record]
     draws: Mapping[str, Record] = field(default_factory=dict)  # of unequal shares, by data set
     between_seeds: float = 0.0  # what a difference of two cells varies by from seed to seed, in points
-    printed: Mapping[tuple[str, str, str], list[Result]] = field(default_factory=dict)  # what others stand for
+    printed: Mapping[Key, list[Result]] = field(default_factory=dict)  # what others stand for
 
     def of(self, what: str, setting: str, row: str) -> list[Result]:
         """The runs of a cell, one per seed; none if it was not run."""
@@ -61,7 +62,7 @@ def collect(results: Path) -> Collection:
     )
 
 
-def _between_seeds(cells: Mapping[tuple[str, str, str], Sequence[Result]]) -> float:
+def _between_seeds(cells: Mapping[Key, Sequence[Result]]) -> float:
     """Standard deviation from seed to seed of the difference of two cells' means, pooled over all pairs of a setting.
 
     Two seeds of one pair tell little about it; many pairs do. Pairs that share a cell are not independent, which makes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.cells import Cell
-from factorized_fl.reproduce.collection import Collection, best_rounds
+from factorized_fl.reproduce.collection import Collection, Key, best_rounds
 from factorized_fl.reproduce.departures import DRAW_SEEDS, departure_setting, origin, other_draw, undrawn
 from factorized_fl.reproduce.markdown import entry, folded, plain, table
 from factorized_fl.reproduce.names import title, variant_title
@@ -64,7 +64,7 @@ class Far:
 
 def far_from_paper(found: Collection) -> list[Far]:
     """The means that differ by more than we call reproduced."""
-    about: dict[tuple[str, str, str], list[tuple[Cell, Row]]] = {}
+    about: dict[Key, list[tuple[Cell, Row]]] = {}
     for cell, other in zip(STUDIES["departures"].shown, rows_of("departures", found), strict=True):
         about.setdefault((*origin(cell), cell.method), []).append((cell, other))
     far = []
@@ -137,9 +137,7 @@ def _predictions(found: Collection) -> list[str]:
             other = alone.get(one.place[:2], one)
             gap = "-" if other is one else _over_alone(one, other)
             poorer = f"{one.predicted.poorer:.0%}"
-            lines.append(
-                [row.setting.removesuffix(", predicted"), title(row.method), entry(row), poorer, f"{one.off:+.1f}", gap]
-            )
+            lines.append([one.where, title(row.method), entry(row), poorer, f"{one.off:+.1f}", gap])
     headings = ("setting", "method", "paper / over draws", "poorer", "off", "over Stand-Alone, paper / ours")
     return [
         prose.LEFT_OUT,
@@ -154,7 +152,7 @@ def _predictions(found: Collection) -> list[str]:
 
 def _alone(besides: Sequence[Beside]) -> str:
     """How far Stand-Alone is off, of which a draw is all that its settings differ by."""
-    told = [f"{one.off:+.1f} ({one.place[0].removeprefix('label-')} {one.place[1]})" for one in besides]
+    told = [f"{one.off:+.1f} ({one.where})" for one in besides]
     return f"Stand-Alone is off by {', '.join(told)} standard deviations."
 
 

@@ -1,6 +1,6 @@
 """Tests of what the paper says of u and v, and of updates that drift apart."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -16,69 +16,73 @@ BY_CHANCE = 0.05  # what random domains have as rarely as this is not by chance
 LAST = 10  # epochs
 
 
-def _factorised(found: Collection) -> Iterator[tuple[str, list[Result]]]:
-    """The runs whose u and v are looked at, and what they are called."""
-    yield "the paper's layout", found.of("domains", "domains", "factorized-fl")
-    for row in ("factorized-fl+released", "factorized-fl+released-layout"):
-        yield variant_title(row), found.of("similarity", "similarity", row)
-
-
 def groups_by_domain(found: Collection) -> Iterator[Check]:
     """Whether most of those with the most similar v are of one's own domain, in the last round."""
-    for name, results in _factorised(found):
-        text = f"v: most of the nearest are of one's own domain, {name}"
-        yield decided(text, _share(results, "v") > MOST, _nearest(results, "v")) if results else Check(text)
+
+    def check(text: str, results: Sequence[Result]) -> Check:
+        share, _, figures = _nearest(results, "v")
+        return decided(text, share > MOST, figures)
+
+    return _of_each(found, "v: most of the nearest are of one's own domain", check)
 
 
 def no_groups(found: Collection) -> Iterator[Check]:
     """Whether those with the most similar u are of one's own domain no more often than by chance."""
-    for name, results in _factorised(found):
-        text = f"u: the nearest are of one's own domain no more often than by chance, {name}"
-        if results:
-            by_chance = chance(results, "u", nearest_of_own) > BY_CHANCE
-            yield decided(text, by_chance, _nearest(results, "u"))
-        else:
-            yield Check(text)
 
+    def check(text: str, results: Sequence[Result]) -> Check:
+        _, probability, figures = _nearest(results, "u")
+        return decided(text, probability > BY_CHANCE, figures)
 
-def _share(results: Sequence[Result], kind: str) -> float:
-    return fmean(result.record["factors"][kind]["found"][-1] for result in results)
-
-
-def _nearest(results: Sequence[Result], kind: str) -> str:
-    """How many of the nearest are of one's own domain, in words, and how rarely random domains have as many."""
-    same = same_domain(results[0].domains)
-    expected = float(same.double().sum(1).mean()) / (len(same) - 1)
-    return f"{_share(results, kind):.3f}, by chance {expected:.3f}, {_p(chance(results, kind, nearest_of_own))}"
-
-
-def _p(probability: float) -> str:
-    return "p < 0.001" if probability < 0.001 else f"p = {probability:.3f}"
+    return _of_each(found, "u: the nearest are of one's own domain no more often than by chance", check)
 
 
 def more_alike_within(found: Collection) -> Iterator[Check]:
     """Mean cosines of v within a domain above those between domains, by more than chance, in the last round."""
-    for name, results in _factorised(found):
-        text = f"mean cosine of v higher within a domain, {name}"
-        if not results:
-            yield Check(text)
-            continue
-        within, between = (fmean(r.record["factors"]["v"][whose][-1] for r in results) for whose in ("same", "other"))
+
+    def check(text: str, results: Sequence[Result]) -> Check:
+        within, between = (_last(results, "v", whose) for whose in ("same", "other"))
         probability = chance(results, "v", closer_within)
         figures = f"{within:.4f} against {between:.4f}, {_p(probability)}"
-        certain = min(probability, 1 - probability) < BY_CHANCE
-        yield decided(text, probability < BY_CHANCE, figures) if certain else Check(text, UNDECIDED, figures)
+        if BY_CHANCE <= probability <= 1 - BY_CHANCE:
+            return Check(text, UNDECIDED, figures)
+        return decided(text, probability < BY_CHANCE, figures)
+
+    return _of_each(found, "mean cosine of v higher within a domain", check)
 
 
 def u_more_alike(found: Collection) -> Iterator[Check]:
     """The mean cosine of u between domains above that of v in the last round."""
-    for name, results in _factorised(found):
-        text = f"mean cosine of u above that of v, {name}"
-        if not results:
-            yield Check(text)
-            continue
-        u, v = (fmean(result.record["factors"][kind]["other"][-1] for result in results) for kind in ("u", "v"))
-        yield decided(text, u > v, f"{u:.4f} against {v:.4f}")
+
+    def check(text: str, results: Sequence[Result]) -> Check:
+        u, v = (_last(results, kind, "other") for kind in ("u", "v"))
+        return decided(text, u > v, f"{u:.4f} against {v:.4f}")
+
+    return _of_each(found, "mean cosine of u above that of v", check)
+
+
+def _of_each(found: Collection, text: str, check: Callable[[str, Sequence[Result]], Check]) -> Iterator[Check]:
+    """One check for each layout whose u and v are looked at: the paper's and those of the authors' code."""
+    named = [("the paper's layout", found.of("domains", "domains", "factorized-fl"))]
+    for row in ("factorized-fl+released", "factorized-fl+released-layout"):
+        named.append((variant_title(row), found.of("similarity", "similarity", row)))
+    for name, results in named:
+        yield check(f"{text}, {name}", results) if results else Check(f"{text}, {name}")
+
+
+def _last(results: Sequence[Result], kind: str, whose: str) -> float:
+    return fmean(result.record["factors"][kind][whose][-1] for result in results)
+
+
+def _nearest(results: Sequence[Result], kind: str) -> tuple[float, float, str]:
+    """How many of the nearest are of one's own domain, how rarely random domains have as many, and both in words."""
+    share, probability = _last(results, kind, "found"), chance(results, kind, nearest_of_own)
+    same = same_domain(results[0].domains)
+    expected = float(same.double().sum(1).mean()) / (len(same) - 1)
+    return share, probability, f"{share:.3f}, by chance {expected:.3f}, {_p(probability)}"
+
+
+def _p(probability: float) -> str:
+    return "p < 0.001" if probability < 0.001 else f"p = {probability:.3f}"
 
 
 def farther_apart(found: Collection) -> Iterator[Check]:

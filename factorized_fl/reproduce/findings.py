@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from factorized_fl.reproduce.claims import SUPPOSED, VERDICTS, judge
-from factorized_fl.reproduce.collection import Collection, difference, mean, total_bytes
+from factorized_fl.reproduce.collection import Collection, Key, difference, mean, total_bytes
 from factorized_fl.reproduce.published import published_mean
 
-Key = tuple[str, str, str]  # study, setting, row
 ALONE, AVERAGED, OURS = (("domains", "domains", row) for row in ("stand-alone", "fedavg", "factorized-fl"))
 RELEASED = ("similarity", "similarity", "factorized-fl+released")
 

@@ -14,13 +14,11 @@ import numpy as np
 
 from factorized_fl.federation.rundir import Record
 from factorized_fl.reproduce.cells import Result
-from factorized_fl.reproduce.collection import Collection
+from factorized_fl.reproduce.collection import Collection, Key
 from factorized_fl.reproduce.departures import origin, reconstructs, undrawn
 from factorized_fl.reproduce.draws import SETS
 from factorized_fl.reproduce.published import published_mean
 from factorized_fl.reproduce.studies import STUDIES
-
-Place = tuple[str, str, str]  # study, setting and row
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Run:
 class LeftOut:
     """A draw that a plane was not fitted to: the mean over its clients, and what the other draws predict for it."""
 
-    place: Place
+    place: Key
     draw: int
     seen: float
     predicted: float
@@ -60,7 +58,7 @@ class Predictions:
 
     def __init__(self, found: Collection) -> None:
         self.means = {name: np.array(record["means"]) for name, record in found.draws.items()}
-        self.runs: dict[Place, list[Run]] = {}
+        self.runs: dict[Key, list[Run]] = {}
         for (what, _, row), results in found.cells.items():
             for result in results if what != "choices" else ():
                 place, run = _place(result, row), _run(result, found.draws)
@@ -90,7 +88,7 @@ class Predictions:
         """The same of who knows nothing of the shares."""
         return _root_mean_square(one.seen - one.unpredicted for one in self.left_out)
 
-    def of(self, place: Place) -> Predicted | None:
+    def of(self, place: Key) -> Predicted | None:
         """What other draws would bring; nothing if there was no such run, or nothing to tell the error by."""
         if place not in self.runs or not self.left_out:
             return None
@@ -103,9 +101,14 @@ class Predictions:
 class Beside:
     """A published mean with unequal shares beside what many draws would bring; nothing if it was not run."""
 
-    place: Place
+    place: Key
     paper: float
     predicted: Predicted | None
+
+    @property
+    def where(self) -> str:
+        """The data set and the setting."""
+        return f"{self.place[0].removeprefix('label-')} {self.place[1]}"
 
     @property
     def off(self) -> float:
@@ -115,7 +118,7 @@ class Beside:
 
 def beside_published(predictions: Predictions) -> list[Beside]:
     """Every mean of Table 1 with unequal shares: as printed, then as reconstructed."""
-    places: list[Place] = []
+    places: list[Key] = []
     for what in (f"label-{dataset}" for dataset in SETS):
         places += [(what, cell.setting, cell.row) for cell in STUDIES[what].own]
         stand_ins = [(*origin(cell), cell.row) for cell in STUDIES["departures"].own if reconstructs(cell)]
@@ -127,7 +130,7 @@ def beside_published(predictions: Predictions) -> list[Beside]:
     ]
 
 
-def _place(result: Result, row: str) -> Place:
+def _place(result: Result, row: str) -> Key:
     """Which entry of Table 1 a run is about, with its variant; other draws count as the same."""
     config = result.configuration
     return f"label-{config['dataset']}", f"{'permuted' if config['permuted'] else 'standard'}-non-iid", undrawn(row)

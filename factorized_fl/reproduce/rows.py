@@ -210,7 +210,5 @@ def _departures(found: Collection) -> Iterator[Row]:
 
 def _draws(found: Collection) -> Iterator[Row]:
     for one in beside_published(Predictions(found)):
-        what, setting, method = one.place
-        setting = f"{what.removeprefix('label-')} {setting}, predicted"
         ours, spread = (one.predicted.mean, one.predicted.spread) if one.predicted else (None, None)
-        yield Row("draws", setting, method, paper=one.paper, ours=ours, spread=spread)
+        yield Row("draws", f"{one.where}, predicted", one.place[2], paper=one.paper, ours=ours, spread=spread)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from factorized_fl.reproduce.checks import UNDECIDED, UNHURT, Check, Key, beside, compared, decided, judged
+from factorized_fl.reproduce.checks import UNDECIDED, UNHURT, Check, beside, compared, decided, judged
 from factorized_fl.reproduce.choices import DOMAINS
 from factorized_fl.reproduce.collection import (
     Collection,
+    Key,
     bytes_sent,
     difference,
     formula_gigabytes,
