@@ -26,10 +26,15 @@ def describe_environment(seed: int, device: str) -> dict[str, Any]:
         "seed": seed,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "packages": packages,
     }
+
+
+def device_name(device: str) -> str:
+    """What results call a device: a GPU by its model, a CPU by its kind."""
+    return torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
 
 
 def _commit() -> str | None:

@@ -112,6 +112,11 @@ class Result:
         return [score for score in self.scores(round) if score is not None]
 
     @property
+    def device(self) -> str:
+        """What it ran on."""
+        return self.record["environment"]["device"]
+
+    @property
     def seconds(self) -> float:
         """All of the time that the cell took."""
         return self.record["seconds"]["rounds"] + self.record["seconds"]["start"]

@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from factorized_fl.config import Config
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
-from factorized_fl.federation.run import Observer, Stopped, run
+from factorized_fl.federation.environment import device_name
+from factorized_fl.federation.run import Observer, Stopped, find_device, run
 from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.reproduce import draws, heterogeneity
 from factorized_fl.reproduce.cells import Cell, Result, read_result, write_result
@@ -186,6 +187,7 @@ def run_cells(
 ) -> Iterator[Progress]:
     """Run what has no file yet, in order, while there is time; tells of each cell."""
     clock = clock or Clock()
+    machine = device_name(find_device(device))
     cut_off = False
     with clock.heeding_interrupts():
         for cell in cells:
@@ -195,7 +197,8 @@ def run_cells(
                 continue
             directory = RunDirectory(work / f"{cell.name}-{_digest(config)}")
             begun = directory.checkpoint_path.exists()
-            no_time = cut_off or clock.left <= 0 or (not begun and clock.left < expected_seconds(cell, results))
+            too_long = not begun and clock.left < expected_seconds(cell, results, machine)
+            no_time = cut_off or clock.left <= 0 or too_long
             if no_time and not directory.summary():
                 yield Progress(cell.name, "no time")
                 continue
@@ -251,12 +254,13 @@ def _digest(config: Config) -> str:
     return blake2b(config.to_toml().encode(), digest_size=4).hexdigest()
 
 
-def expected_seconds(cell: Cell, results: Path) -> float:
-    """What cells of the same study took: of the same method if there are any; 0 if nothing is known.
+def expected_seconds(cell: Cell, results: Path, machine: str) -> float:
+    """What cells of the same study took on such a machine: of the same method if there are any; 0 if nothing is known.
 
     The longest of the same method, or half as much again as the usual cell, to be on the safe side.
     """
-    done = [found for path in sorted((results / cell.what).rglob("*.json")) if (found := read_result(path))]
+    every = [found for path in sorted((results / cell.what).rglob("*.json")) if (found := read_result(path))]
+    done = [result for result in every if result.device == machine]
     same = [result.seconds for result in done if result.record.get("method") == cell.method]
     if same:
         return max(same)

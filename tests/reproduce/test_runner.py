@@ -137,6 +137,18 @@ def test_no_cell_is_begun_that_does_not_fit_but_one_under_way_goes_on(images: Pa
     assert run_all([second], tmp_path, images, clock=Clock(99)) == [("fedavg", "done")]
 
 
+def test_what_cells_took_elsewhere_says_nothing_of_here(images: Path, tmp_path: Path) -> None:
+    """An hour on another machine, with 30 seconds left here."""
+    first, second = select(["domains"], [1, 2], ["fedavg"])
+    run_all([first], tmp_path, images)
+    path = first.path(tmp_path / "results")
+    record = json.loads(path.read_text()) | {"seconds": {"rounds": 3600.0, "start": 10.0}}
+    path.write_text(json.dumps(record))
+    assert run_all([second], tmp_path, images, clock=Clock(30)) == [("fedavg", "no time")]
+    path.write_text(json.dumps(record | {"environment": {"device": "a slow machine"}}))
+    assert run_all([second], tmp_path, images, clock=Clock(30)) == [("fedavg", "done")]
+
+
 def test_stops_when_another_round_does_not_fit(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("factorized_fl.reproduce.runner._ROUND_MARGIN", 1e9)
     (cell,) = select(["domains"], [1], ["fedavg"])
