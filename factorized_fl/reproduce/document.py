@@ -10,8 +10,9 @@ from factorized_fl.files import write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes
+from factorized_fl.reproduce.cells import Result
 from factorized_fl.reproduce.claims import SUPPOSED, judge, judge_reconstructed
-from factorized_fl.reproduce.collection import Collection, formula_gigabytes, model_millions
+from factorized_fl.reproduce.collection import Collection, Key, formula_gigabytes, model_millions
 from factorized_fl.reproduce.differences import differences
 from factorized_fl.reproduce.figures import drawings
 from factorized_fl.reproduce.ledger import checks, in_short, verdicts
@@ -44,22 +45,23 @@ def document(found: Collection) -> str:
         "## Ablations (figure 8 g)",
         "The paper shows curves and prints no numbers.",
         _listing(rows_of("ablation", found)),
-        *_figures(found, "ablation"),
+        *_below(found, "ablation", "ablation"),
         "## Similarity of u and v (figure 8 a-f)",
         prose.SIMILARITY,
         pivot(rows_of("similarity", found), title),
         *_weights(found),
-        *_figures(found, "similarity"),
+        *_below(found, "similarity", "similarity"),
         "## Architectures (figure 8 h)",
         prose.ARCHITECTURES,
         pivot(rows_of("architectures", found), _kernel, transposed=True),
+        *_below(found, "architectures"),
         "## Sparsity (figure 8 i and appendix)",
         prose.SPARSITY,
         pivot([row for row in rows_of("sparsity", found) if "epochs" in row.setting], str, transposed=True),
         *_sizes(found),
         "On the domains, accuracy and millions of parameters (the appendix shows a figure without numbers):",
         pivot([row for row in rows_of("sparsity", found) if "domains" in row.setting], title, transposed=True),
-        *_figures(found, "sparsity"),
+        *_below(found, "sparsity", "sparsity"),
         "## Heterogeneity of updates (figures 2 and 4)",
         prose.HETEROGENEITY,
         pivot(rows_of("heterogeneity", found), str),
@@ -70,10 +72,9 @@ def document(found: Collection) -> str:
         *_helped(found),
         *_matching(found),
         *_all_alike(found),
-        *_notes(found, "beyond"),
-        *_figures(found, "peers"),
+        *_below(found, "beyond", "peers"),
         *differences(found),
-        *_remarks(found, "departures"),
+        *_below(found, "departures"),
         *_choices(found),
         *checks(found, judged, rejudged, supposed),
     ]
@@ -97,6 +98,11 @@ def _kernel(method: str) -> str:
     return {"stand-alone": "regular", "mixed-layout": "I\\*F x O\\*F", "factorized-fl": "F\\*F x I\\*O"}[method]
 
 
+def _below(found: Collection, what: str, *figures: str) -> list[str]:
+    """What goes with a study's table: what has to be known of its runs and its methods, and its figures."""
+    return [*_notes(found, what), *_remarks(found, what), *_figures(found, *figures)]
+
+
 def _figures(found: Collection, *names: str) -> list[str]:
     ready = {drawing.name: drawing.caption for drawing in drawings(found)}
     return [f"![{ready[name]}]({FIGURES}/{name}.svg)\n\n*{ready[name]}*" for name in names if name in ready]
@@ -106,18 +112,32 @@ def _figures(found: Collection, *names: str) -> list[str]:
 
 
 def _machines(found: Collection) -> str:
-    results = [result for runs in found.cells.values() for result in runs]
+    """What ran where, and for how long; by name what did not run where most did."""
+    results = [(key, result) for key, runs in found.cells.items() for result in runs]
     if not results:
         return "No cell has been run yet."
-    devices = sorted({result.record["environment"]["device"] for result in results})
-    commits = sorted({result.record["commit"] or "unknown" for result in results})
-    short = sum(len(runs) for key, runs in found.cells.items() if key[0] == "choices")
-    seconds = [*(result.seconds for result in results), *(record["seconds"] for record in found.heterogeneity)]
-    return (
-        f"So far {len(seconds)} runs, {short} of them short ones to choose by, {sum(seconds) / 3600:.1f} hours in all, "
-        f"on {', '.join(devices)}, "
-        f"from commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}."
+    seconds: dict[str, list[float]] = {}
+    for _, result in results:
+        seconds.setdefault(result.device, []).append(result.seconds)
+    for record in found.heterogeneity:
+        seconds.setdefault(record["environment"]["device"], []).append(record["seconds"])
+    usual, *others = sorted(seconds, key=lambda device: (-len(seconds[device]), device))
+    places = [f"{len(seconds[one])} on {one}, {sum(seconds[one]) / 3600:.1f} hours in all" for one in (usual, *others)]
+    commits = sorted({result.record["commit"] or "unknown" for _, result in results})
+    short = sum(key[0] == "choices" for key, _ in results)
+    told = (
+        f"So far {sum(map(len, seconds.values()))} runs, {short} of them short ones to choose by: {'; '.join(places)}. "
+        f"They are from commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}."
     )
+    elsewhere = [_elsewhere(key, result) for key, result in results if result.device != usual]
+    return f"{told} Not on {usual}: {'; '.join(elsewhere)}." if elsewhere else told
+
+
+def _elsewhere(key: Key, result: Result) -> str:
+    """A run that others might not be compared with, and what it computed in, which newer results say."""
+    study, setting, row = key
+    computed = result.record["environment"].get("convolutions")
+    return f"{study}, {setting}, {title(row)}, seed {result.seed}" + (f" ({computed} convolutions)" if computed else "")
 
 
 def _costs(row: Row) -> list[str]:
@@ -141,9 +161,7 @@ def _label(found: Collection, what: str, heading: str) -> list[str]:
         heading,
         table(headings, lines),
         below,
-        *_notes(found, what),
-        *_remarks(found, what),
-        *_figures(found, what),
+        *_below(found, what, what),
     ]
 
 
@@ -195,8 +213,7 @@ def _domains(found: Collection) -> list[str]:
     return [
         table(("method", *places, "paper, GB", "formula, GB", "serialised, GB"), lines),
         f"{_seeds(rows)} The paper has no row for beta here. {_averages()}",
-        *_remarks(found, "domains"),
-        *_figures(found, "domains", "domains-clients"),
+        *_below(found, "domains", "domains", "domains-clients"),
     ]
 
 

@@ -35,6 +35,7 @@ def results(tmp_path: Path) -> Path:
         "seed": 1,
         "parties": ["partition 1", "partition 2", "partition 2, permuted", "CIFAR-10"],
         "tests": 100,
+        "environment": {"device": "a test"},
         "seconds": 3600.0,
         "average_every": 3,
         "dense": {"body": {"total": [[0.5, 0.6, 0.7], [0.6, 0.8, 1.0]]}},
@@ -110,6 +111,34 @@ def test_what_is_open_about_baselines_is_looked_at_where_they_differ(
     for variant, (accuracy, outcome) in tried.items():
         write(results, "departures", f"{method}+{variant}", [accuracy] * 20, setting=setting)
         assert f"{before} {outcome} |" in document(collect(results))
+
+
+def test_says_what_ran_where_and_what_did_not_run_where_most_did(results: Path) -> None:
+    """Ten cells of a minute each and the hour that distances took, then two cells on another machine."""
+    assert "So far 11 runs, 0 of them short ones to choose by: 11 on a test, 1.2 hours in all. They are from " in (
+        document(collect(results))
+    )
+    slow = {"environment": {"device": "a CPU", "convolutions": "fp32"}, "seconds": {"rounds": 7000.0, "start": 200.0}}
+    write(results, "departures", "mixed-layout+released", [60.0], setting="resnet9-1fc", **slow)
+    write(results, "departures", "factorized-fl+released", [60.0], setting="resnet9-1fc", **slow)
+    page = document(collect(results))
+    assert (
+        "to choose by: 11 on a test, 1.2 hours in all; 2 on a CPU, 4.0 hours in all. They are from commit abc." in page
+    )
+    named = [
+        f"departures, resnet9-1fc, {name}, seed 1 (fp32 convolutions)"
+        for name in ("Factorized-FL (all departures)", "Factorized-FL, I*F x O*F (all departures)")
+    ]
+    line = next(line for line in page.splitlines() if line.startswith("So far"))
+    assert sorted(line.split("Not on a test: ")[1].rstrip(".").split("; ")) == sorted(named)
+
+
+@pytest.mark.parametrize("what", ["domains", "ablation", "similarity", "architectures", "sparsity", "departures"])
+def test_what_was_noted_of_a_run_is_told_whatever_the_study(tmp_path: Path, what: str) -> None:
+    cell = STUDIES[what].own[0]
+    extra = {"factors": factors(20, True), "mixing": mixing(20), "note": "made by hand"}
+    write(tmp_path, what, cell.row, [60.0] * cell.config().clients, setting=cell.setting, **extra)
+    assert "\nAll runs: made by hand.\n" in document(collect(tmp_path))
 
 
 def test_sums_up_by_method_what_is_far_and_what_brings_it_near(tmp_path: Path) -> None:
