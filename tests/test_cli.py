@@ -45,6 +45,18 @@ def test_run_prints_progress_and_result(capsys, config: Path, images: Path, tmp_
     assert (tmp_path / "run" / "summary.json").exists()
 
 
+def test_a_log_says_how_far_a_long_round_is(capsys, monkeypatch, config: Path, images: Path, tmp_path: Path) -> None:
+    """With no patience there is a line for each of the four clients before that of the round."""
+    monkeypatch.setattr(progress, "_LONG_ROUND", 0.0)
+    _, out, _ = ffl(capsys, "run", config, "--method", "fedavg", "--data", images, "--out", tmp_path / "run")
+    lines = [line.split(": ", 1)[1] for line in out.splitlines() if ": round " in line]
+    assert len(lines) == 3 * (4 + 1)
+    assert [line.rpartition(",")[0] for line in lines[5:9]] == [
+        f"round 2/3: {k} of 4 clients trained" for k in range(1, 5)
+    ]
+    assert lines[9].startswith("round 2/3, accuracy ")
+
+
 def test_decoding_says_how_far_it_is(capsys, monkeypatch, images: Path, tmp_path: Path) -> None:
     """With no patience at all; images that were decoded before take no time."""
     monkeypatch.setenv("FFL_CACHE", str(tmp_path / "cache"))

@@ -26,8 +26,11 @@ from factorized_fl.reproduce.studies import STUDIES, find_study
 DOCS = Path("docs")
 
 
+_SELDOM = 30.0  # seconds between lines of a log: a study has thousands of rounds
+
+
 def _watch(config: Config) -> ProgressObserver:
-    return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}")
+    return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}", _SELDOM)
 
 
 def _tell(progress: Progress) -> None:
@@ -139,7 +142,7 @@ def reproduce(
             work=work,
             clock=clock,
             device=device,
-            watch=_watch if console.is_terminal else None,
+            watch=_watch,
             note=note.strip().rstrip("."),
         ):
             _tell(progress)

@@ -1,4 +1,4 @@
-"""Live progress of a run: a bar on a terminal, one plain line per round elsewhere; and of images that are decoded."""
+"""Live progress of a run: a bar on a terminal, plain lines elsewhere; and of images that are decoded."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from factorized_fl.federation.rundir import Record
 from factorized_fl.report.tables import size
 
 _SILENCE = 5.0  # seconds after which one wants to know that it goes on
+_LONG_ROUND = 30.0  # seconds after which a log says how far a round is
 
 
 @contextmanager
@@ -36,14 +37,19 @@ def images_told(console: Console) -> Iterator[None]:
 
 
 class ProgressObserver:
-    """Shows rounds, clients, accuracy so far, bytes and time left."""
+    """Shows rounds, clients, accuracy so far, bytes and time left.
 
-    def __init__(self, console: Console, title: str) -> None:
-        self.console, self.title = console, title
+    In a log, where there is no bar, it is a line per round, and lines inside rounds that are long; never more than one
+    in so many seconds as `seldom` says.
+    """
+
+    def __init__(self, console: Console, title: str, seldom: float = 0.0) -> None:
+        self.console, self.title, self.seldom = console, title, seldom
         self.bytes = 0
         self.latest: dict[int, float] = {}
         self.rounds = 0
-        self.began = time.monotonic()
+        self.began = self.said = time.monotonic()
+        self.trained = 0
         self.told = images_told(console)
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -79,16 +85,25 @@ class ProgressObserver:
 
     def client_done(self, round: int, client: int) -> None:
         """One more client trained."""
+        self.trained += 1
         self.bar.update(self.task, advance=1, note=self._note(round))
+        self._say(f"round {round}/{self.rounds}: {self.trained} of {self.per_round} clients trained", _LONG_ROUND)
 
     def round_done(self, round: int, records: Sequence[Record]) -> None:
         """One more round complete."""
         self.latest |= {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
         self.bytes += sum(record["up_bytes"] + record["down_bytes"] for record in records)
+        self.trained = 0
         note = self._note(round)
         self.bar.update(self.task, completed=round * self.per_round, note=note)
-        if not self.console.is_terminal:
-            self.console.print(f"{self.title}: {note}, {time.monotonic() - self.began:.0f} s", highlight=False)
+        self._say(note)
+
+    def _say(self, what: str, after: float = 0.0) -> None:
+        """A line, where there is no bar and the last one was long enough ago."""
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self.said >= max(after, self.seldom):
+            self.console.print(f"{self.title}: {what}, {now - self.began:.0f} s", highlight=False, soft_wrap=True)
+            self.said = now
 
     def _note(self, round: int) -> str:
         parts = [f"round {round}/{self.rounds}"]

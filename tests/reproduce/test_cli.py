@@ -41,6 +41,22 @@ def test_run_then_show_then_nothing_left_to_run(capsys, images: Path, tmp_path: 
 
 
 @pytest.mark.usefixtures("tiny")
+def test_a_log_hears_of_a_cell_that_takes_long_before_its_end(
+    capsys, monkeypatch, images: Path, tmp_path: Path
+) -> None:
+    """Where half a minute is nothing, every one of the three rounds has its line."""
+    monkeypatch.setattr("factorized_fl.cli.reproduce._SELDOM", 0.0)
+    folders = ["--results", tmp_path / "r", "--work", tmp_path / "w"]
+    chosen = ["--methods", "without-mu", "--device", "cpu"]
+    _, out, _ = ffl(capsys, "reproduce", "ablation", "--data", images, *chosen, *folders)
+    *rounds, done = out.splitlines()
+    assert [line.split(", accuracy")[0] for line in rounds] == [
+        f"Factorized-FedAvg w/o mu, seed 1: round {k}/3" for k in (1, 2, 3)
+    ]
+    assert done.startswith("ablation/without-mu-seed1: done, ")
+
+
+@pytest.mark.usefixtures("tiny")
 def test_no_minutes_runs_nothing_and_says_what_is_left(capsys, images: Path, tmp_path: Path) -> None:
     folders = ["--results", tmp_path / "r", "--work", tmp_path / "w"]
     code, out, err = ffl(capsys, "reproduce", "ablation", "--data", images, "--minutes", "0", *folders)
