@@ -86,7 +86,7 @@ def class_folders(path: Path) -> list[Path]:
 
 
 def passed_over(path: Path) -> list[str]:
-    """Say which pictures of a folder of class folders nobody looks at: those too deep, those of kinds not read."""
+    """Say what of a folder of class folders nobody looks at: pictures too deep or of kinds not read, broken links."""
     lines, classes = [], subfolders(path)
     if deeper := [inner for folder in classes for inner in subfolders(folder) if image_files(inner)]:
         lines.append(
@@ -97,6 +97,9 @@ def passed_over(path: Path) -> list[str]:
     if others := [file.suffix.lower() for file in files if file.suffix.lower() in _OTHER_KINDS]:
         kinds = ", ".join(kind or "without an ending" for kind in sorted(set(others)))
         lines.append(f"{len(others)} files in {path} are left out ({kinds}): save pictures as PNG, JPEG or TIFF.")
+    entries = [entry for folder in (path, *classes) for entry in _entries(folder)]
+    if broken := sorted(str(entry.relative_to(path)) for entry in entries if entry.is_symlink() and not entry.exists()):
+        lines.append(f"Links in {path} lead nowhere and are left out ({some(broken)}): mend or remove them.")
     return lines
 
 

@@ -70,6 +70,19 @@ def test_one_picture_that_does_not_say_what_is_white_is_enough(tmp_path) -> None
         read_folder(tmp_path, size=4, channels=3)
 
 
+def test_links_that_lead_nowhere_are_named(tmp_path) -> None:
+    """A picture's, and a whole class's; links to what is there count like what they lead to."""
+    fill(tmp_path / "data" / "a", range(3))
+    fill(tmp_path / "data" / "b", range(2))
+    fill(tmp_path / "elsewhere", range(5))
+    (tmp_path / "data" / "c").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "b" / "gone.png").symlink_to(tmp_path / "nothing.png")
+    (tmp_path / "data" / "d").symlink_to(tmp_path / "nothing")
+    with pytest.warns(UserWarning, match=r"lead nowhere and are left out \(b/gone\.png, d\): mend or remove them\.$"):
+        images = read_folder(tmp_path / "data", size=4, channels=3)
+    assert (images.classes, images.labels.bincount().tolist()) == (("a", "b", "c"), [3, 2, 5])
+
+
 def test_an_empty_class_is_refused(tmp_path) -> None:
     fill(tmp_path / "a", range(3))
     fill(tmp_path / "b", [])
