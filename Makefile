@@ -23,10 +23,12 @@ format: $(VENV)/installed-for-test
 	$(BIN)/ruff format -q .
 	$(BIN)/ruff check -q --fix .
 
-# The browser that the page is tested in: Debian's, where we may install it; elsewhere those tests are skipped.
-CHROMIUM := apt-get install -qq --no-install-recommends chromium fonts-dejavu-core
-chromium:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+# The browser that the page is tested in, and the library that what drives it lacks on a bare machine: Debian's, where
+# we may install them; elsewhere those tests are skipped.
+CHROMIUM := apt-get install -qq --no-install-recommends chromium fonts-dejavu-core libatomic1
+chromium: $(VENV)/installed-for-test
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && \
+		$(BIN)/playwright --version >/dev/null 2>&1 || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive && \
 		{ $(CHROMIUM) || { apt-get update -qq && $(CHROMIUM); }; } >/dev/null 2>&1; } || \
 		echo "There is no Chromium and no way to install it: the tests in a browser will be skipped."

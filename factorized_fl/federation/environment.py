@@ -14,8 +14,8 @@ import factorized_fl
 
 def describe_environment(seed: int, device: str) -> dict[str, Any]:
     """All that somebody else would need to know to get the same numbers."""
-    packages: dict[str, str | None] = {}
-    for package in ("torch", "numpy", "pyarrow", "pillow", "safetensors", "scikit-learn"):
+    packages: dict[str, str | None] = {"torch": torch.__version__}  # names the build, which its package need not
+    for package in ("numpy", "pyarrow", "pillow", "safetensors", "scikit-learn"):
         try:
             packages[package] = version(package)
         except PackageNotFoundError:

@@ -28,6 +28,8 @@ def chromium() -> Iterator[Any]:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium here: `make chromium` installs Debian's, as root")
+    if subprocess.run([sys.executable, "-m", "playwright", "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("Playwright does not start here: `make chromium` installs the library that it needs, as root")
     with sync_api.sync_playwright() as playwright:
         # A name elsewhere that leads to this machine: how a foreign page would try to read ours.
         arguments = ["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"]

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_a_file_holds_accuracy_bytes_configuration_and_where_it_came_from(images
     assert alone["bytes"]["up"] == 0
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests themselves run in the background of a script, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class InterruptIn:
     """Ctrl-C in the middle of a round."""
 
@@ -97,6 +106,7 @@ class InterruptIn:
     def round_done(self, round, records) -> None: ...
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_cell_is_checkpointed_after_its_round_and_ends_the_same(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +124,7 @@ def test_interrupted_cell_is_checkpointed_after_its_round_and_ends_the_same(
     assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_second_interrupt_ends_at_once(images: Path, tmp_path: Path) -> None:
     class Twice(InterruptIn):
         def client_done(self, round: int, client: int) -> None:
