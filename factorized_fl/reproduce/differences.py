@@ -78,6 +78,19 @@ def far_from_paper(found: Collection) -> list[Far]:
     return far
 
 
+def unexplained_first(cells: Sequence[Cell], found: Collection) -> list[Cell]:
+    """The cells with those departures last that nobody waits for: their number is near, was brought near, or unknown.
+
+    Before them come other draws, which explain nothing by themselves.
+    """
+    far = {(one.row.what, one.row.setting, one.row.method) for one in far_from_paper(found) if not one.near}
+
+    def later(cell: Cell) -> tuple[bool, bool]:
+        return cell.what == "departures" and (*origin(cell), cell.method) not in far, other_draw(cell)
+
+    return sorted(cells, key=later)
+
+
 def differences(found: Collection) -> list[str]:
     """Rows far from the paper's, each with the departures that bring it near; all departures that were run."""
     rows, far = compared(found), far_from_paper(found)

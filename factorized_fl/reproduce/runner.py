@@ -27,6 +27,8 @@ from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.reproduce import draws, heterogeneity
 from factorized_fl.reproduce.cells import Cell, Result, read_result, write_result
 from factorized_fl.reproduce.choices import chosen_options, not_chosen, write_choices
+from factorized_fl.reproduce.collection import collect
+from factorized_fl.reproduce.differences import unexplained_first
 from factorized_fl.reproduce.measures import measure
 from factorized_fl.reproduce.studies import find_study, select
 
@@ -110,8 +112,13 @@ def files(
     settings: Sequence[str] = (),
 ) -> list[Path]:
     """Where the results of some studies go, in the order in which they are run."""
-    cells = [cell.path(results) for cell in select(what, seeds, methods, settings)]
+    cells = [cell.path(results) for cell in _in_order(select(what, seeds, methods, settings), results)]
     return [*cells, *_without_cells(what, results, seeds)]
+
+
+def _in_order(cells: list[Cell], results: Path) -> list[Cell]:
+    """As studies list them, but for departures: what is worth running depends on what was found so far."""
+    return unexplained_first(cells, collect(results)) if any(cell.what == "departures" for cell in cells) else cells
 
 
 def _without_cells(
@@ -147,7 +154,7 @@ def run_studies(
     Every result keeps the note, if there is one.
     """
     clock = clock or Clock()
-    everything = select(what, seeds, methods, settings)
+    everything = _in_order(select(what, seeds, methods, settings), results)
     run_some = partial(
         run_cells, results=results, data=data, work=work, clock=clock, device=device, watch=watch, note=note
     )

@@ -5,6 +5,7 @@ from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
 from factorized_fl.reproduce.collection import collect, reconstructed
 from factorized_fl.reproduce.departures import departure_setting, origin
+from factorized_fl.reproduce.runner import files
 from factorized_fl.reproduce.studies import STUDIES
 from tests.reproduce.fake import factors, write
 
@@ -39,6 +40,28 @@ def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> N
     dense = {cell.setting: cell.variant for cell in own if cell.config().options.get("head") == "dense"}
     assert dense == dict.fromkeys(("standard-iid", "standard-non-iid"), "lr=0.01+dense-head")
     assert rates == {0.01: {cell.setting for cell in own}, 0.005: {"permuted-iid", "permuted-non-iid"}}
+
+
+def test_what_no_run_explains_yet_is_looked_into_first(tmp_path: Path) -> None:
+    """The paper has 67.91, 50.24 and 47.60: one number is near, two are far, and one of these is brought near."""
+    write(tmp_path, "label-cifar10", "factorized-fl", [67.0] * 20, setting="permuted-iid")
+    write(tmp_path, "label-cifar10", "factorized-fl", [41.0] * 20, setting="permuted-non-iid")
+    write(tmp_path, "label-cifar10", "per-fedavg", [44.0] * 20, setting="permuted-non-iid")
+    settings = ["permuted-iid", "permuted-non-iid"]
+
+    def left() -> list[str]:
+        paths = files(["departures", "domains"], tmp_path, [1], ["factorized-fl", "per-fedavg"], [*settings, "domains"])
+        return [str(path.relative_to(tmp_path)).removesuffix("-seed1.json") for path in paths if not path.exists()]
+
+    far = [f"factorized-fl+{name}" for name in ("released", "epsilon=1", "no-l1", "head-mu")]
+    drawn = [f"{row}+draw={seed}" for row in ("per-fedavg", "factorized-fl+released") for seed in (2, 3, 4)]
+    found = left()
+    assert found[:4] == [f"departures/permuted-non-iid/{row}" for row in far]
+    assert found[4:6] == ["domains/factorized-fl", "domains/per-fedavg"]
+    assert found[6:12] == [f"departures/permuted-non-iid/{row}" for row in drawn]
+    assert {name.split("/")[1] for name in found[12:]} == {"permuted-iid", "domains"}
+    write(tmp_path, "departures", "factorized-fl+no-l1", [49.0] * 20, setting="permuted-non-iid")
+    assert left()[:5] == ["domains/factorized-fl", "domains/per-fedavg", *found[6:9]]
 
 
 def test_draws_change_who_holds_what_and_nothing_else() -> None:
