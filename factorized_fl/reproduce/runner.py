@@ -262,13 +262,15 @@ def _digest(config: Config) -> str:
 
 
 def expected_seconds(cell: Cell, results: Path, machine: str) -> float:
-    """What cells of the same study took on such a machine: of the same method if there are any; 0 if nothing is known.
+    """What cells of the same study took on such a machine; 0 if nothing is known.
 
-    The longest of the same method, or half as much again as the usual cell, to be on the safe side.
+    The longest of the same method, in the same setting if there are any, or half as much again as the usual cell, to
+    be on the safe side.
     """
     every = [found for path in sorted((results / cell.what).rglob("*.json")) if (found := read_result(path))]
     done = [result for result in every if result.device == machine]
-    same = [result.seconds for result in done if result.record.get("method") == cell.method]
+    same = [result for result in done if result.record.get("method") == cell.method]
     if same:
-        return max(same)
+        here = [result for result in same if result.record.get("setting") == cell.setting]
+        return max(result.seconds for result in here or same)
     return 1.5 * statistics.median(result.seconds for result in done) if done else 0.0

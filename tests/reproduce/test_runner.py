@@ -9,8 +9,9 @@ import pytest
 from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result
-from factorized_fl.reproduce.runner import Clock, run_cells
+from factorized_fl.reproduce.runner import Clock, expected_seconds, run_cells
 from factorized_fl.reproduce.studies import select
+from tests.reproduce.fake import cell_of, write
 
 pytestmark = pytest.mark.usefixtures("tiny_studies")
 
@@ -158,6 +159,21 @@ def test_what_cells_took_elsewhere_says_nothing_of_here(images: Path, tmp_path: 
     assert run_all([second], tmp_path, images, clock=Clock(30)) == [("fedavg", "no time")]
     path.write_text(json.dumps(record | {"environment": {"device": "a slow machine"}}))
     assert run_all([second], tmp_path, images, clock=Clock(30)) == [("fedavg", "done")]
+
+
+def test_a_cell_is_expected_to_take_what_its_method_took_best_of_all_in_its_setting(tmp_path: Path) -> None:
+    cell = cell_of("departures", "permuted-iid", "factorized-fl+no-l1")
+
+    def took(seconds: float, row: str, setting: str) -> float:
+        write(tmp_path, "departures", row, [60.0] * 20, setting=setting, seconds={"rounds": seconds, "start": 0.0})
+        return expected_seconds(cell, tmp_path, "a test")
+
+    assert expected_seconds(cell, tmp_path, "a test") == 0.0
+    assert took(100.0, "fedfomo+keep-current", "permuted-iid") == 150.0
+    assert took(500.0, "factorized-fl+no-l1", "domains") == 500.0
+    assert took(60.0, "factorized-fl+released", "permuted-iid") == 60.0
+    assert took(80.0, "factorized-fl+head-mu", "permuted-iid") == 80.0
+    assert expected_seconds(cell, tmp_path, "another") == 0.0
 
 
 def test_stops_when_another_round_does_not_fit(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
