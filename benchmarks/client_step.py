@@ -22,11 +22,11 @@ import torch
 from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
-from factorized_fl.engine.cuda.engine import CudaEngine
-from factorized_fl.engine.cuda.lanes import Stay
-from factorized_fl.engine.cuda.step import Step
-from factorized_fl.federation.build import build_federation
-from factorized_fl.federation.environment import describe_environment
+from factorized_fl.engine.resnet9_cuda.engine import CudaEngine
+from factorized_fl.engine.resnet9_cuda.lanes import Stay
+from factorized_fl.engine.resnet9_cuda.step import Step
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.simulate.build import build_federation
 
 TFLOP = 0.464  # of one ResNet-9 step: 0.302 GMAC forward per 32 x 32 image, three passes, 256 images
 

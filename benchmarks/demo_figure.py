@@ -15,8 +15,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from factorized_fl.federation.rundir import RunDirectory
 from factorized_fl.methods import METHODS
+from factorized_fl.results.rundir import RunDirectory
 
 COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#009E73")  # told apart by colour-blind eyes, too
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from factorized_fl.api import configure
-from factorized_fl.data.augment import normalise
+from factorized_fl.core.mixing import cosine
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.federation import fingerprints as f
-from factorized_fl.federation.build import build_scenario_of, initial_model
-from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.mixing import cosine
+from factorized_fl.methods import fingerprints as f
 from factorized_fl.methods.peers import peer_weights
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.simulate.build import build_scenario_of, initial_model
+from factorized_fl.tasks.augment import normalise
 
 SETTINGS = {
     "equal shares": {},

@@ -16,7 +16,7 @@ import torch
 
 from factorized_fl.api import configure, run
 from factorized_fl.config import parse_setting
-from factorized_fl.federation.environment import describe_environment
+from factorized_fl.results.environment import describe_environment
 
 
 class Watch:

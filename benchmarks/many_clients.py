@@ -15,9 +15,9 @@ import torch
 from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
-from factorized_fl.federation.build import build_federation
-from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.rounds import run_round
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.simulate.build import build_federation
+from factorized_fl.simulate.rounds import run_round
 
 IMAGES = 60_000
 ROUNDS = 3

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from factorized_fl.api import configure, run
-from factorized_fl.federation.environment import describe_environment
 from factorized_fl.nn import build_model, describe, factorize
+from factorized_fl.results.environment import describe_environment
 
 COUNTS = (10, 40, 100)  # far apart: activations make the peak vary by a few hundred MiB from run to run
 

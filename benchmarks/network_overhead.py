@@ -18,10 +18,10 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads PyTorch
 
 from factorized_fl import api
-from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.rundir import RunDirectory
-from tests.network.parties import NAMES
-from tests.network.processes import Party, ffl, write_hospitals, write_sites
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.results.rundir import RunDirectory
+from tests.silo.parties import NAMES
+from tests.silo.processes import Party, ffl, write_hospitals, write_sites
 
 CASES = {
     "Factorized-FL, cnn": {"method": "factorized-fl", "model": "cnn", "width": 1.0, "epochs": 10},

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from factorized_fl.api import configure
-from factorized_fl.federation.build import Federation, build_federation, build_scenario_of
-from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.rounds import run_round
-from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.rounds import run_round
 
 
 class Bare:

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import Scenario, build_scenario
-from factorized_fl.federation.build import Federation, build_federation
-from factorized_fl.federation.environment import describe_environment
 from factorized_fl.nn import build_model, factorize
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.simulate.build import Federation, build_federation
 
 METHOD, SPARSITY = "factorized-fl-beta", 5e-4
 CONFIG = {"method": METHOD, "permuted": True, "epochs": 1, "rounds": 10}

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from factorized_fl.api import configure
-from factorized_fl.federation.build import Federation, build_federation, build_scenario_of
-from factorized_fl.federation.environment import describe_environment
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 
 
 def busy() -> None:

@@ -4,10 +4,10 @@ __version__ = "0.1.0"
 
 from factorized_fl.api import compare, configure, report, run
 from factorized_fl.config import Config
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.options import option
 from factorized_fl.methods import Batch, Local, Method, Mixing, Server, Tensors, register
 from factorized_fl.nn import Role, describe, factorize, fold
-from factorized_fl.options import option
 
 __all__ = [
     "Batch",

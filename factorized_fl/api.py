@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from factorized_fl.config import Config, as_table, read_table, resolve
-from factorized_fl.errors import UserError
-from factorized_fl.federation import run as federation_run
-from factorized_fl.federation.run import Observer
-from factorized_fl.federation.rundir import Record, RunDirectory
-from factorized_fl.files import write_atomically
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.files import write_atomically
 from factorized_fl.presets import find_preset
 from factorized_fl.report import write
 from factorized_fl.report.comparison import refuse_losing
 from factorized_fl.report.tables import Comparison
 from factorized_fl.report.tables import compare as compare_summaries
-from factorized_fl.report.verdict import other_images
+from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.results.verdict import other_images
+from factorized_fl.simulate import run as federation_run
+from factorized_fl.simulate.run import Observer
 
 COMPARISON = "comparison.json"
 

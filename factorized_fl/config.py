@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.options import check, make, option
 from factorized_fl.data.scenarios import PERMUTATION_SEED
-from factorized_fl.errors import UserError, unknown
 from factorized_fl.methods import Method, find_method, make_method
-from factorized_fl.options import check, make, option
 
 DEFAULT_ALPHA = 0.5
 

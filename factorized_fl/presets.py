@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from factorized_fl.errors import unknown
+from factorized_fl.core.errors import unknown
 
 Table = dict[str, Any]
 MATCHED = ("factorized-fl", "factorized-fl-beta", "random-matching", "worst-matching", "mixed-layout")

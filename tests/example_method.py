@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 import factorized_fl as ffl
-from factorized_fl.federation.mixing import cosine
+from factorized_fl.core.mixing import cosine
 
 
 @ffl.register

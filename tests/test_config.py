@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from factorized_fl.api import configure, run
 from factorized_fl.config import Config, parse_setting, read_config, resolve
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.options import option
 from factorized_fl.methods import METHODS, Method, register
 from factorized_fl.methods.stand_alone import StandAlone
-from factorized_fl.options import option
 from factorized_fl.presets import PRESETS
 
 

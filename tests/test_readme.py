@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import factorized_fl as ffl
-from factorized_fl.federation.rounds import run_round
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.loading import load_methods
+from factorized_fl.simulate.rounds import run_round
 from tests.tiny import tiny_federation
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from PIL import Image
 from factorized_fl.config import Config, from_table, to_toml_value
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import Scenario, build_scenario
-from factorized_fl.federation.build import Federation, build_federation
+from factorized_fl.simulate.build import Federation, build_federation
 
 TABLE: dict[str, Any] = {
     "dataset": "folder",

@@ -10,7 +10,7 @@ import typer
 from factorized_fl import __version__
 from factorized_fl.cli import data, lists, model, network, report, reproduce, runs
 from factorized_fl.cli.common import Interrupted, console, notes
-from factorized_fl.errors import UserError, is_lack_of_memory
+from factorized_fl.core.errors import UserError, is_lack_of_memory
 from factorized_fl.methods.loading import load_methods
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from factorized_fl import api
 from factorized_fl.config import parse_setting
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 
 console = Console(width=None if sys.stdout.isatty() else 180, markup=False)  # tables in a log are not squeezed
 notes = Console(stderr=True, markup=False)  # square brackets stand for themselves

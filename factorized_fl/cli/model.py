@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from factorized_fl.cli.common import Data, console, notes
-from factorized_fl.errors import UserError
-from factorized_fl.model.export import Exported, export_run
-from factorized_fl.model.predict import predict as predict_images
-from factorized_fl.network.plan import FEDERATION, read_kit
-from factorized_fl.network.settings import read_settings
-from factorized_fl.network.site import export_now
+from factorized_fl.core.errors import UserError
+from factorized_fl.export.export import Exported, export_run
+from factorized_fl.export.predict import predict as predict_images
 from factorized_fl.report.progress import images_told
+from factorized_fl.silo.plan import FEDERATION, read_kit
+from factorized_fl.silo.settings import read_settings
+from factorized_fl.silo.site import export_now
 
 
 def print_exported(exported: Exported) -> None:

@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from factorized_fl.cli.common import console
-from factorized_fl.errors import UserError
-from factorized_fl.federation.run import find_device
-from factorized_fl.network import control, kits, status, supervise
-from factorized_fl.network.plan import COORDINATOR, LOOPBACK, Kit, read_kit
-from factorized_fl.network.preflight import refuse_leftovers, refuse_links
-from factorized_fl.network.settings import Settings, has_settings, read_settings
-from factorized_fl.network.site import site_federation, site_scenario
+from factorized_fl.core.errors import UserError
 from factorized_fl.report.progress import images_told
+from factorized_fl.silo import control, kits, status, supervise
+from factorized_fl.silo.plan import COORDINATOR, LOOPBACK, Kit, read_kit
+from factorized_fl.silo.preflight import refuse_leftovers, refuse_links
+from factorized_fl.silo.settings import Settings, has_settings, read_settings
+from factorized_fl.silo.site import site_federation, site_scenario
+from factorized_fl.simulate.run import find_device
 
 app = typer.Typer(help="Federations between organisations.", no_args_is_help=True)
 

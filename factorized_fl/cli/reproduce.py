@@ -9,7 +9,7 @@ from rich.table import Table
 
 from factorized_fl.cli.common import Data, Device, console, notes, parse_numbers, parse_words
 from factorized_fl.config import Config
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.reproduce.cells import RESULTS

@@ -23,8 +23,6 @@ from factorized_fl.cli.common import (
 )
 from factorized_fl.cli.report import Watch, end_with_page, page_while_running
 from factorized_fl.config import Config
-from factorized_fl.federation.build import Federation
-from factorized_fl.federation.run import Observer
 from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.report.tables import (
@@ -36,7 +34,9 @@ from factorized_fl.report.tables import (
     verdict_lines,
 )
 from factorized_fl.report.tensorboard import TensorBoardObserver
-from factorized_fl.report.verdict import diverged, divergence_line
+from factorized_fl.results.verdict import diverged, divergence_line
+from factorized_fl.simulate.build import Federation
+from factorized_fl.simulate.run import Observer
 
 
 class RunObserver(ProgressObserver):

@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.images import ImageSet
-from factorized_fl.errors import UserError
 
 # Raise this whenever decoding, scaling or the layout of the file changes.
 _VERSION = 3

@@ -7,8 +7,8 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
+from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.data.cache import cache_folder
-from factorized_fl.errors import UserError, unknown
 
 # Repository and configuration, which is the folder of its parquet files.
 HUB = {

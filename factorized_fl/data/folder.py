@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each
-from factorized_fl.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 

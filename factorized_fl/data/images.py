@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 
 Pixels = NDArray[np.uint8]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.cache import cached
 from factorized_fl.data.folder import (
     class_folders,
@@ -27,7 +28,6 @@ from factorized_fl.data.folder import (
 )
 from factorized_fl.data.images import ImageSet, Pixels, Unreadable, decode_each
 from factorized_fl.data.parquet import NO_LABEL, read_parquet, read_rows
-from factorized_fl.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 _SPLIT_OF = {"val": "validation", "valid": "validation", **{split: split for split in SPLITS}}

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each
-from factorized_fl.errors import UserError
 
 # Encoded rows held at a time: few enough that the decoded result dominates the memory in use.
 _ROWS_PER_BATCH = 1024

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.data.images import ImageSet
-from factorized_fl.errors import UserError
-from factorized_fl.seeds import numpy_rng
 
 PERMUTATION_SEED = 1234  # the paper's "fixed global seed"
 FEWEST_IMAGES = 2  # BatchNorm needs two values to have a variance

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
+from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.data.cache import cache_folder, cached
 from factorized_fl.data.embedded import digits, embedded_domains, shapes, textures
 from factorized_fl.data.folder import image_files, subfolders
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.own import parts_of, read_own
 from factorized_fl.data.parquet import read_parquet
-from factorized_fl.errors import UserError, unknown
 
 # The paper's five domains of CIFAR-100, in its order. Its table pairs some names with the wrong ids, so the names
 # decide and the ids are looked up in the files.

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from factorized_fl.config import Config
+from factorized_fl.core.stack import ClientStack
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Method, Tensors
 from factorized_fl.nn import Role
 

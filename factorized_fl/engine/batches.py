@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 
 from factorized_fl.config import Config
-from factorized_fl.data.augment import draw
+from factorized_fl.core.seeds import torch_rng
 from factorized_fl.data.scenarios import Client
 from factorized_fl.methods import Method
-from factorized_fl.seeds import torch_rng
+from factorized_fl.tasks.augment import draw
 
 
 def batch_size(config: Config, client: Client) -> int:

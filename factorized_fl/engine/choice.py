@@ -20,7 +20,7 @@ def build_engine(name: str, task: Task) -> Engine:
         instead = ", with TF32 convolutions" if task.config.precision == "bf16" else ""
         warnings.warn(f"The reference engine runs this{instead}, as {reason}.", stacklevel=2)
         return reference
-    from factorized_fl.engine.cuda.engine import CudaEngine
+    from factorized_fl.engine.resnet9_cuda.engine import CudaEngine
 
     return CudaEngine(reference)
 
@@ -37,7 +37,7 @@ def _why_not(task: Task) -> str | None:
     if one_by_one(task.method):
         return f"{task.method.name} has a gradient of its own and does not say side_by_side = True"
     try:
-        from factorized_fl.engine.cuda.stacked import supported
+        from factorized_fl.engine.resnet9_cuda.stacked import supported
     except ImportError:
         return "Triton is not installed"
     return supported(next(iter(task.models.values())), task.scenario.images, task.config.batch_size)

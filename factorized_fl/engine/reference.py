@@ -10,15 +10,15 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from factorized_fl.data.augment import augment, normalise
+from factorized_fl.core.answers import gradient_of
+from factorized_fl.core.stack import ClientStack
 from factorized_fl.engine import Evaluated, Task, Trained
 from factorized_fl.engine.batches import batches_of, plain_batches
-from factorized_fl.engine.confusion import count_confusion, empty_confusion
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
-from factorized_fl.federation.state import ClientStack
 from factorized_fl.methods import Batch, Local, Tensors
-from factorized_fl.methods.answers import gradient_of
 from factorized_fl.nn.models import NORM_MOMENTUM
+from factorized_fl.tasks.augment import augment, normalise
+from factorized_fl.tasks.confusion import count_confusion, empty_confusion
 
 _EVALUATION_BATCH = 500
 

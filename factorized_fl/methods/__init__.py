@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from factorized_fl.errors import UserError, unknown
+from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.options import make
 from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
 from factorized_fl.methods.base import Batch, Cost, Local, Method, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.clustered_fl import ClusteredFL
@@ -17,7 +18,6 @@ from factorized_fl.methods.peers import FactorizedPeers
 from factorized_fl.methods.per_fedavg import PerFedAvg
 from factorized_fl.methods.pfedpara import PFedPara
 from factorized_fl.methods.stand_alone import StandAlone
-from factorized_fl.options import make
 
 METHODS: dict[str, type[Method]] = {}
 

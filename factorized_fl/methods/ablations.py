@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from factorized_fl.federation.mixing import weighted_mean
+from factorized_fl.core.mixing import weighted_mean
+from factorized_fl.core.options import option
 from factorized_fl.methods.base import Mixing, Server
 from factorized_fl.methods.factorized import Factorized, FactorizedFL
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import LAYOUTS
-from factorized_fl.options import option
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from factorized_fl.methods.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
+from factorized_fl.core.options import check, option
+from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
 from factorized_fl.nn import Role
-from factorized_fl.options import check, option
 
 SETTLE = "after local training measure BatchNorm's statistics anew on the plain images"
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.federation.mixing import cosine, group_mean
+from factorized_fl.core.mixing import cosine, group_mean
+from factorized_fl.core.options import option
 from factorized_fl.methods.base import Mixing, Server
 from factorized_fl.methods.fedavg import FedAvg
-from factorized_fl.options import option
 
 
 @dataclass(frozen=True)

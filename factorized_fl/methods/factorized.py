@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from factorized_fl.errors import UserError
-from factorized_fl.federation.fingerprints import NAME as FINGERPRINT
-from factorized_fl.federation.fingerprints import blur, likeness, make_room
-from factorized_fl.federation.mixing import cosine, in_place, similar_peers, softmax_over
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.mixing import cosine, in_place, similar_peers, softmax_over
+from factorized_fl.core.options import option
 from factorized_fl.methods.base import Batch, Cost, Local, Method, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.fingerprints import NAME as FINGERPRINT
+from factorized_fl.methods.fingerprints import blur, likeness, make_room
 from factorized_fl.nn import Role, factorize, last_body_v
 from factorized_fl.nn.factorized import LAYOUTS, head_mu_xavier
-from factorized_fl.options import option
 
 
 @dataclass(frozen=True)

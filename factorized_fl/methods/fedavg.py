@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from factorized_fl.federation.mixing import weighted_mean
+from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.methods.base import Method, Mixing, Server
 from factorized_fl.nn import Role
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from factorized_fl.core.options import option
 from factorized_fl.methods.base import Cost, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.fedavg import FedAvg
-from factorized_fl.options import option
 
 
 @dataclass(frozen=True)

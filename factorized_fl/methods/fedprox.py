@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from factorized_fl.core.options import option
 from factorized_fl.methods.base import Batch, Local, Tensors
 from factorized_fl.methods.fedavg import FedAvg
-from factorized_fl.options import option
 
 
 @dataclass(frozen=True)

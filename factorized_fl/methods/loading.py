@@ -5,7 +5,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.federation.fingerprints import likeness, trust
-from factorized_fl.federation.mixing import weighted_mean
+from factorized_fl.core.mixing import weighted_mean
+from factorized_fl.core.options import option
 from factorized_fl.methods.base import SETTLE, Mixing, Server
 from factorized_fl.methods.factorized import FactorizedByImages
-from factorized_fl.options import option
+from factorized_fl.methods.fingerprints import likeness, trust
 
 
 def peer_weights(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.federation.mixing import weighted_mean
+from factorized_fl.core.mixing import weighted_mean
+from factorized_fl.core.options import option
 from factorized_fl.methods.base import Batch, Local, Mixing, Server, Tensors
 from factorized_fl.methods.fedavg import FedAvg
-from factorized_fl.options import option
 
 
 def moved(parameters: Tensors, direction: Tensors, by: float) -> Tensors:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from factorized_fl.federation.mixing import weighted_mean
+from factorized_fl.core.mixing import weighted_mean
+from factorized_fl.core.options import option
 from factorized_fl.methods.base import Cost, Method, Mixing, Roles, Server, Tensors
 from factorized_fl.nn import Role, find_head
 from factorized_fl.nn.lowrank import low_rank
-from factorized_fl.options import option
 
 
 @dataclass(frozen=True)

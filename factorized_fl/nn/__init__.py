@@ -1,9 +1,9 @@
 """Parametrisations of weights, the roles of tensors, and models."""
 
+from factorized_fl.core.roles import Role, find_head, last_body_v, roles
 from factorized_fl.nn.description import Description, describe
 from factorized_fl.nn.factorized import RankOneSparse, factorize, fold, set_threshold
 from factorized_fl.nn.models import build_model
-from factorized_fl.nn.roles import Role, find_head, last_body_v, roles
 
 __all__ = [
     "Description",

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from factorized_fl.core.roles import roles
 from factorized_fl.nn.factorized import factored
-from factorized_fl.nn.roles import roles
 
 
 @dataclass(frozen=True)

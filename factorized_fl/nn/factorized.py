@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 
-from factorized_fl.errors import UserError, unknown
-from factorized_fl.nn.roles import find_head, layers, under
+from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.roles import find_head, layers, under
 
 LAYOUTS = ("taps", "mixed", "released")
 INITS = ("xavier", "fit")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from factorized_fl.errors import UserError
-from factorized_fl.nn.roles import layers, under
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.roles import layers, under
 
 
 class LowRankHadamard(nn.Module):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from factorized_fl.errors import UserError, unknown
+from factorized_fl.core.errors import UserError, unknown
 
 NORM_MOMENTUM, NORM_EPS = 0.1, 1e-5  # PyTorch's defaults, which every BatchNorm here keeps
 

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from factorized_fl import __version__
-from factorized_fl.errors import UserError
-from factorized_fl.federation.ledger import BYTES_PER_NUMBER, formula_bytes
-from factorized_fl.network.plan import ALONE, COORDINATOR
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.ledger import BYTES_PER_NUMBER, formula_bytes
 from factorized_fl.report.command import command_of
 from factorized_fl.report.comparison import (
     check_baseline,
@@ -26,8 +25,9 @@ from factorized_fl.report.comparison import (
 )
 from factorized_fl.report.exports import client_rows, downloads, verdict_rows
 from factorized_fl.report.matrices import collect_matrices, to_base64
-from factorized_fl.report.reading import RunFiles, find_runs, is_run, number, read_run
-from factorized_fl.report.verdict import Verdict, verdicts
+from factorized_fl.results.reading import RunFiles, find_runs, is_run, number, read_run
+from factorized_fl.results.verdict import Verdict, verdicts
+from factorized_fl.silo.plan import ALONE, COORDINATOR
 
 Document = dict[str, Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from factorized_fl.config import Config, from_table, parse_setting, resolve, to_toml_value
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.methods import INSTALLED, METHODS
 from factorized_fl.presets import PRESETS, find_preset
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import Record
+from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.report.exports import Rows, client_rows, downloads
-from factorized_fl.report.reading import RunFiles, find_runs, read_run
 from factorized_fl.report.tables import size
-from factorized_fl.report.verdict import Verdict, other_images, verdicts
+from factorized_fl.results.reading import RunFiles, find_runs, read_run
+from factorized_fl.results.rundir import Record
+from factorized_fl.results.verdict import Verdict, other_images, verdicts
 
 # What decides who holds which images under which labels; runs that differ in any of it cannot be compared.
 _DATA = (

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.federation.build import travels
-from factorized_fl.federation.ledger import formula_bytes
-from factorized_fl.federation.payload import measure
+from factorized_fl.core.ledger import formula_bytes
+from factorized_fl.core.payload import measure
+from factorized_fl.core.roles import roles
 from factorized_fl.methods import INSTALLED, METHODS, Method, Tensors
-from factorized_fl.nn import Role, build_model, roles
+from factorized_fl.nn import Role, build_model
+from factorized_fl.simulate.build import travels
 
 CLIENTS, ROUNDS, CLASSES = 20, 50, 10
 

@@ -4,9 +4,9 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from factorized_fl.federation.rundir import Record
-from factorized_fl.report.reading import RunFiles
-from factorized_fl.report.verdict import Verdict
+from factorized_fl.results.reading import RunFiles
+from factorized_fl.results.rundir import Record
+from factorized_fl.results.verdict import Verdict
 
 Rows = list[list[str]]  # the first is the heading
 

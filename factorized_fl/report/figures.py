@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factorized_fl.errors import UserError
-from factorized_fl.files import plain_errors
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.files import plain_errors
 from factorized_fl.report.collect import Document, collect
-from factorized_fl.report.reading import Array
+from factorized_fl.results.reading import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factorized_fl.federation.rundir import Record
-from factorized_fl.report.reading import Array, RunFiles
+from factorized_fl.results.reading import Array, RunFiles
+from factorized_fl.results.rundir import Record
 
 _NAMES = {"matrix": "mixing", "similarity": "matching", "cosine.u": "u", "cosine.v": "v"}
 

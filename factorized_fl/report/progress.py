@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from factorized_fl.data.images import counting
-from factorized_fl.federation.build import Federation
-from factorized_fl.federation.rounds import clients_per_round
-from factorized_fl.federation.rundir import Record
 from factorized_fl.report.tables import size
+from factorized_fl.results.rundir import Record
+from factorized_fl.simulate.build import Federation
+from factorized_fl.simulate.rounds import clients_per_round
 
 _SILENCE = 5.0  # seconds after which one wants to know that it goes on
 _LONG_ROUND = 30.0  # seconds after which a log says how far a round is

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.errors import UserError
-from factorized_fl.federation.build import Federation
-from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import METHODS
-from factorized_fl.report.verdict import Verdict, diverged, divergence_line, verdicts
+from factorized_fl.results.rundir import Record
+from factorized_fl.results.verdict import Verdict, diverged, divergence_line, verdicts
+from factorized_fl.simulate.build import Federation
 
 
 def size(count: float) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from factorized_fl.errors import UserError
-from factorized_fl.federation.build import Federation
-from factorized_fl.federation.rundir import Record
+from factorized_fl.core.errors import UserError
+from factorized_fl.results.rundir import Record
+from factorized_fl.simulate.build import Federation
 
 
 class TensorBoardObserver:

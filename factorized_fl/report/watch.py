@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from factorized_fl import __version__
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.report.collect import Document, collect
 from factorized_fl.report.page import render_page
-from factorized_fl.report.reading import is_run
+from factorized_fl.results.reading import is_run
 
 _WATCHED = ("config.toml", "metrics.jsonl", "summary.json", "analysis.json")
 _HEADERS = {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from factorized_fl.files import plain_errors, write_atomically
+from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.report.collect import collect
 from factorized_fl.report.page import render_page
 

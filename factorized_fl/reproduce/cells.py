@@ -10,9 +10,9 @@ from typing import Any
 
 from factorized_fl.api import configure
 from factorized_fl.config import Config, from_table
-from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import Record
-from factorized_fl.files import plain_errors, write_atomically
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.files import plain_errors, write_atomically
+from factorized_fl.results.rundir import Record
 
 RESULTS = Path("results/paper")
 LAST = 5  # rounds of which a single client's last accuracy is the mean

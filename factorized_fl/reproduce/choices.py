@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from factorized_fl.api import Pilot
-from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import Record
+from factorized_fl.core.errors import UserError
 from factorized_fl.reproduce.cells import Cell, read_result, write_result
+from factorized_fl.results.rundir import Record
 
 CHOICES = "choices.json"
 DOMAINS = "cifar100-domains"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
 from factorized_fl.reproduce.cells import Cell, Result, read_record, read_result
 from factorized_fl.reproduce.choices import read_choices
 from factorized_fl.reproduce.departures import NEARER, origin, reconstructs
 from factorized_fl.reproduce.studies import STUDIES
+from factorized_fl.results.rundir import Record
 
 Key = tuple[str, str, str]  # study, setting and row
 ROUNDS = 10  # the last ones, over which the ups and downs of a mean over clients are measured

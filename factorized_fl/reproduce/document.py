@@ -4,9 +4,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import Record
-from factorized_fl.files import write_atomically
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.files import write_atomically
 from factorized_fl.report.tables import size
 from factorized_fl.reproduce import prose
 from factorized_fl.reproduce.beyond import OWN, helped, matching_bytes
@@ -22,6 +21,7 @@ from factorized_fl.reproduce.published import AVERAGE, published
 from factorized_fl.reproduce.readme import with_short_table
 from factorized_fl.reproduce.rows import ALL_EPOCHS, Row, rows_of
 from factorized_fl.reproduce.studies import STUDIES
+from factorized_fl.results.rundir import Record
 
 DOCUMENT = "reproduction.md"
 FIGURES = "figures"

@@ -10,9 +10,9 @@ from factorized_fl.config import Config
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.data.sources import load, normalisation
-from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.rundir import Record
 from factorized_fl.reproduce.cells import as_record, write_result
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.results.rundir import Record
 
 SETS = ("cifar10", "svhn")
 DRAWS = 500

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factorized_fl.errors import UserError
-from factorized_fl.files import write_atomically
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.files import write_atomically
 from factorized_fl.report.figures import settle
 from factorized_fl.reproduce.beyond import ROWS
 from factorized_fl.reproduce.cells import Result

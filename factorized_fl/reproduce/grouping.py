@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.reproduce.cells import Result
-from factorized_fl.seeds import numpy_rng
 
 DEALS = 2000
 Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of cosines [K, K] and some deals of domains [n, K]

@@ -15,18 +15,18 @@ import torch
 
 from factorized_fl.api import configure
 from factorized_fl.config import Config
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.mixing import mix
+from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import Client, Scenario, permutation
 from factorized_fl.data.sources import load
-from factorized_fl.errors import UserError
-from factorized_fl.federation.build import Federation, build_federation
-from factorized_fl.federation.environment import describe_environment
-from factorized_fl.federation.mixing import mix
-from factorized_fl.federation.run import find_device
-from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import Roles, Tensors
 from factorized_fl.reproduce.cells import as_record, write_result
-from factorized_fl.seeds import numpy_rng
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.results.rundir import Record
+from factorized_fl.simulate.build import Federation, build_federation
+from factorized_fl.simulate.run import find_device
 
 PARTIES = ("partition 1", "partition 2", "partition 2, permuted", "CIFAR-10")
 IMAGES, TEST_IMAGES = 2400, 6000  # a client's share of CIFAR-10 in the other studies, and its test

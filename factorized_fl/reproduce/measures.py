@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from factorized_fl.federation.ledger import formula_bytes
-from factorized_fl.federation.rundir import Record, RunDirectory
+from factorized_fl.core.ledger import formula_bytes
 from factorized_fl.reproduce.cells import Cell, as_record
+from factorized_fl.results.rundir import Record, RunDirectory
 
 
 def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record:

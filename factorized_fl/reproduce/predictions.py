@@ -12,13 +12,13 @@ from statistics import fmean
 
 import numpy as np
 
-from factorized_fl.federation.rundir import Record
 from factorized_fl.reproduce.cells import Result
 from factorized_fl.reproduce.collection import Collection, Key
 from factorized_fl.reproduce.departures import origin, reconstructs, undrawn
 from factorized_fl.reproduce.draws import SETS
 from factorized_fl.reproduce.published import published_mean
 from factorized_fl.reproduce.studies import STUDIES
+from factorized_fl.results.rundir import Record
 
 
 @dataclass(frozen=True)

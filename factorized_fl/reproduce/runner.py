@@ -19,11 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from factorized_fl.config import Config
-from factorized_fl.errors import UserError
-from factorized_fl.federation.build import Federation
-from factorized_fl.federation.environment import device_name
-from factorized_fl.federation.run import Observer, Stopped, find_device, run
-from factorized_fl.federation.rundir import Record, RunDirectory
+from factorized_fl.core.errors import UserError
 from factorized_fl.reproduce import draws, heterogeneity
 from factorized_fl.reproduce.cells import Cell, Result, read_result, write_result
 from factorized_fl.reproduce.choices import chosen_options, not_chosen, write_choices
@@ -31,6 +27,10 @@ from factorized_fl.reproduce.collection import collect
 from factorized_fl.reproduce.differences import unexplained_first
 from factorized_fl.reproduce.measures import measure
 from factorized_fl.reproduce.studies import find_study, select
+from factorized_fl.results.environment import device_name
+from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.simulate.build import Federation
+from factorized_fl.simulate.run import Observer, Stopped, find_device, run
 
 WORK = Path("runs/paper")
 _ROUND_MARGIN = 1.5  # a round may take so much longer than the one before it, checkpoint included

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from factorized_fl.errors import unknown
+from factorized_fl.core.errors import unknown
 from factorized_fl.reproduce.cells import Cell
 from factorized_fl.reproduce.choices import DOMAINS, choice_cells
 from factorized_fl.reproduce.departures import departure_cells

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.cache import cache_folder, cached
 from factorized_fl.data.images import ImageSet
-from factorized_fl.errors import UserError
 
 IMAGES = torch.arange(2 * 3 * 64 * 64).remainder(251).to(torch.uint8).reshape(2, 3, 64, 64)
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.embedded import digits, embedded_domains, shapes, textures
-from factorized_fl.errors import UserError
 
 
 def test_three_domains() -> None:

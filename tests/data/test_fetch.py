@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("huggingface_hub")
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.fetch import fetch
 from factorized_fl.data.sources import load
-from factorized_fl.errors import UserError
 
 REPO, COMMIT = "uoft-cs/cifar10", "c" * 40
 

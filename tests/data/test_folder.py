@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.folder import read_folder
-from factorized_fl.errors import UserError
 
 
 def fill(folder, values, suffix="png", side=4) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.images import ImageSet, Unreadable, decode_each, to_array
-from factorized_fl.errors import UserError
 
 
 def make(images=None, labels=None, classes=("a", "b"), split=None) -> ImageSet:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.folder import nothing_in, read_folder
 from factorized_fl.data.images import Unreadable, counting
 from factorized_fl.data.own import inspect, parts_of, read_own
 from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.data.sources import load
-from factorized_fl.errors import UserError
 
 
 def picture(path: Path, value: int, size: tuple[int, int] = (8, 8), mode: str = "L") -> None:

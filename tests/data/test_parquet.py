@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.parquet import read_parquet
-from factorized_fl.errors import UserError
 
 
 def read(*files, size=None, channels=3, **columns):

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import (
     build_scenario,
@@ -17,7 +18,6 @@ from factorized_fl.data.scenarios import (
     score_validation,
     scramble,
 )
-from factorized_fl.errors import UserError
 
 NORMAL = ((0.5,), (0.25,))
 
@@ -167,7 +167,7 @@ def test_impossible_scenarios_are_refused(arguments: dict, words: str) -> None:
 
 def test_paper_presets_have_the_papers_sizes_on_the_real_data(shared_data) -> None:
     from factorized_fl.api import configure
-    from factorized_fl.federation.build import build_scenario_of
+    from factorized_fl.simulate.build import build_scenario_of
 
     scenario = build_scenario_of(configure("cifar100-domains"), shared_data)
     assert [len(c.train) for c in scenario.clients] == [1_200] * 20

@@ -6,10 +6,10 @@ import pytest
 import torch
 from PIL import Image
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data import sources
 from factorized_fl.data.parquet import _class_names
 from factorized_fl.data.sources import DOMAINS, load, normalisation
-from factorized_fl.errors import UserError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 DOMAIN_CLASSES = sorted(name for names in DOMAINS.values() for name in names.split())

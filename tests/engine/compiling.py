@@ -16,9 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from factorized_fl.engine.cuda import first_kernels, input_kernels, norm_kernels
-from factorized_fl.engine.cuda.augment import make_batch, plain_row
-from factorized_fl.engine.cuda.stacked import StackedResNet9
+from factorized_fl.engine.resnet9_cuda import first_kernels, input_kernels, norm_kernels
+from factorized_fl.engine.resnet9_cuda.augment import make_batch, plain_row
+from factorized_fl.engine.resnet9_cuda.stacked import StackedResNet9
 from factorized_fl.nn import factorize
 from factorized_fl.nn.models import build_model
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from factorized_fl.engine.cuda.convolution import LaneConvolution
+from factorized_fl.engine.resnet9_cuda.convolution import LaneConvolution
 
 LANES, BATCH, SIZE, IN, OUT = 2, 3, 8, 4, 6
 

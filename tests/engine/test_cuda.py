@@ -12,11 +12,11 @@ import torch
 from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
-from factorized_fl.federation.build import Federation, build_federation
-from factorized_fl.federation.rounds import run_round
-from factorized_fl.federation.run import run
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
+from factorized_fl.simulate.build import Federation, build_federation
+from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.run import run
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,14 +10,14 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed (PyTorch's CUDA builds bring it)")
 
-from factorized_fl.data.augment import augment, draw, normalise
-from factorized_fl.engine.cuda import norm_kernels as k
-from factorized_fl.engine.cuda.augment import make_batch, plain_row, plan_rows
-from factorized_fl.engine.cuda.first_layer import ONE, PATCH, FirstLayer, convolve_and_normalise, make_patches
-from factorized_fl.engine.cuda.norm import PACKED, STACKED, NormReLU, Shape
-from factorized_fl.engine.cuda.stacked import supported
-from factorized_fl.engine.cuda.weights import LaidOut, RankOneWeight
+from factorized_fl.engine.resnet9_cuda import norm_kernels as k
+from factorized_fl.engine.resnet9_cuda.augment import make_batch, plain_row, plan_rows
+from factorized_fl.engine.resnet9_cuda.first_layer import ONE, PATCH, FirstLayer, convolve_and_normalise, make_patches
+from factorized_fl.engine.resnet9_cuda.norm import PACKED, STACKED, NormReLU, Shape
+from factorized_fl.engine.resnet9_cuda.stacked import supported
+from factorized_fl.engine.resnet9_cuda.weights import LaidOut, RankOneWeight
 from factorized_fl.nn.models import build_model
+from factorized_fl.tasks.augment import augment, draw, normalise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The type of training and how far it may be off; the interpreter cannot multiply bfloat16.

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorized_fl.engine.cuda.lanes import Stay, choose_lanes, plan
+from factorized_fl.engine.resnet9_cuda.lanes import Stay, choose_lanes, plan
 
 
 def test_a_lane_takes_the_next_client_when_one_is_finished() -> None:

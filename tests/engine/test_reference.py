@@ -8,8 +8,8 @@ from torch.func import functional_call
 from factorized_fl.data.scenarios import Client, Scenario
 from factorized_fl.engine import Trained
 from factorized_fl.engine.batches import plain_batches
-from factorized_fl.federation.build import build_federation
-from factorized_fl.federation.rounds import run_round
+from factorized_fl.simulate.build import build_federation
+from factorized_fl.simulate.rounds import run_round
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 
 

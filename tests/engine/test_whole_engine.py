@@ -15,11 +15,11 @@ pytest.importorskip("triton", reason="Triton is not installed (PyTorch's CUDA bu
 from factorized_fl.config import from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
-from factorized_fl.engine.cuda import engine as cuda
-from factorized_fl.engine.cuda.step import Step
-from factorized_fl.engine.cuda.weights import LaidOut
-from factorized_fl.federation.build import Federation, build_federation
-from factorized_fl.federation.rounds import run_round
+from factorized_fl.engine.resnet9_cuda import engine as cuda
+from factorized_fl.engine.resnet9_cuda.step import Step
+from factorized_fl.engine.resnet9_cuda.weights import LaidOut
+from factorized_fl.simulate.build import Federation, build_federation
+from factorized_fl.simulate.rounds import run_round
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py does this on the GPU itself")
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from factorized_fl.federation.mixing import cosine
-from factorized_fl.federation.rounds import download, run_round
+from factorized_fl.core.mixing import cosine
+from factorized_fl.core.roles import roles
 from factorized_fl.methods import make_method
 from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
-from factorized_fl.nn import build_model, roles
+from factorized_fl.nn import build_model
+from factorized_fl.simulate.rounds import download, run_round
 from tests.methods.hand import server
 from tests.tiny import tiny_federation
 

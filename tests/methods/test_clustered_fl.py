@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from factorized_fl.federation.mixing import mix
-from factorized_fl.federation.rounds import run_round
+from factorized_fl.core.mixing import mix
 from factorized_fl.methods.clustered_fl import ClusteredFL, halves
+from factorized_fl.simulate.rounds import run_round
 from tests.methods.hand import server
 from tests.tiny import tiny_federation
 

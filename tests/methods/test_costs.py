@@ -6,9 +6,10 @@ from itertools import product
 import pytest
 import torch
 
-from factorized_fl.federation.ledger import formula_bytes
+from factorized_fl.core.ledger import formula_bytes
+from factorized_fl.core.roles import roles
 from factorized_fl.methods import Cost, make_method
-from factorized_fl.nn import Role, build_model, roles
+from factorized_fl.nn import Role, build_model
 
 CLIENTS, ROUNDS = range(20), range(1, 51)
 

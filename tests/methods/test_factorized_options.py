@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from factorized_fl.federation.build import Federation, build_federation
-from factorized_fl.federation.mixing import mix
-from factorized_fl.federation.rounds import download, run_round
+from factorized_fl.core.mixing import mix
+from factorized_fl.core.roles import roles
 from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
-from factorized_fl.nn import Role, build_model, roles
+from factorized_fl.nn import Role, build_model
 from factorized_fl.nn.factorized import LAYOUTS, RankOneSparse
+from factorized_fl.simulate.build import Federation, build_federation
+from factorized_fl.simulate.rounds import download, run_round
 from tests.methods.hand import NOTHING, local, server
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from factorized_fl.errors import UserError
-from factorized_fl.federation.build import build_federation
-from factorized_fl.federation.rounds import download, run_round
+from factorized_fl.core.errors import UserError
 from factorized_fl.methods.fedfomo import FedFOMO
+from factorized_fl.simulate.build import build_federation
+from factorized_fl.simulate.rounds import download, run_round
 from tests.methods.hand import each, no_loss, server
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario
 

@@ -1,9 +1,9 @@
 import torch
 
-from factorized_fl.federation.rounds import download, run_round
 from factorized_fl.methods import Local
 from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.methods.fedprox import FedProx
+from factorized_fl.simulate.rounds import download, run_round
 from tests.methods.hand import NOTHING, local
 from tests.tiny import tiny_federation
 

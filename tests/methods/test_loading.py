@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.methods.loading import load_methods
 
 

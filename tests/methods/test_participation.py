@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from factorized_fl.federation.rounds import choose, run_round
 from factorized_fl.methods import METHODS
+from factorized_fl.simulate.rounds import choose, run_round
 from tests.tiny import tiny_config, tiny_federation
 
 ROUNDS = 5

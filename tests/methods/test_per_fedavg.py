@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from factorized_fl.federation.rounds import run_round
 from factorized_fl.methods import Batch
 from factorized_fl.methods.per_fedavg import PerFedAvg
+from factorized_fl.simulate.rounds import run_round
 from tests.methods.hand import local, server
 from tests.tiny import tiny_federation
 

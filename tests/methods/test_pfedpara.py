@@ -1,10 +1,11 @@
 import torch
 
-from factorized_fl.federation.build import Federation, build_federation
-from factorized_fl.federation.mixing import mix
-from factorized_fl.federation.rounds import download, run_round
+from factorized_fl.core.mixing import mix
+from factorized_fl.core.roles import roles
 from factorized_fl.methods.pfedpara import PFedPara
-from factorized_fl.nn import build_model, roles
+from factorized_fl.nn import build_model
+from factorized_fl.simulate.build import Federation, build_federation
+from factorized_fl.simulate.rounds import download, run_round
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from factorized_fl.nn import build_model, describe, factorize, last_body_v, roles, set_threshold
+from factorized_fl.core.roles import roles
+from factorized_fl.nn import build_model, describe, factorize, last_body_v, set_threshold
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrize
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.nn import RankOneSparse, build_model, describe, factorize, fold, set_threshold
 from factorized_fl.nn.factorized import LAYOUTS
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from factorized_fl.errors import UserError
-from factorized_fl.nn import build_model, fold, roles
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.roles import layers, roles
+from factorized_fl.nn import build_model, fold
 from factorized_fl.nn.lowrank import LowRankHadamard, low_rank, rank
-from factorized_fl.nn.roles import layers
 
 RESNET9 = [(64, 3, 3, 3), (128, 64, 5, 5), *[(128, 128, 3, 3)] * 2, (256, 128, 3, 3), *[(256, 256, 3, 3)] * 3]
 

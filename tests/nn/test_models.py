@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.nn import build_model, factorize
 
 NAMES = ["resnet9", "resnet18", "cnn"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.report import collect as collecting
 from factorized_fl.report.collect import collect
 from tests.report.synthetic import write_run

@@ -10,9 +10,9 @@ import pytest
 
 from factorized_fl import api
 from factorized_fl.config import Config, parse_setting
+from factorized_fl.core.options import option
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.stand_alone import StandAlone
-from factorized_fl.options import option
 from factorized_fl.presets import PRESETS
 from factorized_fl.report.command import command_of
 from tests.tiny import tiny_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.report.collect import collect
 from factorized_fl.report.page import render_page
 from factorized_fl.report.write import write_report

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.report.collect import collect
 from factorized_fl.report.figures import accuracies, settle, write_figures
 from tests.report.synthetic import write_run

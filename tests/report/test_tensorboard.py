@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.errors import UserError
-from factorized_fl.federation.run import run
+from factorized_fl.core.errors import UserError
 from factorized_fl.report.tensorboard import TensorBoardObserver
-from tests.federation.test_run import StopIn
+from factorized_fl.simulate.run import run
+from tests.simulate.test_run import StopIn
 from tests.tiny import tiny_config, write_folder
 
 

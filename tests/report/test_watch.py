@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.report.watch import PageServer, serve, watching
 from tests.report.synthetic import add_round, write_run
 

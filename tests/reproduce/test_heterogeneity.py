@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.scenarios import permutation
-from factorized_fl.errors import UserError
 from factorized_fl.reproduce.heterogeneity import PARTIES, Sets, default_config, parties, study, update_distances
 from tests.tiny import tiny_config, tiny_set
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.errors import UserError
-from factorized_fl.federation.rundir import RunDirectory
+from factorized_fl.core.errors import UserError
 from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result
 from factorized_fl.reproduce.runner import Clock, expected_seconds, run_cells
 from factorized_fl.reproduce.studies import select
+from factorized_fl.results.rundir import RunDirectory
 from tests.reproduce.fake import cell_of, write
 
 pytestmark = pytest.mark.usefixtures("tiny_studies")
@@ -114,7 +114,7 @@ def test_interrupted_cell_is_checkpointed_after_its_round_and_ends_the_same(
     cells = select(["domains"], [1], ["factorized-fl", "fedavg"])
     run_all(cells, tmp_path / "whole", images)
     # Only the first and last checkpoints would be written by themselves.
-    monkeypatch.setattr("factorized_fl.federation.run._CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr("factorized_fl.simulate.run._CHECKPOINT_SHARE", 0.0)
     states = [state for _, state in run_all(cells, tmp_path / "cut", images, watch=lambda config: InterruptIn(2))]
     assert states == ["cut off", "no time"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.errors import UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.reproduce.choices import chosen_options
 from factorized_fl.reproduce.studies import STUDIES, select

@@ -1,0 +1,66 @@
+"""The state of all clients as a stack: for every tensor name one tensor with a leading client axis."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from factorized_fl.core.views import Tensors
+
+
+class ClientStack:
+    """Tensors of K clients: `common[name]` is [K, ...]; what differs in shape between clients stays in `own[k]`."""
+
+    def __init__(self, common: Tensors, own: Sequence[Tensors]) -> None:
+        self.common = common
+        self.own = list(own)
+
+    @classmethod
+    def of(cls, clients: Sequence[Tensors]) -> "ClientStack":
+        """Stack what has the same shape everywhere."""
+        shapes = {name: {tuple(client[name].shape) for client in clients} for name in clients[0]}
+        common = {
+            name: torch.stack([client[name] for client in clients]) for name, found in shapes.items() if len(found) == 1
+        }
+        own = [{name: client[name].clone() for name in client if name not in common} for client in clients]
+        return cls(common, own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def client(self, k: int) -> Tensors:
+        """Client k's tensors, as views: writing to them writes to the stack."""
+        return {name: stacked[k] for name, stacked in self.common.items()} | self.own[k]
+
+    def zeros_like(self, names: Iterable[str]) -> "ClientStack":
+        """A stack of zeros of the same shapes for some of the names."""
+        return self._made(torch.zeros_like, names)
+
+    def copy_of(self, names: Iterable[str]) -> "ClientStack":
+        """A stack of copies for some of the names."""
+        return self._made(torch.clone, names)
+
+    def _made(self, make: Callable[[torch.Tensor], torch.Tensor], names: Iterable[str]) -> "ClientStack":
+        wanted = set(names)
+        common, *own = ({n: make(t) for n, t in part.items() if n in wanted} for part in (self.common, *self.own))
+        return ClientStack(common, own)
+
+    def take(self, other: "ClientStack", clients: Sequence[int]) -> None:
+        """Copy in what another stack has of some clients, as far as the names here go."""
+        places = list(clients)
+        for name, stacked in self.common.items():
+            stacked[places] = other.common[name][places]
+        for k in places:
+            for name, tensor in self.own[k].items():
+                tensor.copy_(other.own[k][name])
+
+    def flat(self, prefix: str) -> Tensors:
+        """All tensors under distinct names, for a checkpoint; shares memory with the stack."""
+        flat = {f"{prefix}/all/{name}": stacked for name, stacked in self.common.items()}
+        for k, own in enumerate(self.own):
+            flat |= {f"{prefix}/{k}/{name}": tensor for name, tensor in own.items()}
+        return flat
+
+    def load(self, prefix: str, tensors: Tensors) -> None:
+        """Copy in what `flat` gave."""
+        for name, tensor in self.flat(prefix).items():
+            tensor.copy_(tensors[name])

@@ -1,0 +1,117 @@
+"""The first layer of several lanes: a product of patches and weights, normalised, ReLU.
+
+Three channels are too few for tensor cores, the 27 numbers around a pixel are not. A patch also holds a one and is
+filled up with zeros; so are the weights, all with zeros.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from factorized_fl.engine.resnet9_cuda import first_kernels as first
+from factorized_fl.engine.resnet9_cuda import input_kernels
+from factorized_fl.engine.resnet9_cuda import norm_kernels as k
+from factorized_fl.engine.resnet9_cuda.norm import Shape, moments
+
+PATCH = 32  # numbers of a patch
+ONE = 27  # where its one stands
+_PIXELS = 64  # of one program that makes patches
+
+
+def make_patches(pixels: torch.Tensor) -> torch.Tensor:
+    """The 3 x 3 surroundings of every pixel of [G, B, 3, H, W]: [G, B * H * W, PATCH]."""
+    lanes, batch, _, height, width = pixels.shape
+    out = pixels.new_empty(lanes, batch * height * width, PATCH)
+    grid = (lanes * batch, height * width // _PIXELS)
+    input_kernels.patches[grid](pixels, out, H=height, W=width, ONE=ONE, PATCH=PATCH, BM=_PIXELS)
+    return out
+
+
+def patch_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Weights [G, C, 3, 3, 3], channels last, for patches: [G, C, PATCH]."""
+    return pad(weight.flatten(2), (0, PATCH - ONE))
+
+
+def convolve_and_normalise(
+    patches: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    shape: Shape,
+) -> torch.Tensor:
+    """relu((patches weight^T - mean) * rstd * gamma + beta)."""
+    y = shape.new_result(patches)
+    parts, per_program = _split(shape)
+    first.apply[(parts, shape.blocks)](
+        patches, weight, y, mean, rstd, gamma, beta, shape.rows, per_program, **_sizes(shape)
+    )
+    return y
+
+
+class FirstLayer(torch.autograd.Function):
+    """Patches [G, rows, P] and weights [G, C, P] with the batch's statistics; lanes follow each other in the result.
+
+    The result's gradient is wanted in 2 x 2 blocks of pixels, as conv2 has it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        shape: Shape,
+        running_mean: torch.Tensor,
+        running_var: torch.Tensor,
+        gamma: torch.Tensor,
+        beta: torch.Tensor,
+        patches: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
+        """Statistics, then the result."""
+        width, (parts, per_program) = shape.all_channels, _split(shape)
+        sums, firsts = torch.empty(parts, 2, width, device=gamma.device), torch.empty(width, device=gamma.device)
+        first.sums[(parts, shape.blocks)](
+            patches, weight, sums, firsts, shape.rows, width, per_program, **_sizes(shape)
+        )
+        mean, rstd = moments(firsts, sums, running_mean, running_var, shape)
+        ctx.save_for_backward(mean, rstd, gamma, beta, patches, weight)
+        ctx.shape = shape
+        return convolve_and_normalise(patches, weight, mean, rstd, gamma, beta, shape)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """All from two sums over the rows: gradient behind the ReLU times patch, and patch times patch.
+
+        What is normalised is a product with the patch, and so is x - mean: with -mean in the place of the patch's one.
+        """
+        mean, rstd, gamma, beta, patches, weight = ctx.saved_tensors
+        shape: Shape = ctx.shape
+        parts, per_program = _split(shape)
+        pieces = [torch.empty(shape.lanes, parts, n, PATCH, device=dy.device) for n in (shape.channels, PATCH)]
+        first.gradients[(parts, shape.blocks)](
+            patches, weight, dy.contiguous(), pieces[0], mean, rstd, gamma, beta, shape.rows, per_program,
+            H=shape.height, W=shape.width, **_sizes(shape),
+        )  # fmt: skip
+        first.squares[(parts, shape.lanes)](patches, pieces[1], shape.rows, per_program, PATCH=PATCH, BM=k.ROWS)
+        gradients, squares = (piece.sum(1) for piece in pieces)
+        centred = weight.to(torch.float32, copy=True)
+        centred[..., ONE] = -mean.view_as(gamma)
+        rstd = rstd.view_as(gamma)
+        dbeta = gradients[..., ONE]
+        dgamma = rstd * (centred * gradients).sum(2)
+        along = centred * (dgamma * rstd).unsqueeze(2)
+        along[..., ONE].add_(dbeta)
+        dweight = torch.baddbmm(gradients, along, squares, alpha=-1 / shape.rows)
+        dweight *= (gamma * rstd).unsqueeze(2)
+        return None, None, None, dgamma, dbeta, None, dweight.to(weight.dtype)
+
+
+def _split(shape: Shape) -> tuple[int, int]:
+    """In how many parts the rows are taken, and rows per part, whole tiles."""
+    per_program = -(-k.tiles(shape.rows) // k.MOST_PARTS) * k.ROWS
+    return -(-shape.rows // per_program), per_program
+
+
+def _sizes(shape: Shape) -> dict[str, int]:
+    return {"C": shape.channels, "PATCH": PATCH, "BC": k.CHANNELS, "BM": k.ROWS}

@@ -1,0 +1,129 @@
+"""One optimisation step of all lanes as a captured graph."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from factorized_fl.core.answers import gradient_of
+from factorized_fl.core.stack import ClientStack
+from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch
+from factorized_fl.engine.resnet9_cuda.lanes import Stay
+from factorized_fl.methods import Batch, Local, Tensors
+
+if TYPE_CHECKING:
+    from factorized_fl.engine.resnet9_cuda.engine import CudaEngine
+
+
+class Step:
+    """The graph and the static tensors that it reads and writes."""
+
+    def __init__(self, engine: "CudaEngine", state: ClientStack, momentum: ClientStack) -> None:
+        self.engine = engine
+        config, method, lanes = engine.config, engine.method, engine.lanes
+        need, size = method.batches_per_step, config.batch_size
+        height, width = engine.images.shape[2:]
+        device = engine.device
+        some = [lane % len(state) for lane in range(lanes)]
+        self.tensors = {name: stacked[some].clone() for name, stacked in state.common.items()}
+        self.momentum = {name: stacked[some].clone() for name, stacked in momentum.common.items()}
+        self.parameters = {name: self.tensors[name].requires_grad_() for name in self.momentum}
+        self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.positions = torch.zeros(need, lanes, size, dtype=torch.int64, device=device)
+        self.labels = torch.zeros_like(self.positions)
+        self.rows = engine.plain_row.expand(need, lanes, size, COLUMNS).clone()
+        self.pixels = torch.empty(need, lanes, size, 3, height, width, dtype=engine.dtype, device=device)
+        self.loss = torch.zeros(lanes, device=device)
+        self.losses: list[torch.Tensor] = []
+        self.local = Local(self.loss_gradient, engine.reference.roles, engine.reference.shared, self.start)
+        self._capture()
+
+    def _capture(self) -> None:
+        """Warm up and record one step, on a stream of its own as capturing asks for."""
+        self.engine.model.train()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream):
+            self._step()
+
+    def loss_gradient(self, at: Tensors, batch: Batch) -> Tensors:
+        """Gradients of all lanes at once: a lane's loss depends on its own tensors only."""
+        stacked = self.engine.stacked
+        logits = stacked.logits({**self.tensors, **at}, stacked.weights(at), batch.images)
+        each = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+        losses = each.view_as(batch.labels).mean(1)
+        self.losses.append(losses.detach())
+        return dict(zip(at, torch.autograd.grad(losses.sum(), list(at.values())), strict=True))
+
+    def _step(self) -> None:
+        engine, config = self.engine, self.engine.config
+        batches = []
+        for positions, labels, rows, pixels in zip(self.positions, self.labels, self.rows, self.pixels, strict=True):
+            make_batch(
+                engine.images, positions, rows, pixels, engine.scenario.mean, engine.scenario.std,
+                jitter=config.augment == "paper",
+            )  # fmt: skip
+            batches.append(Batch(pixels, labels))
+        self.losses.clear()
+        gradient = engine.method.gradient(self.local, self.parameters, batches)
+        gradient = gradient_of(engine.method, gradient, self.parameters)
+        with torch.no_grad():
+            torch._fused_sgd_(
+                list(self.parameters.values()),
+                [gradient[name].contiguous() for name in self.parameters],
+                [self.momentum[name] for name in self.parameters],
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                lr=config.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+            self.loss.copy_(torch.stack(self.losses).mean(0))
+
+    @torch.no_grad()
+    def load(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
+        """Put clients into their lanes."""
+        _copy(self._places(stays, state, momentum))
+        _copy(
+            (start[stay.lane], self.parameters[name][stay.lane]) for stay in stays for name, start in self.start.items()
+        )
+
+    @torch.no_grad()
+    def store(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
+        """Take clients out of their lanes; a lane that is left alone goes on, and nobody looks at it."""
+        _copy((client, place) for place, client in self._places(stays, state, momentum))
+        for stay in stays:
+            self.engine.method.finish(state.client(stay.client), self.engine.reference.roles)
+
+    def _places(
+        self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Every tensor of these clients, as it lies in the lane and as it lies in the stack."""
+        for mine, stack in ((self.tensors, state.common), (self.momentum, momentum.common)):
+            for name, tensor in mine.items():
+                for stay in stays:
+                    yield tensor[stay.lane], stack[name][stay.client]
+
+    def run(self, positions: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
+        """One step on these batches."""
+        self.positions.copy_(positions)
+        self.labels.copy_(labels)
+        self.rows.copy_(rows)
+        self.graph.replay()
+
+
+def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second of each pair to the first, in few launches: those of one type go together."""
+    by_type: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for to, source in pairs:
+        by_type.setdefault(to.dtype, []).append((to, source))
+    for same in by_type.values():
+        torch._foreach_copy_([to for to, _ in same], [source for _, source in same])

@@ -1,0 +1,103 @@
+"""Convolution weights of several lanes from their factors, [G, O, *kernel, I] in the convolutions' type."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import triton
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn.utils import parametrize
+
+from factorized_fl.core.views import Tensors
+from factorized_fl.engine.resnet9_cuda import input_kernels as k
+from factorized_fl.nn import RankOneSparse
+
+
+class RankOneWeight(torch.autograd.Function):
+    """u v^T + mu for u that indexes filter taps: rebuilt, cast and laid out in one pass, and one pass back."""
+
+    @staticmethod
+    def forward(ctx: Any, mu: torch.Tensor, u: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """mu [G, O, I, h, w], u [G, 1, 1, h, w], v [G, O, I, 1, 1]."""
+        lanes, out, inp, height, width = mu.shape
+        weight = torch.empty(lanes, out, height, width, inp, dtype=dtype, device=mu.device)
+        ctx.save_for_backward(u, v)
+        ctx.shape = mu.shape
+        k.rank_one[_grid(mu.shape)](mu, u, v, weight, out, inp, **_tile(mu.shape))
+        return weight
+
+    @staticmethod
+    def backward(ctx: Any, dw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Sums over taps and, in two stages of fixed order, over channels."""
+        u, v = ctx.saved_tensors
+        lanes, out, inp, height, width = ctx.shape
+        rows, blocks = _grid(ctx.shape)
+        dmu = torch.empty(ctx.shape, dtype=u.dtype, device=u.device)
+        dv, parts = torch.empty_like(v), u.new_empty(lanes, out * blocks, height * width)
+        k.rank_one_gradient[(rows, blocks)](dw.contiguous(), u, v, dmu, dv, parts, out, inp, **_tile(ctx.shape))
+        return dmu, parts.sum(1).view_as(u), dv, None
+
+
+class LaidOut(torch.autograd.Function):
+    """A weight [G, O, I, h, w] cast and laid out in one pass, and one pass back."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[G, O, h, w, I]."""
+        lanes, out, inp, height, width = ctx.shape = weight.shape
+        ctx.dtype = weight.dtype
+        laid = torch.empty(lanes, out, height, width, inp, dtype=dtype, device=weight.device)
+        k.lay_out[_grid(ctx.shape)](weight.contiguous(), laid, inp, BACK=False, **_tile(ctx.shape))
+        return laid
+
+    @staticmethod
+    def backward(ctx: Any, dw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The same way back."""
+        dweight = torch.empty(ctx.shape, dtype=ctx.dtype, device=dw.device)
+        k.lay_out[_grid(ctx.shape)](dw.contiguous(), dweight, ctx.shape[2], BACK=True, **_tile(ctx.shape))
+        return dweight, None
+
+
+def _tile(shape: torch.Size) -> dict[str, int]:
+    taps, inp = shape[3] * shape[4], shape[2]
+    return {"TAPS": taps, "T": triton.next_power_of_2(taps), "BI": min(64, triton.next_power_of_2(inp))}
+
+
+def _grid(shape: torch.Size) -> tuple[int, int]:
+    return shape[0] * shape[1], triton.cdiv(shape[2], _tile(shape)["BI"])
+
+
+def layer_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
+    """Every layer's weight by its name; that of a Linear layer stays [G, O, I] and float32."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            found[name] = _rebuild(name, module, tensors)
+        elif isinstance(module, nn.Conv2d):
+            found[name] = _convolution(name, module, tensors, dtype)
+    return found
+
+
+def _convolution(name: str, module: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    part = _parts(module)[0] if parametrize.is_parametrized(module) else None
+    by_taps = isinstance(part, RankOneSparse) and part.has_mu and part.u.shape[:2] == (1, 1)
+    if by_taps and module.training:  # in evaluation mu is pruned
+        prefix = f"{name}.parametrizations.weight."
+        return RankOneWeight.apply(
+            tensors[prefix + "original"], tensors[prefix + "0.u"], tensors[prefix + "0.v"], dtype
+        )
+    return LaidOut.apply(_rebuild(name, module, tensors), dtype)
+
+
+def _parts(module: nn.Module) -> nn.ModuleList:
+    return cast(nn.ModuleList, cast(nn.ModuleDict, module.parametrizations)["weight"])
+
+
+def _rebuild(name: str, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Whatever the parametrisation does, lane by lane."""
+    if not parametrize.is_parametrized(module):
+        return tensors[f"{name}.weight"]
+    parts = _parts(module)
+    own = {leaf: tensors[f"{name}.parametrizations.weight.{leaf}"] for leaf in parts.state_dict()}
+    return vmap(lambda factors: functional_call(parts, factors, ()))(own)

@@ -1,0 +1,230 @@
+"""From a trained client to a model's folder, checked on the client's whole test split before anything is kept."""
+
+import importlib.util
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.files import plain_errors, write_atomically
+from factorized_fl.export.card import card
+from factorized_fl.export.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, about
+from factorized_fl.methods import fingerprints
+from factorized_fl.nn import fold
+from factorized_fl.report.comparison import check_baseline, difference_lines, read_baseline
+from factorized_fl.results.reading import read_run
+from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.results.verdict import Verdict, verdicts
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, initial_model
+
+_BATCH = 500
+_TOLERANCE = 1e-4  # of a class score, between the trained, the folded and the ONNX model
+Scores = Callable[[torch.Tensor], torch.Tensor]  # raw pixels to class scores
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and what the check on the test split found."""
+
+    folder: Path
+    onnx: bool
+    images: int
+    largest_difference: float  # of any class score
+    same_class: int  # images to which all forms of the model give the same class
+    correct: int
+    verdict: Verdict | None  # against the client's Stand-Alone model, where there is one
+
+    @property
+    def accuracy(self) -> float:
+        """Of the exported model on the client's test images."""
+        return self.correct / self.images
+
+
+def export_run(
+    run: Path, client: int, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
+) -> Exported:
+    """Export the model of a research run's client, counted from 1; `alone` is the Stand-Alone run to compare with."""
+    directory = RunDirectory(run)
+    rounds = directory.checkpoint_round()
+    if not rounds:
+        raise UserError(f"'{run}' holds no checkpoint of a run: give the directory of a run.")
+    config = directory.config()
+    if not 1 <= client <= config.clients:
+        wrong = f"There is no client {client}" if client else "This run has a model for every client"
+        raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {config.clients}.")
+    federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"), "reference")
+    directory.refuse_other_data(describe_clients(federation.scenario))
+    with directory.reading_checkpoint():
+        federation.load(directory.load_checkpoint())
+    if not federation.received[client - 1]:
+        raise UserError(f"Client {client} has not taken part in a round of '{run}': it has no model of its own yet.")
+    baseline = _read_baseline(run, rounds, config.rounds, alone) if alone else None
+    name = federation.scenario.clients[client - 1].name
+    trained = directory.rounds_trained(client - 1, rounds)
+    out = out or run / "model" / f"client-{client}"
+    return export_client(federation, client - 1, rounds, trained, out, name, baseline)
+
+
+def _read_baseline(run: Path, rounds: int, planned: int, alone: Path) -> Record:
+    """The summary of a Stand-Alone run that a model card may hold against this run."""
+    if rounds < planned:
+        raise UserError(f"'{run}' has done {rounds} of {planned} rounds: let it end first, or leave --alone out.")
+    baseline = RunDirectory(alone).summary()
+    if baseline is None:
+        raise UserError(f"'{alone}' holds no complete run to compare with.")
+    ours, theirs = read_run(run), read_baseline(alone)
+    check_baseline(ours, theirs)
+    if lines := difference_lines(ours, theirs):
+        raise UserError(f"'{alone}' was trained differently ({', '.join(lines)}): that would be no fair comparison.")
+    return baseline
+
+
+def export_client(
+    federation: Federation, k: int, rounds: int, trained: int, out: Path, name: str, baseline: Record | None = None
+) -> Exported:
+    """Fold client k's model after so many rounds, compare it with the trained one on all test images, write it.
+
+    It has `trained` in some of the rounds or in all.
+    """
+    config, scenario = federation.config, federation.scenario
+    client = scenario.clients[k]
+    channels, size = scenario.images.shape[1], scenario.images.shape[-1]
+    model = initial_model(config, len(client.classes), channels, scenario.labels_agree)
+    tensors = federation.engine.tested(rounds, k, federation.state, federation.start)
+    model.load_state_dict({key: tensor.detach().cpu() for key, tensor in tensors.items()})
+    package = Package(
+        name=name,
+        method=config.method,
+        model=config.model,
+        width=config.width,
+        head_layers=config.head_layers,
+        head_norm=config.head_norm,
+        head_width=config.head_width,
+        classes=client.classes,
+        image_size=size,
+        channels=channels,
+        mean=scenario.mean,
+        std=scenario.std,
+    )
+    images = scenario.images[client.test]
+    labels = client.labelling[scenario.labels[client.test]]
+    # What was said of the client's images to find its peers is nobody else's business.
+    folded = fold(model.eval()).state_dict()
+    weights = {key: tensor.contiguous() for key, tensor in folded.items() if key != fingerprints.NAME}
+    pixels = package.network(weights)
+    with plain_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    wanted = _scores(FromPixels(model, package.mean, package.std).eval(), images)
+    if not wanted.isfinite().all():
+        raise UserError(f"The training of {name} diverged, so there is no model to export: a smaller lr may help.")
+    got = _scores(pixels, images)
+    difference = _compare(wanted, got, "folded")
+    same = wanted.argmax(1) == got.argmax(1)
+    onnx = _write_onnx(pixels, out / ONNX, channels, size)
+    if onnx:
+        theirs = _scores(onnx_scores(out / ONNX, package), images)
+        difference = max(difference, _compare(wanted, theirs, "ONNX"))
+        same &= wanted.argmax(1) == theirs.argmax(1)
+    correct = int((got.argmax(1) == labels).sum())
+    verdict = _verdict(k, client.domain, correct, len(images), baseline)
+    exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, verdict)
+    results = {
+        "accuracy": exported.accuracy,
+        "correct": correct,
+        "images": len(images),
+        "largest_difference": difference,
+        "same_class": exported.same_class,
+        "alone": verdict.alone if verdict else None,
+        "verdict": verdict.word if verdict else None,
+    }
+    write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
+    write_atomically(out / ABOUT, about(package, results))
+    counts = {"train": len(client.train), "validation": len(client.validation), "test": len(client.test)}
+    text = card(package, config, trained, counts, correct, len(images), verdict, difference, onnx)
+    write_atomically(out / CARD, text.encode())
+    return exported
+
+
+def onnx_scores(path: Path, package: Package) -> Scores:
+    """The exported ONNX model as a function, if it is what its description says."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common parent of their own
+        raise UserError(f"The model '{path}' cannot be read ({error}): export it again.") from None
+
+    takes, gives = session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]
+    size = package.image_size
+    if [*takes, *gives] != [package.channels, size, size, len(package.classes)]:
+        raise UserError(f"'{path.parent / ABOUT}' does not fit the model '{path}': export it again.")
+
+    def scores(pixels: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
+
+    return scores
+
+
+@torch.no_grad()
+def _scores(model: Scores, images: torch.Tensor) -> torch.Tensor:
+    return torch.cat([model(batch) for batch in images.split(_BATCH)])
+
+
+def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
+    """The largest difference of any score; a model that answers differently is not worth keeping."""
+    largest = float((wanted - got).abs().max())
+    tolerance = _TOLERANCE * max(1.0, float(wanted.abs().max()) / 10)  # float32 keeps seven digits
+    if not math.isfinite(largest) or largest > tolerance:
+        raise UserError(
+            f"The {what} model's class scores differ from the trained model's by {largest:g}: not exported."
+        )
+    return largest
+
+
+def _verdict(k: int, domain: str, correct: int, total: int, baseline: Record | None) -> Verdict | None:
+    if baseline is None:
+        return None
+    ours = {"client": k, "domain": domain, "accuracy": correct / total, "correct": correct, "total": total}
+    found = verdicts([{"clients": [ours]}], [baseline])
+    return found[0] if found else None
+
+
+def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
+    """Write the ONNX file if the libraries for it are there; says whether it did."""
+    with plain_errors(path.parent):
+        path.unlink(missing_ok=True)
+    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
+        warnings.warn('No ONNX file was made: pip install "factorized-fl[onnx]" for that.', stacklevel=3)
+        return False
+    example = torch.zeros(2, channels, size, size, dtype=torch.uint8)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                model,
+                (example,),
+                input_names=["pixels"],
+                output_names=["scores"],
+                dynamic_shapes={"pixels": {0: torch.export.Dim("images")}},
+                dynamo=True,
+                verbose=False,
+            )
+        assert program is not None
+        write_atomically(path, program.model_proto.SerializeToString())
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    return True

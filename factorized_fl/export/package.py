@@ -1,0 +1,108 @@
+"""A model's folder: the dense network, what it expects and what it answers.
+
+model.safetensors   the weights of the plain network
+model.onnx          the same from raw pixels to class scores, where ONNX is installed
+model.json          classes, preprocessing, architecture, accuracy
+README.md           the model card
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.options import make
+from factorized_fl.nn import build_model
+from factorized_fl.tasks.augment import normalise
+
+WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "model.json", "README.md"
+
+
+@dataclass(frozen=True)
+class Package:
+    """All that is needed to use a model besides its weights."""
+
+    name: str
+    method: str
+    model: str
+    width: float
+    head_layers: int
+    head_norm: bool
+    classes: tuple[str, ...]
+    image_size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    head_width: int = 0
+
+    def build(self) -> nn.Module:
+        """The plain network, untrained."""
+        return build_model(
+            self.model,
+            len(self.classes),
+            channels=self.channels,
+            width=self.width,
+            head_layers=self.head_layers,
+            head_norm=self.head_norm,
+            head_width=self.head_width,
+        )
+
+    def network(self, weights: dict[str, torch.Tensor]) -> nn.Module:
+        """The network with these weights, ready for raw pixels."""
+        network = self.build()
+        network.load_state_dict(weights)
+        return FromPixels(network, self.mean, self.std).eval()
+
+
+class FromPixels(nn.Module):
+    """A network that takes raw pixels, uint8 [N, C, H, W], and so cannot be fed wrongly scaled ones."""
+
+    def __init__(self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("std", torch.tensor(std))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Class scores."""
+        assert isinstance(self.mean, torch.Tensor)
+        assert isinstance(self.std, torch.Tensor)
+        return self.network(normalise(pixels.float() / 255, self.mean, self.std))
+
+
+def about(package: Package, results: dict[str, Any]) -> bytes:
+    """The content of model.json."""
+    return json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False).encode()
+
+
+def read_package(folder: Path | str) -> Package:
+    """What a model's folder says about it."""
+    folder = Path(folder)
+    try:
+        content = {"head_width": 0, **json.loads((folder / ABOUT).read_text(encoding="utf-8"))}  # older models lack it
+        package = make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
+        if {len(package.mean), len(package.std)} != {package.channels}:
+            raise ValueError("mean and std must have a number for each channel")
+        return package
+    except FileNotFoundError:
+        inside = [*folder.glob(f"model/{ABOUT}"), *sorted(folder.glob(f"model/*/{ABOUT}"))]
+        advice = f"did you mean '{inside[0].parent}'?" if inside else "make one with `ffl export RUN --client K`."
+        raise UserError(f"'{folder}' holds no exported model: {advice}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"'{folder / ABOUT}' is damaged ({error}): export the model again.") from None
+
+
+def load_network(folder: Path | str, package: Package) -> nn.Module:
+    """The trained network, ready for raw pixels."""
+    folder = Path(folder)
+    try:
+        return package.network(safetensors.torch.load_file(folder / WEIGHTS))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"'{folder / WEIGHTS}' does not fit its description ({reason}): export it again.") from None

@@ -1,1 +1,0 @@
-"""The federation: stacked client state, mixing, rounds, communication ledger, run directory."""

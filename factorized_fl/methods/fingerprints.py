@@ -1,0 +1,161 @@
+"""A fingerprint of a client's images, and what two of them say about each other.
+
+Under the initial weights, which all clients share, a client looks at its training images through the first layer, once,
+and says what it saw in a few hundred bytes: mean and log-variance of every channel, how far chance alone may have moved
+them, and how much more its classes differ than chance would make them. It needs no training.
+
+Classes count nearly alike however many images they have (n images count n / (n + 30)), so that clients of one domain
+with different shares of its classes still look alike. What remains of such differences is part of the chance that a
+client reports: `noise` is the expected squared distance, summed over coordinates, of its fingerprint from that of a
+client with the same classes in equal shares and endless images. So the squared distance of two fingerprints divided by
+the sum of their noises is about 1 for clients of one kind, and large for clients of two.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from factorized_fl.core.roles import LAYERS, layers
+
+HALF = 30.0  # images after which a class counts half as much as it ever can
+NAME = "fingerprint"  # of the buffer that holds it among a client's tensors
+_BATCH = 500
+_DOUBT = 0.5  # about the chance in a contrast
+UNKNOWN = 0.0  # contrast of a single class
+_CLEAREST = 1000.0  # contrast beyond which labels tell no more; CIFAR-100's domains reach 55
+_LEAST = 1e-12
+_LARGEST = 100.0  # size of a log-variance that images can have; the demo's are from -9 to 0
+_OUTLIER = math.log(100)  # by which a log-variance exceeds the middle one; the demo's by 0.9 at most
+
+
+class _Seen(Exception):
+    """The first layer has answered: the rest of the network need not."""
+
+
+def make_room(model: nn.Module) -> nn.Module:
+    """Give the model a buffer for the fingerprint: two numbers per channel of the first layer, and two more."""
+    first = next(iter(layers(model).values()))
+    assert isinstance(first, LAYERS)
+    model.register_buffer(NAME, torch.zeros(2 * len(first.weight) + 2))
+    return model
+
+
+@torch.no_grad()
+def first_layer(model: nn.Module, tensors: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+    """Mean and mean square of every channel of the first layer, image by image: [n, 2 C]."""
+    rows: list[torch.Tensor] = []
+
+    def look(module: nn.Module, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        flat = out.double().flatten(2) if out.dim() > 2 else out.double().unsqueeze(2)
+        rows.append(torch.cat([flat.mean(2), flat.square().mean(2)], 1))
+        raise _Seen
+
+    handle = next(iter(layers(model).values())).register_forward_hook(look)
+    try:
+        for some in images.split(_BATCH):
+            try:
+                functional_call(model, tensors, (some,))
+            except _Seen:
+                continue
+    finally:
+        handle.remove()
+    return torch.cat(rows)
+
+
+def describe(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """Mean, log-variance, noise and contrast of images with these moments [n, 2 C] and labels: [2 C + 2]."""
+    counts = torch.bincount(labels, minlength=classes).to(rows)
+    present = counts > 0
+    sums = torch.zeros(classes, rows.shape[1], dtype=rows.dtype, device=rows.device).index_add_(0, labels, rows)
+    own, counts = sums[present] / counts[present, None], counts[present]
+    weights = counts / (counts + HALF)
+    weights = weights / weights.sum()
+    channels = rows.shape[1] // 2
+    mean, square = (weights @ own).split(channels)
+    variance = (square - mean.square()).clamp_min(_LEAST)
+
+    def offset(moments: torch.Tensor) -> torch.Tensor:
+        """How moments move the fingerprint, to first order, in its own units."""
+        first, second = moments.split(channels, 1)
+        moved = second - 2 * mean * first + mean.square() - variance
+        return torch.cat([(first - mean) / variance.sqrt(), moved / variance], 1)
+
+    offsets = offset(own)
+    place = torch.cumsum(present, 0)[labels] - 1
+    freedom = len(rows) - len(counts)
+    if freedom > 0:
+        inside = (offset(rows) - offsets[place]).square().sum() / freedom
+    else:  # one image per class says nothing of how images of a class differ: as much as any two, then
+        inside = offsets.square().sum() / max(1, len(rows) - 1)
+    chance = inside / counts  # squared error of a class's mean
+    spread = (weights * offsets.square().sum(1)).sum() / (1 - weights.square().sum()).clamp_min(_LEAST)
+    by_chance = (weights * chance).sum().clamp_min(_LEAST)
+    shares = (weights - 1 / classes).square().sum() + (classes - len(counts)) / classes**2
+    noise = (weights.square() * chance).sum() + shares * (spread - by_chance).clamp_min(0)
+    # Copies of one image, or a single one per class, leave no chance to divide by.
+    contrast = (spread / by_chance).clamp(_LEAST, _CLEAREST) if len(counts) > 1 else torch.full_like(noise, UNKNOWN)
+    return torch.cat([mean, variance.log(), torch.stack([noise, contrast])]).float()
+
+
+def blur(fingerprint: torch.Tensor, noise: float, clip: float, generator: torch.Generator) -> torch.Tensor:
+    """Cut every coordinate off at `clip` and add Gaussian noise, both in the units in which images vary.
+
+    The noise is declared, so that others know how little the distance to a blurred fingerprint says.
+    """
+    channels = (len(fingerprint) - 2) // 2
+    mean, logs, rest = fingerprint.cpu().split([channels, channels, 2])
+    scale = (logs / 2).exp()
+    drawn = noise * torch.randn(2, channels, generator=generator)
+    mean = ((mean / scale).clamp(-clip, clip) + drawn[0]) * scale
+    logs = logs.clamp(-clip, clip) + drawn[1]
+    rest = rest + torch.tensor([2 * channels * noise**2, 0.0])
+    return torch.cat([mean, logs, rest]).to(fingerprint)
+
+
+def plausible(fingerprint: torch.Tensor) -> bool:
+    """Whether images can have it."""
+    channels = (len(fingerprint) - 2) // 2
+    return bool((fingerprint[channels : 2 * channels].abs() <= _LARGEST).all())
+
+
+def apart(fingerprints: torch.Tensor) -> torch.Tensor:
+    """Squared distances of all pairs over what chance alone would make them, float64 [K, K]: about 1 for like ones."""
+    prints = fingerprints.double().cpu()
+    channels = (prints.shape[1] - 2) // 2
+    mean, logs, rest = prints.split([channels, channels, 2], 1)
+    # Or a single client could make all others look alike.
+    highest = logs.sort(0).values[len(logs) // 2 :][:1] + _OUTLIER
+    scale = logs.minimum(highest).exp().mean(0).clamp_min(_LEAST).sqrt()
+    places = torch.cat([mean / scale, logs], 1)
+    noise = rest[:, 0].clamp_min(0)
+    square = (places[:, None] - places[None]).square().sum(2)
+    return (square / (noise[:, None] + noise[None]).clamp_min(_LEAST)).nan_to_num(torch.inf, torch.inf)
+
+
+def likeness(fingerprints: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+    """1 for clients that chance can explain, falling to 0 as their distance exceeds it, float64 [K, K].
+
+    Who has not sent a fingerprint yet is like nobody else, whatever stands in its place.
+    """
+    alike = torch.eye(len(fingerprints), dtype=torch.float64)
+    known = received.nonzero().flatten().cpu()
+    found = torch.exp(-(apart(fingerprints[known.to(fingerprints.device)]) - 1).clamp_min(0))
+    alike[known[:, None], known] = found.fill_diagonal_(1.0)
+    return alike
+
+
+def trust(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """How far each client's labels tell as much as those of its like would with as many images, float64 [K]: at most 1.
+
+    Labels drawn at random make classes that differ no more than chance makes them: a contrast of about 1. What exceeds
+    that grows with the number of images. Where the first layer sees little of what the labels say, everybody's contrast
+    is about 1 and nobody is suspected; nor is a client with a single class, whose contrast nobody knows.
+    """
+    contrast, images = fingerprints[:, -1].double().cpu().nan_to_num(1.0), sizes.double().cpu()
+    known = contrast != UNKNOWN
+    excess = contrast.clamp(1, _CLEAREST) - 1
+    per_image = (alike @ (known * excess)) / (alike @ (known * images)).clamp_min(_LEAST)
+    trusted = ((excess + _DOUBT) / (images * per_image + _DOUBT)).clamp(max=1.0)
+    return torch.where(known, trusted, 1.0)

@@ -1,0 +1,71 @@
+"""Checks on tensors that arrive: names, shapes, types, finiteness, norms."""
+
+import json
+from collections.abc import Mapping
+
+import safetensors
+import torch
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.payload import decode
+from factorized_fl.methods import Tensors
+from factorized_fl.silo.messages import BadMessage
+
+LARGEST_GROWTH = 10.0  # of a tensor's norm in one round; training never comes near
+# What a tensor may grow from at least, as the size of its numbers: some begin at zero and must leave it somehow.
+_LEAST, _LEAST_OF_FINGERPRINTS = 1.0, 100.0
+FINGERPRINT = "fingerprint"  # the name of the matching vector among the tensors that travel
+_SPARE = 200  # bytes of a payload's header for each tensor
+
+
+def largest_message(expected: Mapping[str, torch.Tensor]) -> int:
+    """Bytes that no honest message with these tensors exceeds."""
+    return 200_000 + sum(t.numel() * t.element_size() + len(name) + _SPARE for name, t in expected.items())
+
+
+def read_tensors(payload: bytes, expected: Mapping[str, torch.Tensor]) -> Tensors:
+    """The tensors of a payload, if they are exactly those expected, finite and of a plausible norm."""
+    _check_claims(payload, expected)
+    try:
+        tensors = decode(payload) if payload else {}
+    except (UserError, OverflowError, MemoryError) as error:
+        raise BadMessage(f"its tensors cannot be read: {error}") from None
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())[0]
+        raise BadMessage(f"it must hold {len(expected)} tensors, but {odd[:80]!r} is missing or too many")
+    for name, tensor in tensors.items():
+        wanted = expected[name]
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            found = f"{tensor.dtype} {list(tensor.shape)}"
+            raise BadMessage(f"{name} is {found} where {wanted.dtype} {list(wanted.shape)} is due")
+    check_growth(tensors, expected)
+    return tensors
+
+
+def check_growth(tensors: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors that are not finite, or larger than a round's training makes them."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise BadMessage(f"{name} is not finite")
+        least = _LEAST_OF_FINGERPRINTS if name == FINGERPRINT else _LEAST
+        norm, usual = float(tensor.double().norm()), float(before[name].double().norm())
+        limit = LARGEST_GROWTH * max(usual, least * tensor.numel() ** 0.5)
+        if norm > limit:
+            raise BadMessage(f"{name} has the norm {norm:.3g}, above the limit of {limit:.3g}")
+
+
+def _check_claims(payload: bytes, expected: Mapping[str, torch.Tensor]) -> None:
+    """Look at the header before anything is made from it: a few bytes could claim a tensor that fills all memory."""
+    if not payload:
+        return
+    try:
+        entries = safetensors.deserialize(payload)
+        length = int.from_bytes(payload[:8], "little")
+        sparse = json.loads(json.loads(payload[8 : 8 + length]).get("__metadata__", {}).get("sparse", "{}"))
+    except Exception as error:
+        raise BadMessage(f"its tensors cannot be read ({type(error).__name__})") from None
+    if not isinstance(sparse, dict) or len(entries) > 2 * len(expected):
+        raise BadMessage("it holds more tensors than are due")
+    for name, shape in sparse.items():
+        if name not in expected or list(expected[name].shape) != shape:
+            raise BadMessage(f"{str(name)[:80]!r} is not among the tensors that are due in that shape")

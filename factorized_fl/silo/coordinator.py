@@ -1,0 +1,397 @@
+"""The coordinator's rounds: mix from what was last received, send, collect with a deadline, check, keep, go on.
+
+It holds what travels and nothing else: no image, no label, no class name, no classifier.
+"""
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from hashlib import blake2b
+
+from factorized_fl.core.errors import Damaged, UserError
+from factorized_fl.core.files import write_atomically
+from factorized_fl.core.ledger import Load, Traffic
+from factorized_fl.core.payload import encode
+from factorized_fl.methods import Mixing, Tensors
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.silo import control
+from factorized_fl.silo.mailbox import HOLD, Mailbox
+from factorized_fl.silo.memory import Memory
+from factorized_fl.silo.messages import BadMessage, Message
+from factorized_fl.silo.plan import Kit
+from factorized_fl.silo.status import read_status, write_status
+from factorized_fl.silo.updates import Update, load_of, read_result, read_update
+from factorized_fl.simulate.rounds import choose, make_record
+from factorized_fl.simulate.run import summarise
+
+_LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
+_TOLD = "told.json"  # who has learnt of the end
+_SOON = HOLD + 1.0  # seconds in which whoever is connected asks
+
+
+class Coordinator:
+    """All that the coordinator knows, and its loop."""
+
+    def __init__(self, kit: Kit, mailbox: Mailbox, log: Callable[[str], None]) -> None:
+        self.kit, self.mailbox, self.log = kit, mailbox, log
+        self.config, self.sites = kit.config, kit.plan.sites
+        self.memory = Memory(self.config, self.sites)
+        self.directory = RunDirectory(kit.run)
+        self.stop = threading.Event()
+        self.round = 0
+        self.note = "starting"
+        self.declined: set[int] = set()  # who refused what was mixed for this round
+        self.gone = False  # nobody listens to sites any more
+        self.seconds: list[float] = []  # of each round so far
+        self.accuracy: dict[int, float] = {}  # what sites chose to report, last
+
+    # -- the rounds
+
+    def run(self) -> bool:
+        """All rounds that are still to do; says whether the federation is complete."""
+        with self.directory.lock():
+            self._count_on()
+            done = self._restore()
+            if (aside := control.recall_aside(self.kit)) is not None:
+                self.memory.trust_all_but({k for k, site in enumerate(self.sites) if site in aside})
+            if done:
+                self.log(f"going on after round {done}")
+            self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
+            self.seconds = [line["seconds"] for line in self.directory.timing()]
+            self.accuracy = _accuracies(self.directory.metrics())
+            self.round = done
+            if not done:
+                self._gather()
+            for round in range(done + 1, self.config.rounds + 1):
+                if self.stop.is_set():
+                    return False
+                self._one_round(round)
+            if self.stop.is_set():
+                return False
+            self.directory.save_summary(summarise(self.directory))
+            self.mailbox.end()
+            self._tell("complete")
+        return True
+
+    def _restore(self) -> int:
+        """Go back to the last round that is safely on disk, or to the one before, which sites still know, too."""
+        if self._is_damaged() and self.directory.previous_path.exists():
+            self.log("the checkpoint is damaged: trying the round before")
+            os.replace(self.directory.checkpoint_path, self.directory.path / "damaged.safetensors")
+            os.replace(self.directory.previous_path, self.directory.checkpoint_path)
+        if self._is_damaged():
+            raise UserError(
+                f"The checkpoint '{self.directory.checkpoint_path}' is damaged, and no site can begin again: "
+                "put it back from a copy, or begin again with new kits (`ffl federation new`)."
+            )
+        return self.directory.rounds_done(self.config, resume=True)
+
+    def _is_damaged(self) -> bool:
+        """Whether there is a checkpoint that cannot be loaded; if it can, it is."""
+        try:
+            if self.directory.checkpoint_round():
+                with self.directory.reading_checkpoint():
+                    self.memory.load(self.directory.load_checkpoint())
+        except Damaged:
+            return True
+        return False
+
+    def farewell(self, seconds: float) -> None:
+        """Stay so long for whoever has not learnt of the end; if all have, for who did not get the answer."""
+        untold, (began, said) = self._untold(), (time.monotonic(), False)
+        while missing := [site for site in untold or self.sites if not self.mailbox.lines[site].told_end]:
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                break
+            if waited >= _SOON and not said:
+                whom = (
+                    f"{', '.join(missing)} to learn of the end" if untold else "whoever asks again: all know of the end"
+                )
+                self.log(f"waiting up to {seconds - waited:.0f} s for {whom}")
+                said = True
+            self._tell()
+            self.stop.wait(0.2)
+        write_atomically(self.kit.run / _TOLD, json.dumps(sorted(self._told())).encode())
+        self.gone = True
+        self._tell()
+        if untold := self._untold():
+            self.log(f"{', '.join(untold)} did not learn of the end: `ffl serve` again tells who joins again")
+
+    def _told(self) -> set[str]:
+        """The sites that have learnt of the end, from this coordinator or from the one before."""
+        return self._told_before | {site for site, line in self.mailbox.lines.items() if line.told_end}
+
+    def _untold(self) -> list[str]:
+        """The others."""
+        told = self._told()
+        return [site for site in self.sites if site not in told]
+
+    @cached_property
+    def _told_before(self) -> set[str]:
+        """By the one before."""
+        try:
+            return set(json.loads((self.kit.run / _TOLD).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return set()
+
+    def _count_on(self) -> None:
+        """The bytes of a site are those of all coordinators so far, unless the last one's status makes no sense."""
+        with contextlib.suppress(KeyError, TypeError):
+            for row in (read_status(self.kit) or {"sites": []})["sites"]:
+                self.mailbox.count(row["name"], row["up_bytes"], row["down_bytes"])
+
+    def _gather(self) -> None:
+        """Before the first round: wait for everybody, or for the deadline and a quorum."""
+        until = time.monotonic() + self.kit.plan.deadline
+        while not self.stop.is_set():
+            there = sum(self.mailbox.connected(site) for site in self.sites)
+            if there == len(self.sites) or (time.monotonic() > until and there >= self.kit.plan.needed):
+                return
+            self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
+            self.stop.wait(0.2)
+
+    def _one_round(self, round: int) -> None:
+        began, before = time.monotonic(), self.mailbox.wire_bytes
+        self.round = round
+        self._control()
+        chosen, _ = choose(self.config, round)
+        mixing: Mixing | None = None
+        sent: dict[int, Tensors] = {}
+        good: dict[int, Update] = {}
+        again = True
+        while again:
+            for k in range(len(self.sites)):
+                self._learn_size(k)
+            self._tell("mixing")
+            asked = [k for k in chosen if k not in good and not self.memory.aside[k]]
+            newest, mixed = self.memory.mix(round, asked, partial(self._validation_losses, round))
+            mixing, sent = newest or mixing, sent | mixed
+            again = self._ask(round, chosen, mixing, sent, good)
+        if self.stop.is_set():
+            return
+        records = []
+        for k in sorted({*sent, *good}):
+            down = load_of(sent[k], self.memory.roles) * self._models(k, mixing) if k in sent else Load()
+            if k in good:
+                if not self.memory.received[k]:  # it may have come, and said how many images it has, during the round
+                    self._learn_size(k)
+                self.memory.keep(k, good[k].tensors, sent.get(k, {}))
+                formula = self.memory.formula(good[k].tensors)
+                records.append(good[k].record(round, k, self.sites[k], down, self.memory.roles, formula))
+            else:
+                cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes, down_roles=down.roles)
+                records.append(make_record(round, k, self.sites[k], None, None, cost))
+        if round == self.config.rounds:
+            records += self._last_tests(round, set(good))
+        if mixing is not None:
+            self.directory.save_mixing(round, mixing)
+        self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
+        self.accuracy |= _accuracies(records)
+        seconds = time.monotonic() - began
+        self.seconds.append(seconds)
+        working = max((update.seconds for update in good.values()), default=0.0)
+        up, down_bytes = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
+        timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down_bytes}
+        self.directory.append("timing.jsonl", [timing])
+        self.directory.keep_previous()
+        self.directory.save_checkpoint(round, self.memory.tensors, federation=self.kit.plan.id)
+        write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())
+        missing = [self.sites[k] for k in chosen if k not in good]
+        without = f", without {', '.join(missing)}" if missing else ""
+        self.log(f"round {round} of {self.config.rounds} is complete{without}")
+
+    def _ask(
+        self,
+        round: int,
+        chosen: Sequence[int],
+        mixing: Mixing | None,
+        sent: dict[int, Tensors],
+        good: dict[int, Update],
+    ) -> bool:
+        """Ask until a quorum has given answers that pass all checks; a bad one counts against its sender.
+
+        Who refuses what was mixed is not blamed, and not asked again before that is mixed anew: then this says so.
+        """
+        enough = min(self.kit.plan.needed, len(chosen))
+        self.declined = set()
+        while len(good) < enough:
+            if self._control():
+                for k in [k for k in good if self.memory.aside[k]]:
+                    del good[k]
+                return True
+            ask = [k for k in chosen if k not in good and k not in self.declined and not self.memory.aside[k]]
+            if len(ask) + len(good) < enough:
+                self._tell(self._what_helps(enough))
+                if self.stop.wait(0.5):
+                    break
+                continue
+            self._tell("waiting for answers")
+            self.mailbox.post({self.sites[k]: self._request(round, k, mixing, sent.get(k)) for k in ask})
+            wanted = {self.sites[k] for k in ask}
+            answers = self.mailbox.collect(
+                wanted, enough - len(good), self.kit.plan.deadline, self.stop, tick=self._tell
+            )
+            if self.stop.is_set():
+                break
+            for site, answer in answers.items():
+                self._read(self.sites.index(site), answer, sent, good)
+        return False
+
+    def _read(self, k: int, answer: Message, sent: dict[int, Tensors], good: dict[int, Update]) -> None:
+        """One site's answer."""
+        try:
+            if answer.text("result") == "refused":
+                self.log(f"{self.sites[k]}: refused this round: {answer.text('reason')}")
+                self.declined.add(k)
+                return
+            update = read_update(answer, self.memory.expected(k, sent.get(k, {})))
+            self.memory.check(update.tensors)
+            good[k], self.memory.strikes[k] = update, 0
+        except BadMessage as error:
+            self._strike(k, str(error))
+
+    def _what_helps(self, enough: int) -> str:
+        """Why a round does not go on, and what the operator can do."""
+        if not self.declined:
+            return f"waiting: a quorum of {enough} needs a site readmitted"
+        names = ", ".join(self.sites[k] for k in sorted(self.declined))
+        return f"waiting: {names} refused this round: exclude who spoiled it, or readmit {names} to ask again"
+
+    def _request(self, round: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
+        fields = {"request": f"round-{round}", "round": round, "download": bool(tensors)}
+        fields["models"] = self._models(k, mixing)
+        return Message("round", self.kit.plan.id, fields, encode(tensors) if tensors else b"")
+
+    @staticmethod
+    def _models(k: int, mixing: Mixing | None) -> int:
+        return 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
+
+    def _strike(self, k: int, reason: str) -> None:
+        aside = self.memory.strike(k)
+        self.log(f"{self.sites[k]}: dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
+        if aside:
+            self._remember_aside()
+            self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
+
+    def _validation_losses(self, round: int, k: int, candidates: Tensors) -> list[float]:
+        """Site k's losses with each candidate; who leaves one out is asked for no other, and none of them counts."""
+        losses: list[float] = []
+        for tensors in zip(*candidates.values(), strict=True):
+            loss = self._validation_loss(round, k, dict(zip(candidates, tensors, strict=True)))
+            if loss is None:
+                return [math.nan] * len(next(iter(candidates.values())))
+            losses.append(loss)
+        return losses
+
+    def _validation_loss(self, round: int, k: int, tensors: Tensors) -> float | None:
+        """Site k's loss on its held-out images with these tensors, if it answers; NaN if they diverged."""
+        payload = encode(tensors)
+        name = f"loss-{round}-{blake2b(payload, digest_size=8).hexdigest()}"
+        site = self.sites[k]
+        self.mailbox.post({site: Message("loss", self.kit.plan.id, {"request": name, "round": round}, payload)})
+        answers = self.mailbox.collect({site}, 0, min(_LOSS_DEADLINE, self.kit.plan.deadline), self.stop)
+        if site not in answers or "loss" not in answers[site].fields:
+            return None
+        try:
+            loss = answers[site].number("loss")
+        except BadMessage as error:
+            self._strike(k, str(error))
+            return None
+        return math.nan if loss is None else loss
+
+    def _last_tests(self, round: int, answered: set[int]) -> list[Record]:
+        """At the end everybody who ever answered is tested."""
+        ask = {self.sites[k] for k in self.memory.received.nonzero().flatten().tolist() if k not in answered}
+        fields = {"request": f"test-{round}", "round": round}
+        self.mailbox.post({site: Message("test", self.kit.plan.id, fields) for site in ask})
+        answers = self.mailbox.collect(ask, 0, self.kit.plan.deadline, self.stop) if ask else {}
+        records = []
+        for site, answer in answers.items():
+            k = self.sites.index(site)
+            try:
+                records.append(make_record(round, k, site, read_result(answer), None, Traffic()))
+            except BadMessage as error:
+                self._strike(k, str(error))
+        return records
+
+    # -- what is written
+
+    def _learn_size(self, k: int) -> None:
+        if complaint := self.memory.learn_size(k, self.mailbox.lines[self.sites[k]].train):
+            self.mailbox.note(self.sites[k], complaint)
+
+    def _who(self) -> list[Record]:
+        """The parties as the coordinator may know them."""
+        nothing = {"classes": [], "validation": 0, "test": 0, "holdout": 0}
+        return [
+            {"name": site, "domain": site, "train": int(size) if received else 0, **nothing}
+            for site, size, received in zip(self.sites, self.memory.sizes, self.memory.received, strict=True)
+        ]
+
+    def _control(self) -> bool:
+        """Do what the operator asked for meanwhile; says whether what was mixed has to be mixed anew."""
+        wishes = control.take(self.kit)
+        if wishes is None:
+            self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
+            control.done(self.kit)
+            return False
+        for site in wishes.get("readmit", ()):
+            if site in self.sites:
+                k = self.sites.index(site)
+                self.memory.readmit(k)
+                self.declined.discard(k)
+                self.log(f"{site}: readmitted by the operator")
+        excluded = [site for site in wishes.get("exclude", ()) if site in self.sites]
+        for site in excluded:
+            self.memory.set_aside(self.sites.index(site))
+            self.log(f"{site}: excluded by the operator; nobody is given its tensors any more")
+        if wishes:
+            self._remember_aside()
+            control.done(self.kit)
+        return bool(excluded)
+
+    def _remember_aside(self) -> None:
+        """Who is set aside stays so, even if this coordinator dies within the round."""
+        control.remember_aside(self.kit, [site for k, site in enumerate(self.sites) if self.memory.aside[k]])
+
+    def _doing(self, k: int, site: str) -> str:
+        if self.memory.aside[k]:
+            return "set aside"
+        if self.mailbox.ended:
+            return "has learnt of the end" if site in self._told() else "has not learnt of the end"
+        return self.mailbox.doing(site)
+
+    def _tell(self, note: str | None = None) -> None:
+        """Write the status."""
+        self.note = note or self.note
+        to_do = 0 if self.note == "complete" else self.config.rounds - len(self.seconds)
+        rows = [
+            {
+                "name": site,
+                "connected": self.mailbox.connected(site) and not self.gone,
+                "doing": self._doing(k, site),
+                "images": self.memory.images(k, self.mailbox.lines[site].train),
+                "strikes": int(self.memory.strikes[k]),
+                "accuracy": self.accuracy.get(k),
+                "up_bytes": self.mailbox.lines[site].up,
+                "down_bytes": self.mailbox.lines[site].down,
+            }
+            for k, site in enumerate(self.sites)
+        ]
+        more = {
+            "round": self.round,
+            "rounds": self.config.rounds,
+            "seconds_left": to_do * sum(self.seconds) / len(self.seconds) if self.seconds else None,
+            "sites": rows,
+        }
+        write_status(self.kit, self.note, more)
+
+
+def _accuracies(records: Sequence[Record]) -> dict[int, float]:
+    return {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}

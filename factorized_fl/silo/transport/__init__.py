@@ -1,0 +1,1 @@
+"""How messages cross the network: the engine behind an interface."""

@@ -1,0 +1,1 @@
+"""Many clients on one machine: from a configuration to a finished run directory."""

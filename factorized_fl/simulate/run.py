@@ -1,0 +1,162 @@
+"""A whole run: rounds until the end, everything on disk as it goes, resumable at any moment."""
+
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from factorized_fl.config import Config
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.ledger import summarise_traffic
+from factorized_fl.data.scenarios import Scenario
+from factorized_fl.results.environment import describe_environment
+from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.simulate.analysis import analyse, trace
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.rounds import run_round
+
+_METRICS_SIZE = "metrics_size"  # in a checkpoint: bytes of metrics.jsonl at its moment
+_CHECKPOINT_SHARE = 0.01  # checkpoints may take so much of a run's time; small ones are written every round
+
+
+class Stopped(Exception):
+    """Raised by an observer at a round's end to leave a run that is to go on later; a checkpoint is written first."""
+
+
+class Observer(Protocol):
+    """Somebody who watches a run: a progress bar, a log."""
+
+    def started(self, federation: "Federation", done: int) -> None:
+        """The run begins, or goes on after `done` rounds."""
+
+    def client_done(self, round: int, client: int) -> None:
+        """A client finished its local training."""
+
+    def round_done(self, round: int, records: Sequence[Record]) -> None:
+        """A round is complete; its metrics are on disk."""
+
+
+def run(
+    config: Config,
+    out: Path | str,
+    *,
+    data: Path | None = None,
+    scenario: Scenario | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    device: str = "auto",
+) -> RunDirectory:
+    """Run a federation to its end, or on to its end, in the directory `out`.
+
+    A run that is complete is only given back, even if its checkpoint was removed meanwhile. The scenario is the
+    configured one, made from `data`, unless it is given.
+    """
+    config.refuse_unkept()
+    directory = RunDirectory(out)
+    device = find_device(device)
+    place = torch.device(device)
+    with directory.lock():
+        done = directory.rounds_done(config, resume)
+        if directory.summary():
+            if data is not None:
+                warnings.warn(f"'{directory.path}' was complete already: nobody looked at '{data}'.", stacklevel=2)
+            return directory
+        if place.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(place)
+        federation = build_federation(config, scenario or build_scenario_of(config, data), place)
+        who = describe_clients(federation.scenario)
+        directory.refuse_other_data(who)
+        size = _restore(federation, directory) if done else None
+        environment = describe_environment(config.seed, device) | federation.engine.describe()
+        directory.begin(config, environment, who, done, size)
+        for observer in observers:
+            observer.started(federation, done)
+        _go_on(federation, directory, done, observers, place)
+    return directory
+
+
+def find_device(name: str) -> str:
+    """The device to train on; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu" or (name.startswith("cuda") and torch.cuda.is_available()):
+        return name
+    raise UserError(f"There is no device '{name}' here: use cpu or auto.")
+
+
+def _client_done(observers: Sequence[Observer], round: int, client: int) -> None:
+    for observer in observers:
+        observer.client_done(round, client)
+
+
+def peak_memory(device: torch.device) -> Record:
+    """The most memory that tensors of this process took on a GPU since the run began; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    return {"peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3)}
+
+
+def _go_on(
+    federation: Federation, directory: RunDirectory, done: int, observers: Sequence[Observer], device: torch.device
+) -> None:
+    config = federation.config
+    writing, written = 0.0, time.monotonic()
+    for round in range(done + 1, config.rounds + 1):
+        began = time.monotonic()
+        records, mixing = run_round(federation, round, partial(_client_done, observers, round))
+        if mixing is not None:
+            directory.save_mixing(round, mixing)
+        directory.save_trace(round, trace(federation))
+        directory.append("metrics.jsonl", records)
+        now = time.monotonic()
+        directory.append("timing.jsonl", [{"round": round, "seconds": now - began, **peak_memory(device)}])
+        due = round == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
+        if due:
+            _save(federation, directory, round)
+            written = time.monotonic()
+            writing = written - now
+        try:
+            for observer in observers:
+                observer.round_done(round, records)
+        except Stopped:
+            if not due:
+                _save(federation, directory, round)
+            raise
+    directory.save_analysis(analyse(federation))
+    directory.save_summary(summarise(directory))
+
+
+def _restore(federation: Federation, directory: RunDirectory) -> int | None:
+    """Go back to the checkpoint; returns the size that metrics.jsonl had then, if it says so."""
+    with directory.reading_checkpoint():
+        tensors = directory.load_checkpoint()
+        federation.load(tensors)
+        return int(tensors[_METRICS_SIZE]) if _METRICS_SIZE in tensors else None
+
+
+def _save(federation: Federation, directory: RunDirectory, round: int) -> None:
+    size = torch.tensor(directory.metrics_size())
+    directory.save_checkpoint(round, {**federation.tensors, _METRICS_SIZE: size})
+
+
+def summarise(directory: RunDirectory) -> Record:
+    """Final accuracies and total traffic, from the run's metrics."""
+    records = directory.metrics()
+    last = {record["client"]: record for record in records if record["accuracy"] is not None}
+    clients = [last[k] for k in sorted(last)]
+    accuracies = [record["accuracy"] for record in clients]
+    return {
+        "method": directory.config().method,
+        "clients": [
+            {name: record[name] for name in ("client", "domain", "accuracy", "correct", "total", "loss", "round")}
+            for record in clients
+        ],
+        "accuracy_mean": statistics.fmean(accuracies) if clients else None,
+        "accuracy_spread": statistics.pstdev(accuracies) if clients else None,
+        **summarise_traffic(records),
+    }

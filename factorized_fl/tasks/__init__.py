@@ -1,0 +1,1 @@
+"""What a model is trained and scored by: augmentation, normalisation, confusion matrices."""

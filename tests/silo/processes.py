@@ -1,0 +1,242 @@
+"""A federation as real processes on loopback, with mutual TLS: started as people start it, killed as fate kills it."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from factorized_fl import api
+from factorized_fl.data.embedded import digits, shapes
+from factorized_fl.data.images import ImageSet
+from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo.journal import journal_path
+from factorized_fl.silo.plan import Kit, read_kit
+from tests.silo.parties import NAMES, write_images
+
+PATIENCE = 60.0  # seconds for anything to happen on a busy machine
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_hospitals(root: Path, per_class: int = 30) -> Path:
+    """Digits under ten names at one site and under four at another, drawn shapes under six at the third."""
+    known = {"aster": (digits(16, 1), 4, 0), "birch": (shapes(16, 1), 6, 0), "cedar": (digits(16, 1), 10, per_class)}
+    for name, (images, classes, first) in known.items():
+        chosen = [
+            i for c in range(classes) for i in (images.labels == c).nonzero().flatten()[first:][:per_class].tolist()
+        ]
+        own = tuple(f"{name} calls it {c}" for c in images.classes[:classes])
+        write_images(root / name, ImageSet(name, images.images[chosen], images.labels[chosen], own))
+    return root
+
+
+def write_sites(path: Path, **settings: Any) -> Path:
+    """A sites.toml for the three hospitals."""
+    table = {
+        "name": "trio",
+        "address": "localhost",
+        "port": free_port(),
+        "method": "factorized-fl",
+        "model": "cnn",
+        "width": 0.5,
+        "image_size": 16,
+        "channels": 1,
+        "rounds": 3,
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 0.02,
+        "augment": "none",
+        "train_share": 0.6,
+        "deadline": PATIENCE,
+        **settings,
+    }
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    path.write_text("\n".join(lines + [f'[[sites]]\nname = "{name}"' for name in NAMES]) + "\n")
+    return path
+
+
+def ffl(*arguments: object, folder: Path | None = None) -> str:
+    """Run a command to its end; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "factorized_fl.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "COLUMNS": "200"},
+        cwd=folder,
+    )
+    if done.returncode:
+        raise AssertionError(f"ffl {arguments} gave {done.returncode}: {done.stdout} {done.stderr}")
+    return done.stdout + done.stderr
+
+
+def end_with_parent() -> None:
+    """A test that is killed leaves nothing running (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+class Party:
+    """One party's `ffl serve` or `ffl join`."""
+
+    def __init__(self, kit: Path, *arguments: object) -> None:
+        self.kit: Kit = read_kit(kit)
+        self.arguments = ["serve" if self.kit.is_coordinator else "join", str(kit), *map(str, arguments)]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Party":
+        with (self.kit.path / "console.txt").open("ab") as console:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "factorized_fl.cli", *self.arguments],
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        return self
+
+    @property
+    def console(self) -> str:
+        return (self.kit.path / "console.txt").read_text()
+
+    def pid(self, which: str) -> int | None:
+        """The process id of the `supervisor`, of `flare` (server or agent), or of the `trainer`."""
+        try:
+            if which == "trainer":
+                pid = int((self.kit.path / "trainer.pid").read_text())
+            else:
+                pid = json.loads((self.kit.path / "processes.json").read_text())[which]
+        except (OSError, ValueError, KeyError):
+            return None
+        return pid if psutil.pid_exists(pid) else None
+
+    def kill(self, which: str) -> None:
+        pid = wait_for(lambda: self.pid(which), f"{which} of {self.kit.party}")
+        os.kill(pid, signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """As a power cut does it."""
+        assert self.process is not None
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        for process in (self.process, *children):
+            process.kill()
+        self.process.wait()
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def end(self) -> None:
+        """Whatever happened: leave nothing behind."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill_all()
+
+
+def listening(supervisor: int | None) -> set[tuple[str, int]]:
+    """Addresses that any process under this supervisor listens on."""
+    found: set[tuple[str, int]] = set()
+    try:
+        children = psutil.Process(supervisor).children(recursive=True) if supervisor else []
+    except psutil.Error:
+        return found
+    for process in children:
+        try:
+            connections = process.net_connections("inet")
+        except psutil.Error:
+            continue
+        found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
+
+
+def wait_for(thing: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """Ask again and again until something is there."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := thing():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+
+
+class Federation:
+    """Three hospitals at work."""
+
+    def __init__(self, root: Path, data: Path, alone: bool = False, **settings: object) -> None:
+        self.root, self.data = root, data
+        choice = "--alone" if alone else "--no-alone"
+        ffl("federation", "new", write_sites(root / "sites.toml", **settings), "--out", root / "kits")
+        self.coordinator = Party(root / "kits" / "coordinator")
+        self.sites = {
+            name: Party(root / "kits" / name, "--data", data / name, "--device", "cpu", choice) for name in NAMES
+        }
+        self.parties = [self.coordinator, *self.sites.values()]
+
+    def reached(self, round: int) -> bool:
+        """Whether the coordinator has completed that round."""
+        return len(RunDirectory(self.coordinator.kit.run).timing()) >= round
+
+    def run(self, fault: Callable[["Federation"], None] = lambda federation: None, at: int = 2) -> dict[str, Any]:
+        """From start to end with a fault on the way, and what came of it."""
+        began = time.monotonic()
+        try:
+            for party in self.parties:
+                party.start()
+            wait_for(lambda: self.reached(at), f"round {at}")
+            fault(self)
+            for party in self.parties:
+                assert party.wait(240) == 0, party.console
+        finally:
+            for party in self.parties:
+                party.end()
+        return {"seconds": round(time.monotonic() - began, 1), **self.compare()}
+
+    def compare(self) -> dict[str, Any]:
+        """Every site's metrics beside those of the undisturbed run in one process."""
+        config = self.coordinator.kit.config
+        one = api.run(config, self.root / "one", data=self.data, device="cpu")
+        equal, trained, twice, rounds = True, {}, 0, {}
+        for k, (name, party) in enumerate(self.sites.items()):
+            own = RunDirectory(party.kit.run).metrics()
+            wanted = [record for record in one.metrics() if record["client"] == k]
+            equal &= [{**record, "client": k} for record in own] == wanted
+            lines = journal_path(party.kit).read_text().splitlines()
+            counted = Counter(line.partition("trained round ")[2].partition(" ")[0] for line in lines)
+            counted.pop("", None)
+            twice += sum(count > 1 for count in counted.values())
+            trained[name] = len(counted)
+            rounds[name] = sorted({record["round"] for record in own})
+            assert len(own) == len(rounds[name])  # no record lost, none doubled
+            assert (party.kit.model / "model.safetensors").exists()
+        done = RunDirectory(self.coordinator.kit.run)
+        assert done.checkpoint_round() == config.rounds
+        assert done.summary() is not None
+        assert sorted({record["round"] for record in done.metrics()}) == list(range(1, config.rounds + 1))
+        return {"rounds_trained": trained, "rounds_trained_twice": twice, "equal_to_undisturbed": bool(equal)}
+
+
+def save_findings(name: str, found: dict[str, Any]) -> None:
+    """Keep what long tests found where $FFL_RESULTS says, if it says so, beside what others found before."""
+    if out := os.environ.get("FFL_RESULTS"):
+        path = Path(out) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**known, **found}, indent=2) + "\n")

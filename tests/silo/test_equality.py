@@ -1,0 +1,68 @@
+"""Every method gives between organisations what it gives in one process with the same seeds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from factorized_fl.methods import METHODS
+from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo.plan import COORDINATOR, NOISE_SEED
+from factorized_fl.simulate.build import build_federation, build_scenario_of
+from factorized_fl.simulate.rounds import run_round
+from tests.silo.parties import NAMES, Loopback, kits_of, make_sites, trio_config, write_trio
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trio(tmp_path_factory.mktemp("trio"))
+
+
+VARIANTS = {
+    "adapted": {"options": {"test": "adapted"}},
+    "half": {"fraction": 0.67, "rounds": 4},
+    "blurred": {"options": {"blur": 0.1, "general": 1}},
+    "open": {"options": {"tried_on": "validation", "fallback": "current"}},
+}
+
+
+CASES = [*METHODS, "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred", "fedfomo open"]
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> None:
+    name, _, variant = method.partition(" ")
+    config = trio_config(name, **VARIANTS.get(variant, {}))
+    kits = kits_of(tmp_path, config)
+    for site in NAMES:  # one process draws all noise from the seed that all know
+        (kits[site].path / NOISE_SEED).write_text(str(config.seed))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {site: party.answer for site, party in sites.items()})
+    assert parties.run()
+
+    federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"))
+    wanted = []
+    for round in range(1, config.rounds + 1):
+        records, mixing = run_round(federation, round)
+        wanted += records
+    for k, site in enumerate(sites.values()):
+        own, theirs = site.federation.state.client(0), federation.state.client(k)
+        for tensor in own:
+            torch.testing.assert_close(own[tensor], theirs[tensor], rtol=0, atol=1e-6, msg=tensor)
+    got = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert [_known(record) for record in got] == [_known(record) for record in wanted]
+    for k, site in enumerate(NAMES):
+        rows = [_comparable({**record, "client": k}) for record in RunDirectory(kits[site].run).metrics()]
+        assert rows == [_comparable(record) for record in wanted if record["client"] == k]
+    if mixing is not None:
+        assert torch.equal(RunDirectory(kits[COORDINATOR].run).mixing(config.rounds)["matrix"], mixing.matrix)
+
+
+def _comparable(record: dict) -> dict:
+    """Losses to six digits; everything else as it is."""
+    return {key: round(value, 6) if isinstance(value, float) else value for key, value in record.items()}
+
+
+def _known(record: dict) -> dict:
+    """What the coordinator knows as well: the paper's formula counts classifiers, of which it knows nothing."""
+    return {key: value for key, value in _comparable(record).items() if not key.endswith("_formula")}

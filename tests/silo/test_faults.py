@@ -1,0 +1,160 @@
+"""Processes killed, stalled and starved while a federation runs: it ends with all its rounds and the same numbers.
+
+Minutes of real processes: `make test-network` runs these and writes what they found to results/network/faults.json.
+"""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo.journal import journal_path
+from factorized_fl.silo.status import read_status
+from tests.silo.parties import NAMES
+from tests.silo.processes import Federation, save_findings, wait_for, write_hospitals
+
+pytest.importorskip("nvflare", reason="FLARE is not installed")
+pytestmark = [pytest.mark.xdist_group("network"), pytest.mark.network_full]
+
+ROUNDS = 6
+LONG = {
+    "rounds": ROUNDS,
+    "epochs": 12,
+    "deadline": 200.0,
+}  # a second of work a round, long enough to be hit in the middle
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hospitals(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def findings() -> Iterator[dict[str, dict]]:
+    found: dict[str, dict] = {}
+    yield found
+    save_findings("faults.json", found)
+
+
+def kill_trainer(federation: Federation) -> None:
+    """In the middle of a round."""
+    kit = federation.sites["aster"].kit
+    wait_for(lambda: "at work on round" in (read_status(kit) or {}).get("note", ""), "aster's next round")
+    federation.sites["aster"].kill("trainer")
+
+
+def kill_agent(federation: Federation) -> None:
+    federation.sites["birch"].kill("flare")
+
+
+def kill_site(federation: Federation) -> None:
+    """A power cut at a site: everything is gone, and joins again after the reboot."""
+    federation.sites["cedar"].kill_all()
+    time.sleep(3)
+    federation.sites["cedar"].start()
+
+
+def kill_server_process(federation: Federation) -> None:
+    federation.coordinator.kill("flare")
+
+
+def kill_whole_server(federation: Federation) -> None:
+    """The coordinator's machine reboots."""
+    federation.coordinator.kill_all()
+    time.sleep(3)
+    federation.coordinator.start()
+
+
+def stall(federation: Federation, until: Callable[[], bool] | None = None) -> None:
+    """A site's processes stand still for 30 s, or until something has happened."""
+    supervisor = federation.sites["aster"].process
+    assert supervisor is not None
+    group = [psutil.Process(supervisor.pid), *psutil.Process(supervisor.pid).children(recursive=True)]
+    for process in group:
+        process.send_signal(signal.SIGSTOP)
+    if until:
+        wait_for(until, "what the others do meanwhile")
+    else:
+        time.sleep(30)
+    for process in group:
+        process.send_signal(signal.SIGCONT)
+
+
+# What is done, and by whom and with which words it must be noticed.
+FAULTS: dict[str, tuple[Callable[[Federation], None], str, str]] = {
+    "trainer of a site killed": (kill_trainer, "aster", "the trainer died (exit code -9)"),
+    "agent of a site killed": (kill_agent, "birch", "FLARE's process died (exit code -9)"),
+    "all of a site killed, joined again": (kill_site, "coordinator", "round 6 of 6 is complete"),
+    "process of the server killed": (kill_server_process, "coordinator", "going on after round"),
+    "all of the server killed, started again": (kill_whole_server, "coordinator", "going on after round"),
+    "site stalled for 30 s, deadline 200 s": (stall, "coordinator", "round 6 of 6 is complete"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_a_fault_everything_is_as_without_it(fault: str, data: Path, tmp_path: Path, findings: dict) -> None:
+    do, witness, words = FAULTS[fault]
+    found = Federation(tmp_path, data, **LONG).run(do)
+    findings[fault] = found
+    print(fault, found)
+    assert words in (tmp_path / "kits" / witness / "log" / "journal.txt").read_text()
+    assert found["equal_to_undisturbed"]
+    assert found["rounds_trained_twice"] == 0
+    assert found["rounds_trained"] == dict.fromkeys(NAMES, ROUNDS)
+
+
+def test_a_stalled_site_does_not_stop_the_others_and_comes_back(data: Path, tmp_path: Path, findings: dict) -> None:
+    """The deadline is 8 s: the others go on without aster, which is then not waited for, and takes part again later."""
+    federation = Federation(tmp_path, data, **{**LONG, "rounds": 60, "deadline": 8.0})
+    directory = RunDirectory(federation.coordinator.kit.run)
+
+    def fault(federation: Federation) -> None:
+        before = len(directory.timing())
+        stall(federation, lambda: len(directory.timing()) >= before + 10)
+
+    found = federation.run(fault)
+    timing = [line["seconds"] for line in directory.timing()]
+    found |= {"longest_round": round(max(timing), 1)}
+    findings["site stalled for ten rounds, deadline 8 s"] = found
+    print(found)
+    assert max(timing) < 8.0 + 4.0
+    assert found["rounds_trained_twice"] == 0
+    records = directory.metrics()
+    assert records[-3]["round"] == 60
+    back = [record["round"] for record in records if record["client"] == 0 and record["steps"]]
+    assert len(back) <= 60 - 10 + 1  # it may have trained for the round in which it was stopped
+    assert back[-1] == 60
+
+
+def test_a_full_disk_at_a_site(data: Path, tmp_path: Path, findings: dict) -> None:
+    """aster's run directory is on a small disk that fills up and is emptied later."""
+    federation = Federation(tmp_path, data, **LONG)
+    disk = federation.sites["aster"].kit.run
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small disk can only be mounted by root")
+
+    def fill(federation: Federation) -> None:
+        with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 4096)
+        journal = journal_path(federation.sites["aster"].kit)
+        wait_for(lambda: "No space left" in journal.read_text(), "the full disk being noticed")
+        time.sleep(3)
+        (disk / "filler").unlink()
+
+    try:
+        found = federation.run(fill)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    findings["disk of a site full for a while"] = found
+    print(found)
+    assert found["equal_to_undisturbed"]
+    assert found["rounds_trained_twice"] == 0

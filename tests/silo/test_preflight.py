@@ -1,0 +1,238 @@
+"""What is found out before a party starts: a kit that is not whole, a port, the way to the coordinator."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.silo import preflight, supervise
+from factorized_fl.silo.journal import Journal, journal_path
+from factorized_fl.silo.plan import COORDINATOR, Kit, read_kit
+from factorized_fl.silo.preflight import Way, check_kit, check_port, find_trouble
+from factorized_fl.silo.status import read_status
+from tests.silo.parties import kits_of, trio_config
+from tests.silo.test_kits import write
+
+pytest.importorskip("nvflare")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two federations of the same sites, each with an authority of its own."""
+    from factorized_fl.silo.kits import make_kits
+
+    root = tmp_path_factory.mktemp("federations")
+    for name in ("one", "other"):
+        make_kits(write(root / "sites.toml"), root / name)
+    return {name: root / name for name in ("one", "other")}
+
+
+def copy(made: dict[str, Path], party: str, to: Path, port: int | None = None) -> Kit:
+    shutil.copytree(made["one"] / party, to)
+    if port is not None:
+        text = (to / "federation.toml").read_text()
+        (to / "federation.toml").write_text(text.replace("port = 8443", f"port = {port}"))
+    return read_kit(to)
+
+
+def test_another_partys_certificate_is_named(made: dict[str, Path], tmp_path: Path) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    for name in ("client.crt", "client.key"):
+        shutil.copy(made["one"] / "birch" / "flare" / "startup" / name, kit.keys)
+    with pytest.raises(UserError, match="The kit is that of aster, but its certificate that of birch"):
+        check_kit(kit)
+
+
+def test_a_key_that_one_may_not_read_is_not_called_damaged(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "client.key")  # root may read everything
+    with pytest.raises(UserError, match=r"You may not read '.*client\.key'"):
+        check_kit(kit)
+
+
+@pytest.mark.parametrize("party", [COORDINATOR, "aster"])
+def test_a_whole_kit_passes_and_one_that_lost_a_file_does_not(
+    party: str, made: dict[str, Path], tmp_path: Path
+) -> None:
+    kit = copy(made, party, tmp_path / "kit")
+    check_kit(kit)
+    kind = "server" if party == COORDINATOR else "client"
+    for name in (f"startup/{kind}.key", "startup/rootCA.pem", f"startup/{kind}.crt"):
+        file = kit.path / "flare" / name
+        content = file.read_bytes()
+        file.unlink()
+        with pytest.raises(UserError, match=f"has lost 'flare/{name}'"):
+            check_kit(kit)
+        file.write_bytes(content)
+    check_kit(kit)
+
+
+def test_certificates_of_somebody_else_or_another_day(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    startup = kit.path / "flare" / "startup"
+    whole = {name: (startup / name).read_bytes() for name in ("client.key", "rootCA.pem", "client.crt")}
+    for name, source, words in (
+        ("client.key", made["one"] / "birch", "is not the key of"),
+        ("rootCA.pem", made["other"] / "aster", "do not belong together"),
+    ):
+        shutil.copy(source / "flare" / "startup" / name, startup / name)
+        with pytest.raises(UserError, match=words):
+            check_kit(kit)
+        (startup / name).write_bytes(whole[name])
+    (startup / "client.crt").write_text("nonsense")
+    with pytest.raises(UserError, match="do not belong together"):
+        check_kit(kit)
+    (startup / "client.crt").write_bytes(whole["client.crt"])
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(UTC) + timedelta(days=20_000)
+
+    monkeypatch.setattr(preflight, "datetime", Later)
+    with pytest.raises(
+        UserError, match=r"certificates are valid from .* to .* and it is .* here.* clock if it is wrong"
+    ):
+        check_kit(kit)
+
+
+@pytest.mark.parametrize(
+    "place", ["log/journal.txt", "log", "run", "run/checkpoint.safetensors", "site.toml.part", "status.json"]
+)
+def test_a_kit_that_leads_elsewhere_is_refused(place: str, tmp_path: Path) -> None:
+    kit = kits_of(tmp_path / "kits", trio_config())["aster"]
+    (tmp_path / "bashrc").write_text("")
+    link = kit.path / place
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "bashrc")
+    with pytest.raises(UserError, match="is a link, and a kit holds none"):
+        preflight.refuse_links(kit)
+    if place.endswith("journal.txt"):
+        Journal(kit)("touch mark")
+        assert (tmp_path / "bashrc").read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["run", "log", "ended", "noise-seed", "model"])
+def test_who_joins_for_the_first_time_begins(name: str, tmp_path: Path) -> None:
+    kit = kits_of(tmp_path, trio_config())["aster"]
+    (kit.path / "run").mkdir()  # a disk of its own
+    preflight.refuse_leftovers(kit)
+    (kit.path / "run").rmdir()
+    (kit.path / name).touch()
+    with pytest.raises(UserError, match=f"holds '{name}', which no new kit does"):
+        preflight.refuse_leftovers(kit)
+
+
+def test_a_port_that_somebody_listens_on(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_PATIENCE", 0.0)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        kit = copy(made, COORDINATOR, tmp_path / "taken", other.getsockname()[1])
+        with pytest.raises(UserError, match=r"Port \d+ cannot be opened \(Address already in use\)"):
+            check_port(kit)
+    check_port(kit)
+
+
+def test_the_way_is_told_until_it_is_open(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody there; then the coordinator of another federation; then the right one."""
+    monkeypatch.setattr(preflight, "_EVERY", 0.0)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        kit = copy(made, "aster", tmp_path / "kit", listener.getsockname()[1])
+        way = Way(kit, Journal(kit))
+        way.look()
+        way.look()  # is told once
+        listener.listen()
+        for federation, wanted in (("other", "is not the coordinator of this federation"), ("one", "")):
+            startup = made[federation] / COORDINATOR / "flare" / "startup"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(startup / "server.crt", startup / "server.key")
+            answer = threading.Thread(target=greet, args=(listener, context))
+            answer.start()
+            way.look()
+            answer.join()
+            assert way.open == (wanted == "")
+            if wanted:
+                assert wanted in journal_path(kit).read_text()
+    lines = journal_path(kit).read_text().splitlines()
+    for line, words in zip(lines, ("cannot be reached", "is not the coordinator", "answers now"), strict=True):
+        assert words in line
+    status = read_status(kit)
+    assert status is not None
+    assert status["note"] == "waiting for the coordinator"
+    assert "cannot be reached" in find_trouble(kit)  # gone again
+
+
+def greet(listener: socket.socket, context: ssl.SSLContext) -> None:
+    line, _ = listener.accept()
+    with line, contextlib.suppress(OSError):
+        context.wrap_socket(line, server_side=True).close()
+
+
+def test_a_number_left_by_a_crash_is_nobodys_process(made: dict[str, Path], tmp_path: Path) -> None:
+    """The process ids of a killed supervisor may be somebody else's by now."""
+    kit = copy(made, "aster", tmp_path / "kit")
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        kit.logs.mkdir()
+        (kit.path / "processes.json").write_text(json.dumps({"supervisor": stranger.pid, "flare": stranger.pid}))
+        assert supervise.processes(kit) == {}
+        with pytest.raises(UserError, match="does not run"):
+            supervise.stop(kit)
+        assert stranger.poll() is None
+        with supervise.RunDirectory(kit.logs).lock():
+            assert supervise.processes(kit)["supervisor"] == stranger.pid
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (UserError("the disk is full"), "Error: the disk is full"),
+        (RuntimeError("out of luck"), "the supervisor was ended by an error (RuntimeError('out of luck'))"),
+    ],
+)
+def test_a_supervisor_in_the_background_says_why_it_ended(
+    error: Exception, words: str, made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(kit: Kit) -> bool:
+        raise error
+
+    kit = copy(made, "aster", tmp_path / "kit")
+    monkeypatch.setattr(supervise, "supervise", fail)
+    supervise.start_in_background(kit)
+    _, status = os.wait()
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert words in journal_path(kit).read_text()
+    details = (kit.logs / "supervisor.txt").read_text()
+    assert ("Traceback" in details) == isinstance(error, RuntimeError)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_kit_that_cannot_be_written_to(made: dict[str, Path], tmp_path: Path) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    kit.path.chmod(0o500)
+    with pytest.raises(UserError, match="make it writable"):
+        Journal(kit)

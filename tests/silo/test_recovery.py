@@ -1,0 +1,371 @@
+"""Rounds that survive: restarts on either side, repeated requests, damaged files, slow and lost sites."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.payload import encode
+from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo import control, coordinator
+from factorized_fl.silo.mailbox import Mailbox
+from factorized_fl.silo.messages import Message, pack
+from factorized_fl.silo.plan import COORDINATOR, Kit
+from factorized_fl.silo.site import Site
+from factorized_fl.silo.status import read_status, write_status
+from tests.silo.parties import Loopback, kits_of, make_sites, trio_config, write_trio
+from tests.silo.test_trust import Handler, round_request
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trio(tmp_path_factory.mktemp("trio"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """The metrics of every party of a run to which nothing happened."""
+    kits = kits_of(tmp_path_factory.mktemp("undisturbed"), trio_config("clustered-fl"))
+    sites = make_sites(kits, data)
+    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    return {party: RunDirectory(kit.run).metrics() for party, kit in kits.items()}
+
+
+def test_a_coordinator_counts_on_where_the_one_before_it_stopped(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(rounds=2))
+    sites = make_sites(kits, data)
+    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    counted = told_bytes(kits[COORDINATOR])
+    assert all(up > 0 and down > 0 for up, down in counted)
+    assert Loopback(kits, {}).run()  # all is done: nothing is sent any more
+    assert told_bytes(kits[COORDINATOR]) == counted
+    write_status(kits[COORDINATOR], "complete", {"round": 2, "rounds": 2, "sites": [{"name": "nobody"}, 3]})
+    assert Loopback(kits, {}).run()
+
+
+def told_images(kit: Kit) -> list[int | None]:
+    status = read_status(kit)
+    assert status is not None
+    return [site["images"] for site in status["sites"]]
+
+
+def test_a_coordinator_remembers_how_many_images_sites_have(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(rounds=2))
+    sites = make_sites(kits, data)
+    images = [site.train_images for site in sites.values()]
+    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    assert told_images(kits[COORDINATOR]) == images
+    control.remember_aside(kits[COORDINATOR], ["birch"])
+    assert Loopback(kits, {}).run()  # nobody declares anything any more
+    assert told_images(kits[COORDINATOR]) == images
+    fresh = Loopback(kits_of(tmp_path / "fresh", trio_config()), {})
+    fresh.coordinator._tell("waiting")
+    assert told_images(fresh.kits[COORDINATOR]) == [None, None, None]
+
+
+def test_who_comes_during_its_first_round_counts_with_all_its_images(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(rounds=1), deadline=2.0)
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: sites[name].answer for name in ("aster", "birch")})
+
+    class Bringing(Handler):
+        def handle(self, request: Message) -> Message:
+            parties.handlers["cedar"] = sites["cedar"].answer
+            threading.Thread(target=parties._site, args=("cedar",), daemon=True).start()
+            return self.site.answer(request)
+
+    parties.handlers["aster"] = Bringing(sites["aster"]).handle
+    assert parties.run()
+    assert parties.coordinator.memory.received.all()
+    assert parties.coordinator.memory.sizes.tolist() == [site.train_images for site in sites.values()]
+
+
+def told_bytes(kit: Kit) -> list[tuple[int, int]]:
+    """Of every site, up and down, as the status has them."""
+    status = read_status(kit)
+    assert status is not None
+    return [(site["up_bytes"], site["down_bytes"]) for site in status["sites"]]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_coordinator_that_dies_in_a_round_goes_on_from_its_checkpoint(
+    at: int, data: Path, tmp_path: Path, undisturbed: dict
+) -> None:
+    """Some sites have trained the round already: they answer again from disk, nobody trains it twice."""
+    kits = kits_of(tmp_path, trio_config("clustered-fl"))
+    said: list[str] = []
+    sites = make_sites(kits, data, said.append)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Fatal(Handler):
+        def handle(self, request: Message) -> Message:
+            answer = self.site.answer(request)
+            if request.whole("round") == at:
+                parties.coordinator.stop.set()
+                parties.mailbox.end()
+            return answer
+
+    parties.handlers["birch"] = Fatal(sites["birch"]).handle
+    assert not parties.run()
+    assert RunDirectory(kits[COORDINATOR].run).checkpoint_round() == at - 1
+    second = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    assert second.run()
+    assert f"answered round {at} again from disk" in said
+    for party, kit in kits.items():
+        assert RunDirectory(kit.run).metrics() == undisturbed[party]
+
+
+def test_a_site_that_dies_goes_on_from_its_checkpoint(data: Path, tmp_path: Path, undisturbed: dict) -> None:
+    """A new process after every round, and one that dies after training before it could answer."""
+    kits = kits_of(tmp_path, trio_config("clustered-fl"))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Dying(Handler):
+        def handle(self, request: Message) -> Message:
+            Site(kits["aster"], data / "aster", print, report=True).answer(request)  # whose answer nobody hears
+            return Site(kits["aster"], data / "aster", print, report=True).answer(request)
+
+    parties.handlers["aster"] = Dying(sites["aster"]).handle
+    assert parties.run()
+    for party, kit in kits.items():
+        assert RunDirectory(kit.run).metrics() == undisturbed[party]
+
+
+def test_a_repeated_request_gives_the_same_bytes_and_no_second_training(data: Path, tmp_path: Path) -> None:
+    site = make_sites(kits_of(tmp_path, trio_config()), data)["aster"]
+    one = site.answer(round_request(1))
+    two = site.answer(round_request(2, site._shared()))
+    weights = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
+    assert pack(site.answer(round_request(2, site._shared()))) == pack(two)
+    assert pack(site.answer(round_request(1))) == pack(one)  # the round before is kept, too
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in site.federation.tensors.items())
+    assert [record["round"] for record in RunDirectory(site.kit.run).metrics()] == [1, 2]
+    site.answer(round_request(3))
+    assert site.answer(round_request(1)).fields["result"] == "refused"
+
+
+def test_a_loss_asked_for_again_is_the_same_although_the_site_has_gone_on(data: Path, tmp_path: Path) -> None:
+    """FedFOMO's coordinator dies after the site has trained: its second mixing must be its first."""
+    kits = kits_of(tmp_path, trio_config("fedfomo"))
+    site = make_sites(kits, data)["aster"]
+    site.answer(round_request(1))
+    others = {name: tensor + 0.01 for name, tensor in site._shared().items()}
+    ask = Message("loss", "f" * 16, {"request": "loss-2-abc", "round": 2}, encode(others))
+    first = site.answer(ask).fields["loss"]
+    site.answer(round_request(2))
+    again = Site(kits["aster"], data / "aster", print, report=True)
+    assert again.answer(ask).fields["loss"] == first
+    later = Message("loss", "f" * 16, {"request": "loss-3-abc", "round": 3}, encode(others))
+    assert again.answer(later).fields["loss"] != first
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_round_before(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config())
+    site = make_sites(kits, data)["aster"]
+    for round in (1, 2):
+        site.answer(round_request(round))
+    said: list[str] = []
+    site.directory.checkpoint_path.write_bytes(b"torn")
+    again = Site(kits["aster"], data / "aster", said.append, report=True)
+    assert again.done == 1
+    assert "checkpoint.safetensors is damaged" in said[0]
+    assert [record["round"] for record in RunDirectory(again.kit.run).metrics()] == [1]
+
+
+def test_a_coordinator_whose_checkpoint_is_damaged_goes_on_from_the_round_before(
+    data: Path, tmp_path: Path, undisturbed: dict
+) -> None:
+    kits = kits_of(tmp_path, trio_config("clustered-fl"))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Fatal(Handler):
+        def handle(self, request: Message) -> Message:
+            if request.whole("round") == 3:
+                parties.coordinator.stop.set()
+                parties.mailbox.end()
+            return self.site.answer(request)
+
+    parties.handlers["birch"] = Fatal(sites["birch"]).handle
+    assert not parties.run()
+    directory = RunDirectory(kits[COORDINATOR].run)
+    directory.checkpoint_path.write_bytes(b"torn")
+    second = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    assert second.run()
+    assert second.journal[:2] == ["the checkpoint is damaged: trying the round before", "going on after round 1"]
+    for party, kit in kits.items():
+        assert RunDirectory(kit.run).metrics() == undisturbed[party]
+    for path in (directory.checkpoint_path, directory.previous_path):
+        path.write_bytes(b"torn")
+    with pytest.raises(UserError, match="put it back from a copy, or begin again with new kits"):
+        Loopback(kits, {}).run()
+
+
+def test_files_of_another_federation_are_refused(data: Path, tmp_path: Path) -> None:
+    make_sites(kits_of(tmp_path, trio_config()), data)["aster"].answer(round_request(1))
+    with pytest.raises(Exception, match="another federation"):
+        make_sites(kits_of(tmp_path, trio_config(), id="e" * 16), data)
+
+
+def test_a_slow_site_stops_nobody_for_longer_than_the_deadline(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(), deadline=3.0)  # long enough for the others on a busy machine
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Slow(Handler):
+        def handle(self, request: Message) -> Message:
+            time.sleep(6.0 if request.whole("round") == 2 else 0.0)
+            return self.site.answer(request)
+
+    parties.handlers["cedar"] = Slow(sites["cedar"]).handle
+    began = time.monotonic()
+    assert parties.run()
+    assert time.monotonic() - began < 20
+    assert "round 2 of 3 is complete, without cedar" in parties.journal
+    assert any("dropped an answer to round-2" in line for line in parties.journal)
+    records = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert sum(record["steps"] > 0 for record in records if record["client"] < 2) == 6
+    late = [record for record in records if record["client"] == 2 and record["round"] == 2]
+    assert [(record["accuracy"], record["up_bytes"]) for record in late] == [(None, 0)]
+    # The late training is not lost: it is in the site's own records.
+    assert [record["round"] for record in RunDirectory(kits["cedar"].run).metrics()][:2] == [1, 2]
+
+
+def test_who_is_too_slow_to_try_models_is_asked_once_and_keeps_its_own(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_LOSS_DEADLINE", 2.0)
+    kits = kits_of(tmp_path, trio_config("fedfomo", rounds=2, options={"models": 3}))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    asked: list[str] = []
+
+    class Slow(Handler):
+        def handle(self, request: Message) -> Message:
+            if request.kind == "loss":
+                asked.append(request.text("request"))
+                time.sleep(4.0)
+            return self.site.answer(request)
+
+    parties.handlers["aster"] = Slow(sites["aster"]).handle
+    assert parties.run()
+    assert len(asked) == 1
+    mixing = RunDirectory(kits[COORDINATOR].run).mixing(2)
+    assert mixing["matrix"][0].tolist() == [1, 0, 0]
+    assert not mixing["revert"][0]
+    assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(name: str) -> Message:
+    return Message("round", "f", {"request": name})
+
+
+def answer(name: str) -> Message:
+    return Message("answer", "f", {"request": name, "result": "trained"})
+
+
+def test_below_the_quorum_a_round_waits_beyond_its_deadline() -> None:
+    box = Mailbox("f", ("a", "b", "c"))
+    box.post({site: request("round-1") for site in "abc"})
+    found: list[dict] = []
+    thread = threading.Thread(target=lambda: found.append(box.collect({"a", "b", "c"}, 2, 0.3, threading.Event())))
+    thread.start()
+    box.exchange("a", answer("round-1"), hold=0)
+    thread.join(1.0)
+    assert thread.is_alive()
+    box.exchange("b", answer("round-1"), hold=0)
+    thread.join(5.0)
+    assert found[0].keys() == {"a", "b"}
+
+
+def test_who_was_silent_at_a_deadline_is_not_waited_for_until_heard_again() -> None:
+    clock = Clock()
+    box = Mailbox("f", ("a", "b"), clock=clock)
+
+    def round(name: str, deadline: float, *answering: str) -> set[str]:
+        box.post({site: request(name) for site in "ab"})
+        for site in answering:
+            box.exchange(site, answer(name), hold=0)
+        return set(box.collect({"a", "b"}, 1, deadline, threading.Event()))
+
+    assert round("round-1", 0.0, "a") == {"a"}
+    assert round("round-2", 1e9, "a") == {"a"}  # b is known to be away: no deadline to sit out
+    assert round("round-3", 1e9, "a", "b") == {"a", "b"}
+    assert not box.absent
+    clock.now += 60
+    assert not box.connected("b")
+
+
+def test_who_is_there_but_too_slow_is_not_waited_for_until_it_answers() -> None:
+    clock = Clock()
+    box = Mailbox("f", ("a", "b"), clock=clock)
+
+    def round(name: str, deadline: float, late: str = "") -> set[str]:
+        box.post({site: request(name) for site in "ab"})
+        box.exchange("b", Message("busy", "f", {"request": "round-1"}), hold=0)  # it says so for ever
+        if late:
+            box.exchange("b", answer(late), hold=0)
+        box.exchange("a", answer(name), hold=0)
+        return set(box.collect({"a", "b"}, 1, deadline, threading.Event()))
+
+    assert round("round-1", 0.0) == {"a"}
+    assert box.connected("b")
+    assert round("round-2", 1e9) == {"a"}  # no second deadline
+    assert round("round-3", 1e9) == {"a"}
+    assert round("round-4", 0.0, late="round-1") == {"a"}  # waited for again, and slow again
+    assert box.lines["b"].slow
+
+
+def test_of_a_sites_questions_only_the_last_is_held() -> None:
+    box = Mailbox("f", ("a",))
+    ready = Message("ready", "f", {"train": 5})
+    held: list[Message] = []
+    threads = [threading.Thread(target=lambda: held.append(box.exchange("a", ready, hold=60.0))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    box.exchange("a", ready, hold=0)
+    for thread in threads:
+        thread.join(10)
+    assert [message.kind for message in held] == ["wait"] * 20
+
+
+def test_faults_do_not_fill_the_journal() -> None:
+    clock, said = Clock(), []
+    box = Mailbox("f", ("a", "b"), said.append, clock=clock)
+    for _ in range(300):
+        box.exchange("a", answer("round-1"), hold=0)
+    box.exchange("b", answer("round-1"), hold=0)
+    clock.now += 61
+    box.exchange("a", answer("round-7"), hold=0)
+    assert said == [
+        *["a: dropped an answer to round-1, for which nobody waits"] * 20,
+        "b: dropped an answer to round-1, for which nobody waits",
+        "a: dropped an answer to round-7, for which nobody waits (and 280 more faults before)",
+    ]
+
+
+def test_a_late_answer_and_a_stranger_change_nothing() -> None:
+    said: list[str] = []
+    box = Mailbox("f", ("a",), said.append)
+    assert box.exchange("a", Message("ready", "f", {"train": 5}), hold=0).kind == "wait"
+    box.post({"a": request("round-2")})
+    assert box.exchange("a", answer("round-1"), hold=0).fields["request"] == "round-2"
+    assert said == ["a: dropped an answer to round-1, for which nobody waits"]
+    assert box.lines["a"].train == 5
+    with pytest.raises(KeyError):
+        box.exchange("nobody", answer("round-2"), hold=0)
+    box.exchange("a", answer("round-2"), hold=0)
+    box.end()
+    assert box.exchange("a", Message("ready", "f", {"train": 5}), hold=0).kind == "end"

@@ -1,0 +1,374 @@
+"""Nothing that arrives is believed: bad updates are dropped, their sender is named, the round goes on."""
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.payload import decode, encode
+from factorized_fl.engine import Trained
+from factorized_fl.methods.fingerprints import describe
+from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo import control
+from factorized_fl.silo import site as site_module
+from factorized_fl.silo.checks import read_tensors
+from factorized_fl.silo.coordinator import Coordinator
+from factorized_fl.silo.mailbox import Mailbox
+from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
+from factorized_fl.silo.plan import COORDINATOR, read_plan
+from factorized_fl.silo.site import Site
+from factorized_fl.simulate.build import Federation
+from tests.silo.parties import Loopback, kits_of, make_sites, same, trio_config, write_trio
+
+FEDERATION = "f" * 16
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trio(tmp_path_factory.mktemp("trio"))
+
+
+def spoil(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Message], Message]:
+    return lambda answer: replace(answer, payload=encode(change(decode(answer.payload))))
+
+
+def first(tensors: dict[str, torch.Tensor], value: torch.Tensor) -> dict[str, torch.Tensor]:
+    name = sorted(tensors)[0]
+    return {**tensors, name: value}
+
+
+def bomb(answer: Message) -> Message:
+    """A few bytes that claim to be a tensor of 2^50 numbers, nearly all zero."""
+    name = sorted(decode(answer.payload))[0]
+    head = {
+        "__metadata__": {"sparse": json.dumps({name: [2**50]})},
+        f"{name}|values": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        f"{name}|index": {"dtype": "U8", "shape": [1], "data_offsets": [4, 5]},
+    }
+    text = json.dumps(head).encode()
+    return replace(answer, payload=struct.pack("<Q", len(text)) + text + b"\0" * 5)
+
+
+def with_field(name: str, value: object) -> Callable[[Message], Message]:
+    return lambda answer: replace(answer, fields={**answer.fields, name: value})
+
+
+ATTACKS: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "wrong shape": (spoil(lambda t: first(t, torch.zeros(3, 5))), "where torch.float32"),
+    "wrong type": (spoil(lambda t: first(t, sorted(t.items())[0][1].double())), "is torch.float64"),
+    "NaN": (spoil(lambda t: first(t, sorted(t.items())[0][1] * torch.nan)), "not finite"),
+    "infinity": (spoil(lambda t: first(t, sorted(t.items())[0][1] + torch.inf)), "not finite"),
+    "huge numbers": (spoil(lambda t: first(t, sorted(t.items())[0][1] + 1e8)), "above the limit"),
+    "a tensor too few": (spoil(lambda t: dict(sorted(t.items())[1:])), "is missing or too many"),
+    "a path for a name": (spoil(lambda t: {**t, "../../etc/passwd": torch.zeros(2)}), "../../etc/passwd"),
+    "a huge tensor in few bytes": (bomb, "not among the tensors that are due"),
+    "no tensors at all": (lambda answer: replace(answer, payload=b"rubbish" * 9), "cannot be read"),
+    "steps that are no number": (with_field("steps", "many"), "not a whole number"),
+    "more right than tested": (with_field("correct", 10**9), "not a whole number"),
+    "a refusal that is not a word": (with_field("result", ["x"]), "not a short word"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, tmp_path: Path) -> None:
+    change, words = ATTACKS[attack]
+    kits = kits_of(tmp_path, trio_config(rounds=4))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    evil = sites["aster"]
+    honest = evil.answer
+    evil.answer = lambda request: change(honest(request))  # type: ignore[method-assign]
+    parties.handlers["aster"] = Handler(evil).handle
+    assert parties.run()
+    blamed = [line for line in parties.journal if line.startswith("aster: dropped its answer")]
+    assert len(blamed) == 3  # then it is set aside and not asked again
+    assert all(words in line for line in blamed)
+    assert any("aster: set aside" in line for line in parties.journal)
+    assert not any(line.startswith(("birch", "cedar")) for line in parties.journal)
+    records = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert {record["client"] for record in records if record["steps"]} == {1, 2}
+    assert sum(record["steps"] > 0 for record in records) == 8
+    assert not parties.coordinator.memory.received[0]
+    assert all(tensor.isfinite().all() for tensor in parties.coordinator.memory.stack.values())
+    status = json.loads(kits[COORDINATOR].status.read_text())
+    assert next(site["doing"] for site in status["sites"]) == "set aside"
+
+
+def test_a_fingerprint_that_no_images_have_is_dropped(data: Path, tmp_path: Path) -> None:
+    """Its norm is within what a start at zero may reach."""
+    kits = kits_of(tmp_path, trio_config("factorized-peers", rounds=1))
+    sites = make_sites(kits, data)
+    honest = sites["aster"].answer
+    change = spoil(lambda tensors: {**tensors, "fingerprint": tensors["fingerprint"] + 800.0})
+    sites["aster"].answer = lambda request: change(honest(request))  # type: ignore[method-assign]
+    parties = Loopback(kits, {name: Handler(site).handle for name, site in sites.items()})
+    assert parties.run()
+    words = "dropped its answer, as its fingerprint has a variance that no images have"
+    assert [line for line in parties.journal if "dropped" in line] == [f"aster: {words} (1 in a row)"]
+
+
+class Handler:
+    """A site whose answers are not its own."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.train_images = site, site.train_images
+
+    def handle(self, request: Message) -> Message:
+        return self.site.answer(request)
+
+
+def test_an_old_round_replayed_is_dropped(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(), deadline=2.0)
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    old: list[Message] = []
+
+    class Replaying(Handler):
+        def handle(self, request: Message) -> Message:
+            if not old:
+                old.append(self.site.answer(request))
+            return old[0]
+
+    parties.handlers["aster"] = Replaying(sites["aster"]).handle
+    assert parties.run()
+    assert any(line == "aster: dropped an answer to round-1, for which nobody waits" for line in parties.journal)
+    records = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert [record["round"] for record in records if record["client"] == 0 and record["steps"]] == [1]
+
+
+def test_three_bad_ones_in_a_row_and_the_operators_word(data: Path, tmp_path: Path) -> None:
+    """Bad in rounds 1 to 3, set aside, readmitted, good again: it takes part in what is left."""
+    kits = kits_of(tmp_path, trio_config(rounds=8))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+
+    class Changing(Handler):
+        def handle(self, request: Message) -> Message:
+            answer = self.site.answer(request)
+            return replace(answer, payload=b"") if request.whole("round") <= 3 else answer
+
+    class Watching(Handler):
+        def handle(self, request: Message) -> Message:
+            if request.whole("round") == 5:
+                control.ask(kits[COORDINATOR], "readmit", "aster")
+            return self.site.answer(request)
+
+    parties.handlers["aster"] = Changing(sites["aster"]).handle
+    parties.handlers["birch"] = Watching(sites["birch"]).handle
+    assert parties.run()
+    assert "aster: readmitted by the operator" in parties.journal
+    records = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert [r["round"] for r in records if r["client"] == 0 and r["steps"]] == [6, 7, 8]
+
+
+def waiting_coordinator(tmp_path: Path) -> tuple[Coordinator, list[str]]:
+    """One that has set everybody aside, and its journal."""
+    kit = kits_of(tmp_path, trio_config())[COORDINATOR]
+    said: list[str] = []
+    coordinator = Coordinator(kit, Mailbox(FEDERATION, kit.plan.sites), said.append)
+    coordinator.memory.aside[:] = True
+    return coordinator, said
+
+
+def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, _ = waiting_coordinator(tmp_path)
+    control.ask(coordinator.kit, "readmit", "aster")
+    unlink, late = Path.unlink, ["birch"]
+
+    def racing(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "control.taken.json" and late:
+            control.ask(coordinator.kit, "readmit", late.pop())
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", racing)
+    coordinator._control()
+    coordinator._control()
+    assert coordinator.memory.aside.tolist() == [False, False, True]
+
+
+def test_a_readmission_survives_the_death_of_who_was_reading_it(tmp_path: Path) -> None:
+    coordinator, _ = waiting_coordinator(tmp_path)
+    control.ask(coordinator.kit, "readmit", "aster")
+    (coordinator.kit.path / "control.json").rename(coordinator.kit.path / "control.taken.json")
+    control.ask(coordinator.kit, "readmit", "cedar")
+    coordinator._control()
+    coordinator._control()
+    coordinator._control()
+    assert coordinator.memory.aside.tolist() == [False, True, False]
+
+
+def test_the_last_wish_about_a_site_counts(tmp_path: Path) -> None:
+    coordinator, said = waiting_coordinator(tmp_path)
+    control.ask(coordinator.kit, "readmit", "aster")
+    control.ask(coordinator.kit, "readmit", "birch")
+    control.ask(coordinator.kit, "exclude", "aster")
+    assert coordinator._control()  # what was mixed with its tensors has to be mixed anew
+    assert coordinator.memory.aside.tolist() == [True, False, True]
+    assert not coordinator._control()
+    assert "aster: excluded by the operator; nobody is given its tensors any more" in said
+    assert control.recall_aside(coordinator.kit) == {"aster", "cedar"}  # for one that is started after a crash
+    after_a_crash, _ = waiting_coordinator(tmp_path)
+    after_a_crash.memory.trust_all_but({0, 2})
+    assert after_a_crash.memory.aside.tolist() == [True, False, True]
+
+
+def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_excluded(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config("fedavg"), quorum=2)
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    asked: list[str] = []
+
+    class Refusing(Handler):
+        def handle(self, request: Message) -> Message:
+            if request.whole("round") == 2 and asked.count(self.site.kit.party) == 0:
+                asked.append(self.site.kit.party)
+                if len(asked) == 2:
+                    control.ask(kits[COORDINATOR], "exclude", "aster")
+                return self.site.answer(Message("rubbish", FEDERATION, request.fields))
+            return self.site.answer(request)
+
+    for name in ("birch", "cedar"):
+        parties.handlers[name] = Refusing(sites[name]).handle
+    assert parties.run()
+    assert sum("refused this round: nobody here knows what 'rubbish' means" in line for line in parties.journal) == 2
+    assert parties.coordinator.memory.strikes.tolist() == [0, 0, 0]
+    assert "round 2 of 3 is complete, without aster" in parties.journal
+    matrix = RunDirectory(kits[COORDINATOR].run).mixing(2)["matrix"]
+    assert matrix[1, 0] == matrix[2, 0] == 0
+    records = RunDirectory(kits[COORDINATOR].run).metrics()
+    assert [record["round"] for record in records if record["client"] == 0 and record["steps"]] == [1]
+
+
+@pytest.mark.parametrize("method", ["factorized-fl-beta", "factorized-peers"])
+def test_honest_training_at_a_large_rate_passes_all_checks(method: str, data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config(method, lr=0.1, epochs=5, rounds=2))
+    parties = Loopback(kits, {name: site.answer for name, site in make_sites(kits, data).items()})
+    assert parties.run()
+    assert not any("refused" in line or "dropped" in line for line in parties.journal)
+
+
+def test_a_site_that_what_came_leads_astray_goes_back_and_says_so(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config("fedavg"))
+    said: list[str] = []
+    site = make_sites(kits, data, said.append)["aster"]
+    for round in (1, 2):
+        before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(site_module, "train_from_here", _explode)
+            fields = {"request": f"round-{round}", "round": round, "download": True, "models": 1}
+            request = Message("round", FEDERATION, fields, encode(site._shared()))
+            answer = site.answer(request)
+        assert answer.fields["result"] == "refused"
+        assert "what came does not train here" in said[-1]
+        assert same(before, site.federation.tensors, 0.0)  # and nothing of it is on disk
+        assert site.answer(request).fields["result"] == "trained"
+    assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
+
+
+def _explode(federation: Federation, round: int, clients: list[int]) -> list[Trained]:
+    for name in federation.shared:
+        federation.state.common[name] *= 1e4
+    return [Trained(1.0, 1)]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"readmit": "aster"}', '{"readmit": [3]}', '{"remove": ["aster"]}'])
+def test_a_wish_that_makes_no_sense_is_told_and_stops_nobody(content: str, tmp_path: Path) -> None:
+    coordinator, said = waiting_coordinator(tmp_path)
+    (coordinator.kit.path / "control.json").write_text(content)
+    coordinator._control()
+    coordinator._control()
+    assert said == ["control.json cannot be read and is ignored: ask again with `ffl federation`"]
+    (coordinator.kit.path / "control.json").write_text(content)
+    control.ask(coordinator.kit, "readmit", "birch")
+    coordinator._control()
+    assert coordinator.memory.aside.tolist() == [True, False, True]
+
+
+def site_of(data: Path, tmp_path: Path) -> Site:
+    return make_sites(kits_of(tmp_path, trio_config()), data)["aster"]
+
+
+def round_request(round: int, tensors: dict[str, torch.Tensor] | None = None, **fields: object) -> Message:
+    known = {"request": f"round-{round}", "round": round, "download": tensors is not None, "models": 1, **fields}
+    return Message("round", FEDERATION, known, encode(tensors) if tensors else b"")
+
+
+def test_a_site_believes_the_coordinator_no_more(data: Path, tmp_path: Path) -> None:
+    site = site_of(data, tmp_path)
+    assert site.answer(round_request(1)).fields["result"] == "trained"
+    before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
+    good = {name: tensor.clone() for name, tensor in site._shared().items()}
+    name = sorted(good)[0]
+    for request in (
+        round_request(2, {**good, name: good[name] * torch.nan}),
+        round_request(2, {**good, name: torch.zeros(1)}),
+        round_request(2, {**good, name: good[name] + 1e9}),
+        round_request(2, {**good, "head.weight": torch.zeros(1)}),
+        round_request(2, good, request="round-3"),
+        round_request(4, good),  # there are three rounds
+        round_request(0, good),
+        round_request(2, good, models="all"),
+        Message("loss", FEDERATION, {"request": "loss-1", "round": 1}, encode(good)),  # nothing is held out
+        Message("upload-your-images", FEDERATION, {"request": "x"}),
+    ):
+        answer = site.answer(request)
+        assert answer.fields["result"] == "refused", request
+        assert not answer.payload
+    assert site.done == 1
+    for key, tensor in site.federation.tensors.items():
+        assert torch.equal(tensor, before[key]), key
+
+
+def test_messages_of_others_or_too_large_are_refused() -> None:
+    message = Message("ready", FEDERATION, {"train": 3}, b"xyz")
+    content = pack(message)
+    assert unpack(content, FEDERATION, 1000) == message
+    for spoilt, words in (
+        (content, "bytes are more"),
+        (content[:9], "header"),
+        (b"", "header"),
+        (struct.pack(">I", 2**31) + content, "header"),
+        (struct.pack(">I", 4) + b"[[[[", "header"),
+        (struct.pack(">I", 50_000) + b"[" * 50_000, "header"),
+        (pack(replace(message, federation="other")), "another federation"),
+    ):
+        with pytest.raises(BadMessage, match=words):
+            unpack(spoilt, FEDERATION, 10 if words == "bytes are more" else 100_000)
+
+
+def test_a_diverged_start_at_zero_may_still_be_left() -> None:
+    """Norms are bounded by what came before, but mu begins at zero and must be allowed to move."""
+    expected = {"mu": torch.zeros(100)}
+    moved = {"mu": torch.full((100,), 0.5)}
+    assert read_tensors(encode(moved), expected).keys() == {"mu"}
+    with pytest.raises(BadMessage, match="above the limit"):
+        read_tensors(encode({"mu": torch.full((100,), 2000.0)}), expected)
+
+
+@pytest.mark.parametrize(("images", "spread"), [(1, 1.0), (3000, 0.1), (100, 0.0)])
+def test_an_honest_fingerprint_passes_however_clear_its_classes(images: int, spread: float) -> None:
+    """One image per class, very many of classes far apart, copies of one image: nothing is known of it beforehand."""
+    labels = torch.arange(4 * images) % 4
+    generator = torch.Generator().manual_seed(1)
+    means = torch.randn(4, 8, generator=generator)[labels] + spread * torch.randn(4 * images, 8, generator=generator)
+    found = describe(torch.cat([means, means.square() + 1], 1).double(), labels, 4)
+    read = read_tensors(encode({"fingerprint": found}), {"fingerprint": torch.zeros(18)})
+    assert torch.equal(read["fingerprint"], found)
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", "", "Aster", "a" * 41, "-a", "a.b", "coordinator", "a\nb"])
+def test_a_path_in_a_sites_name_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "sites.toml"
+    path.write_text(
+        'name = "trio"\nimage_size = 8\nchannels = 1\n'
+        + "".join(f"[[sites]]\nname = {json.dumps(each)}\n" for each in ("birch", name))
+    )
+    with pytest.raises(UserError, match="name"):
+        read_plan(path)
