@@ -132,9 +132,9 @@ def connection_problem(kit: Kit) -> str:
     files = network().credentials(kit)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.load_verify_locations(files.root)
-    context.load_cert_chain(files.certificate, files.key)
     try:
+        context.load_verify_locations(files.root)
+        context.load_cert_chain(files.certificate, files.key)
         with socket.create_connection((address, port), timeout=3) as line, context.wrap_socket(line):
             return ""
     except ssl.SSLCertVerificationError as error:
