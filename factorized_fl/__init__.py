@@ -6,15 +6,18 @@ from factorized_fl.api import compare, configure, report, run
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.options import option
-from factorized_fl.methods import Batch, Local, Method, Mixing, Server, Tensors, register
+from factorized_fl.core.views import Batch, Local, Mixing, Phase, Server, Tensors
+from factorized_fl.methods import Card, Method, register
 from factorized_fl.nn import Role, describe, factorize, fold
 
 __all__ = [
     "Batch",
+    "Card",
     "Config",
     "Local",
     "Method",
     "Mixing",
+    "Phase",
     "Role",
     "Server",
     "Tensors",

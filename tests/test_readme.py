@@ -136,7 +136,7 @@ def test_the_demos_numbers_are_those_of_the_results_file() -> None:
     rows = json.loads((ROOT / "results" / "demo" / "comparison.json").read_text())
     assert len(rows) == 5
     for row in rows:
-        assert f"| {METHODS[row['method']].title} | {100 * row['accuracy']:.2f}% |" in README
+        assert f"| {METHODS[row['method']].card.title} | {100 * row['accuracy']:.2f}% |" in README
 
 
 def test_the_full_runs_seconds_are_those_of_the_results_file() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl import __version__
-from factorized_fl.cli import data, lists, model, network, report, reproduce, runs
+from factorized_fl.cli import data, lists, model, network, report, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.core.errors import UserError, is_lack_of_memory
 from factorized_fl.methods.loading import load_methods
@@ -21,7 +21,6 @@ app = typer.Typer(
 )
 for command in (runs.run, runs.compare, runs.demo, lists.presets, lists.methods, runs.pilot):
     app.command()(command)
-app.command()(reproduce.reproduce)
 app.command()(report.report)
 app.command()(report.watch)
 app.add_typer(data.app, name="data")

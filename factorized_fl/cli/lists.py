@@ -49,7 +49,7 @@ def methods(
     for name, cost in method_costs().items():
         published = "-" if cost.published is None else f"{cost.published:g}"
         costs = (f"{cost.formula_a:.3f}", f"{cost.formula_b:.3f}", published, f"{cost.serialised:.3f}")
-        table.add_row(name, *METHODS[name].row, *costs)
+        table.add_row(name, *METHODS[name].card.row, *costs)
     console.print(table)
     if options:
         for name, method in METHODS.items():

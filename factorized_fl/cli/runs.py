@@ -50,7 +50,7 @@ class RunObserver(ProgressObserver):
 
 
 def _watch(config: Config) -> ProgressObserver:
-    return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}")
+    return ProgressObserver(console, f"{METHODS[config.method].card.title}, seed {config.seed}")
 
 
 def _print_comparison(rows: list[Comparison], title: str) -> None:
@@ -81,7 +81,7 @@ def run(
         if tensorboard:
             observers.append(stack.enter_context(TensorBoardObserver(out)))
         if not quiet:
-            observers.append(stack.enter_context(RunObserver(console, METHODS[config.method].title)))
+            observers.append(stack.enter_context(RunObserver(console, METHODS[config.method].card.title)))
         directory = api.run(config, out, data=data, resume=resume, device=device, observers=observers)
     summary = directory.summary()
     assert summary is not None

@@ -173,12 +173,12 @@ def _store_inside(resources: dict[str, Any], storage: Path) -> None:
 
 def readme(party: str, plan: Plan, config: Config) -> str:
     """What a party finds in its kit."""
-    method = METHODS[config.method].title
+    method = METHODS[config.method].card.title
     what = (
         f"This is the kit of **{party}** in the federation *{plan.name}*: {len(plan.sites)} sites train with "
         f"{method}, {config.rounds} rounds of {config.epochs} epochs, on images of {config.image_size} pixels."
     )
-    travels = METHODS[config.method].row[2]
+    travels = METHODS[config.method].card.row[2]
     if config.build_method().looks_at_images:  # then this is what clients are matched by
         travels = f"{travels.partition(';')[0]}; a fingerprint of the images, averages of what the first layer sees"
     if party == COORDINATOR:

@@ -353,7 +353,7 @@ def test_kits_differ_and_the_largest_message_fits_a_model(tmp_path: Path) -> Non
     assert len({path.read_text() for path in (tmp_path / "kits").rglob("*.key")}) == 4
     site = make_sites(kits_of(tmp_path / "p", kits[1].config), write_trio(tmp_path / "data"))["aster"]
     numbers = sum(
-        tensor.numel() for tensor in site.federation.state.client(0).values() if tensor.dtype == torch.float32
+        tensor.numel() for tensor in site.federation.clients.state.client(0).values() if tensor.dtype == torch.float32
     )
     assert 4 * numbers < plan.largest < 4 * numbers + 300_000
 

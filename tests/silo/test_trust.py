@@ -274,7 +274,7 @@ def test_a_site_that_what_came_leads_astray_goes_back_and_says_so(data: Path, tm
 
 def _explode(federation: Federation, round: int, clients: list[int]) -> list[Trained]:
     for name in federation.shared:
-        federation.state.common[name] *= 1e4
+        federation.clients.state.common[name] *= 1e4
     return [Trained(1.0, 1)]
 
 

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from factorized_fl.core.stack import ClientStack
+from factorized_fl.core.views import Tensors
 from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
 from factorized_fl.engine.reference import ReferenceEngine
@@ -19,7 +20,6 @@ from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch, plain
 from factorized_fl.engine.resnet9_cuda.lanes import Stay, choose_lanes, plan
 from factorized_fl.engine.resnet9_cuda.stacked import TEST_PIXELS, StackedResNet9
 from factorized_fl.engine.resnet9_cuda.step import Step
-from factorized_fl.methods import Tensors
 from factorized_fl.nn.models import NORM_MOMENTUM
 from factorized_fl.tasks.confusion import count_confusion, empty_confusion
 

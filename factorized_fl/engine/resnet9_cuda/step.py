@@ -8,9 +8,9 @@ from torch.nn.functional import cross_entropy
 
 from factorized_fl.core.answers import gradient_of
 from factorized_fl.core.stack import ClientStack
+from factorized_fl.core.views import Batch, Local, Tensors
 from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch
 from factorized_fl.engine.resnet9_cuda.lanes import Stay
-from factorized_fl.methods import Batch, Local, Tensors
 
 if TYPE_CHECKING:
     from factorized_fl.engine.resnet9_cuda.engine import CudaEngine
