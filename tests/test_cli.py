@@ -1,4 +1,4 @@
-"""The command line as a person uses it: exit codes, one-sentence errors, plain output off a terminal."""
+"""The command line as a user sees it: exit codes, errors of one sentence, plain output in a log."""
 
 import importlib.util
 import json
@@ -105,10 +105,13 @@ def test_square_brackets_are_printed_as_they_are(
             ["compare", "--methods", "fedavg", "--set", "dropout=0.95", "--set", "rounds=1"],
             "Nobody was tested with fedavg",
         ),
-        (["compare", "--methods", "fedavg", "--set", "preset=demo"], "A preset is named, not set"),
+        (
+            ["compare", "--methods", "fedavg", "--set", "preset=demo"],
+            "The preset cannot be a setting: give it as the argument",
+        ),
         (["pilot", "--set", "eps1=1"], "leave it out"),
-        (["pilot", "--set", "observers=1"], "'observers' is no setting of a run"),
-        (["pilot", "--set", "preset=demo"], "A preset is named, not set"),
+        (["pilot", "--set", "observers=1"], "'observers' is not an option of a run"),
+        (["pilot", "--set", "preset=demo"], "The preset cannot be a setting: give it as the argument"),
     ],
 )
 def test_settings_that_cannot_be(
@@ -160,17 +163,6 @@ def test_a_model_is_some_clients_and_an_image_has_to_exist(capsys, config: Path,
     (found,) = json.loads(out)
     assert found["image"] == str(picture)
     assert sum(found["classes"].values()) == pytest.approx(1)
-
-
-def test_what_is_shown_is_not_chosen_and_has_to_be_there(capsys, tmp_path: Path) -> None:
-    code, _, err = ffl(capsys, "reproduce", "domains", "--show", "--methods", "fedavg")
-    assert (code, "choose what to run" in err) == (2, True)
-    code, _, err = ffl(capsys, "reproduce", "--list", "--results", tmp_path / "nowhere")
-    assert (code, "There is no folder" in err) == (2, True)
-    code, out, _ = ffl(capsys, "reproduce", "domains", "--list", "--results", tmp_path)
-    assert code == 0
-    assert "Table 1, bottom" in out
-    assert "Table 1, top" not in out
 
 
 def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: Path) -> None:

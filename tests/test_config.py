@@ -1,3 +1,4 @@
+import tomllib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -6,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorized_fl.api import configure, run
-from factorized_fl.config import Config, parse_setting, read_config, resolve
+from factorized_fl.config import Config, from_table, parse_setting, read_config, resolve
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.options import option
 from factorized_fl.methods import METHODS, Method, register
 from factorized_fl.methods.stand_alone import StandAlone
-from factorized_fl.presets import PRESETS
+from factorized_fl.presets import PRESETS, preset_values
 
 
 @given(
@@ -29,6 +30,23 @@ def test_toml_round_trip(tmp_path_factory, rounds, lr, seed, preset, tau, shares
     path = tmp_path_factory.getbasetemp() / "round-trip.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
     assert read_config(path) == config
+
+
+def test_files_of_earlier_versions_are_read() -> None:
+    """They have a list on one line; tomli_w writes the rest as they have it."""
+    config = Config(preset='\x7f\t"é', clients_per_domain=(4, 5), weight_decay=1e-6)
+    new = config.to_toml()
+    old = new.replace("[\n    4,\n    5,\n]", "[4, 5]")
+    assert old.startswith('preset = "\\u007f\\t\\"é"\n')
+    assert "clients_per_domain = [4, 5]\n" in old
+    assert "weight_decay = 1e-06\n" in old
+    assert from_table(tomllib.loads(old)) == from_table(tomllib.loads(new)) == config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_values_of_a_preset_are_those_of_its_configuration(preset: str) -> None:
+    values = preset_values(preset)
+    assert {name: getattr(configure(preset), name) for name in values} == values
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -65,7 +83,7 @@ def test_a_methods_option_may_not_have_the_name_of_a_runs(monkeypatch) -> None:
         alpha: float = option(0.1, "something of its own")
 
     monkeypatch.setitem(METHODS, "clashing", Clashing)
-    with pytest.raises(UserError, match="clashing has an option 'alpha', but so has every run"):
+    with pytest.raises(UserError, match="clashing has an option 'alpha', which is also an option of every run: rename"):
         configure("demo", "clashing")
 
 
@@ -106,8 +124,8 @@ def test_parse_setting(text: str, expected: tuple) -> None:
         ({"clients_per_domain": "4,4,4"}, r"must be a list of whole numbers: write it as \[1, 2, 3\]"),
         ({"permuted": "yes"}, "must be true or false"),
         ({"method": "fedavg"}, "given twice: 'factorized-fl' and 'fedavg'"),
-        ({"preset": "demo"}, "A preset is named, not set"),
-        ({"alpha": 0.01}, "alpha = 0.01 changes nothing with partition = 'iid': set dirichlet"),
+        ({"preset": "demo"}, "The preset cannot be a setting: give it as the argument"),
+        ({"alpha": 0.01}, "alpha = 0.01 has no effect with partition = 'iid': use partition = 'dirichlet'"),
         ({"blur": 0.9}, "blur = 0.9 hides nothing where no statistics travel: set match=statistics"),
         ({"lr": 1e308}, "must be at most"),
     ],
@@ -158,7 +176,7 @@ def test_a_methods_class_is_refused_before_it_can_mislead(parts: dict[str, Any],
 
 
 def test_an_option_begins_with_something_that_can_be_written_down() -> None:
-    with pytest.raises(UserError, match=r"An option's default is a number, .* not None \(how many\)"):
+    with pytest.raises(UserError, match=r"The default of an option must be a number, .* not None \(how many\)"):
         option(None, "how many")
 
 
