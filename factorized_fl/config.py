@@ -1,6 +1,6 @@
 """The configuration of a run: one flat table of options, and a table of the method's options.
 
-The methods are imported when a configuration is made: `ffl --help` and `ffl presets` import this module without PyTorch.
+The methods are imported when a configuration is made, so `ffl --help` and `ffl presets` do not import PyTorch.
 """
 
 import dataclasses
@@ -156,8 +156,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mapping[str, Any] | None = None) -> Config:
     """The configuration of a preset's or a file's table, with a method and single settings laid over it.
 
-    A preset may hold options for several methods (``[methods.NAME]``): those of the chosen method apply. A setting is an
-    option of the run or of the method; no name may be both. Raises a UserError for settings that do not fit.
+    A preset may hold options for several methods (``[methods.NAME]``): those of the chosen method apply. A setting is
+    an option of the run or of the method; no name may be both. Raises a UserError for a setting that does not fit.
     """
     from factorized_fl.methods import find_method, make_method
 

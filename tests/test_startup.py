@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from factorized_fl.cli import app
 HEAVY = ("torch", "numpy", "sklearn", "pyarrow", "nvflare")
 COMMANDS = sorted(command.name for command in app.registered_commands if command.name not in ("serve", "join"))
 
-# cli/network.py still imports PyTorch at its top: remove this stand-in, and the condition above, when it no longer does.
+# cli/network.py still imports PyTorch at its top. When it no longer does, remove this and the condition above.
 STAND_IN = """
 import types, typer
 network = types.ModuleType("factorized_fl.cli.network")
@@ -71,7 +72,7 @@ def test_every_public_name_loads_and_is_listed() -> None:
 
 
 def test_the_stub_for_type_checkers_has_the_same_names() -> None:
-    stub = open(f"{factorized_fl.__path__[0]}/__init__.pyi").read()
+    stub = Path(factorized_fl.__file__ or "").with_suffix(".pyi").read_text()
     names: dict[str, list[str]] = {}
     exec(stub[stub.index("__all__") :], names)
     assert names["__all__"] == factorized_fl.__all__

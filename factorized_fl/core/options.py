@@ -1,7 +1,7 @@
 """Options: fields of frozen dataclasses that carry a description and limits, and are checked against both.
 
-This is our own code on purpose. msgspec and pydantic take limits from `Annotated` types, which would have to be built from
-the fields; msgspec accepts unknown names in a dataclass and reports errors only as text. They would replace `_convert`.
+This is our own code on purpose: msgspec and pydantic take limits from `Annotated` types, which would have to be built
+from the fields, and msgspec reports errors only as text. Either would replace no more than `_convert`.
 """
 
 import dataclasses
