@@ -18,6 +18,7 @@ lint: $(VENV)/installed-for-test
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(VENV)/installed-for-test
 	$(BIN)/ruff format -q .

@@ -1,4 +1,4 @@
-"""What the README shows must run."""
+"""The README's examples run, and its numbers are those of the results files."""
 
 import json
 import re
@@ -39,8 +39,8 @@ def test_the_example_method_is_the_readmes_and_under_40_lines(example) -> None:
 
 def test_the_example_method_runs(example) -> None:
     federation = tiny_federation("nearest-neighbours", rounds=3)
-    for round in (1, 2, 3):
-        records, mixing = run_round(federation, round)
+    for round_number in (1, 2, 3):
+        records, mixing = run_round(federation, round_number)
     assert mixing is not None
     assert torch.allclose(mixing.matrix.sum(1), torch.ones(4, dtype=torch.float64))
     assert (mixing.matrix > 0).sum(1).tolist() == [3, 3, 3, 3]
@@ -110,7 +110,7 @@ def test_the_method_of_the_documentation_runs_and_remembers(tmp_path) -> None:
     finally:
         METHODS.clear()
         METHODS.update(before)
-    second, third = (found.mixing(round)["state.similarity"] for round in (2, 3))
+    second, third = (found.mixing(number)["state.similarity"] for number in (2, 3))
     assert not torch.equal(second, third)
     assert found.mixing(3)["matrix"].sum(1).tolist() == pytest.approx([1.0] * 3)
 

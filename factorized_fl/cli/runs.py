@@ -43,10 +43,10 @@ class StartPrinter:
         console.print(scenario_table(federation.scenario))
         console.print(model_line(federation), highlight=False)
 
-    def client_done(self, round: int, client: int) -> None:
+    def client_done(self, round_number: int, client: int) -> None:
         """Print nothing."""
 
-    def round_done(self, round: int, records: "Sequence[Record]") -> None:
+    def round_done(self, round_number: int, records: "Sequence[Record]") -> None:
         """Print nothing."""
 
 
