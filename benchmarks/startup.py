@@ -43,7 +43,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.check_output(["git", "archive", arguments.before, "factorized_fl"], cwd=ROOT)
-        tarfile.open(fileobj=io.BytesIO(archive)).extractall(folder, filter="data")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
+            tree.extractall(folder, filter="data")
         found = {}
         for command in COMMANDS:
             before, now = [], []
