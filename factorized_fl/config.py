@@ -94,9 +94,9 @@ class Config:
         try:
             same = from_table(tomllib.loads(self.to_toml())) == self
         except (TypeError, ValueError, UserError) as error:
-            raise UserError(f"This configuration cannot be written to a file and read again: {error}") from None
+            raise UserError(f"This configuration cannot be written down and read again: {error}") from None
         if not same:
-            raise UserError("This configuration changes when it is written to a file and read again.")
+            raise UserError("This configuration is not the same after it is written down and read again.")
 
     def to_toml(self) -> str:
         """The configuration as TOML; `from_table` of the parsed text returns an equal configuration."""

@@ -76,11 +76,11 @@ def test_settings_go_to_the_run_or_to_the_method() -> None:
     assert (config.rounds, config.options["tau"]) == (3, 0.25)
 
 
-def test_a_methods_option_may_not_have_the_name_of_a_runs(monkeypatch) -> None:
+def test_an_option_of_a_method_may_not_have_the_name_of_a_runs_option(monkeypatch) -> None:
     @dataclass(frozen=True)
     class Clashing(StandAlone):
         name = "clashing"
-        alpha: float = option(0.1, "something of its own")
+        alpha: float = option(0.1, "the method's alpha")
 
     monkeypatch.setitem(METHODS, "clashing", Clashing)
     with pytest.raises(UserError, match="clashing has an option 'alpha', which is also an option of every run: rename"):
@@ -142,12 +142,12 @@ def test_a_method_without_a_name_is_not_the_default() -> None:
         parse_setting("rounds=2\nseed=4")
 
 
-def test_a_files_first_character_may_be_a_mark_that_nobody_sees(tmp_path) -> None:
+def test_a_file_may_start_with_a_byte_order_mark(tmp_path) -> None:
     (tmp_path / "x.toml").write_text('\ufeffdataset = "demo"\nrounds = 3\n', encoding="utf-8")
     assert configure(tmp_path / "x.toml").rounds == 3
 
 
-def test_a_methods_class_says_what_it_is() -> None:
+def test_register_needs_the_parts_of_a_method() -> None:
     class Nameless(Method):
         name = "nameless"
         title = "Nameless"
@@ -168,19 +168,19 @@ def test_a_methods_class_says_what_it_is() -> None:
         ({"k": option(3, "how many")}, r"Mine has options: put @dataclass\(frozen=True\) right above its class"),
     ],
 )
-def test_a_methods_class_is_refused_before_it_can_mislead(parts: dict[str, Any], words: str) -> None:
+def test_register_refuses_malformed_parts(parts: dict[str, Any], words: str) -> None:
     whole = {"name": "mine", "title": "Mine", "row": ("a", "b", "c", "d")}
     with pytest.raises(UserError, match=words):
         register(type("Mine", (Method,), whole | parts))
     assert "mine" not in METHODS
 
 
-def test_an_option_begins_with_something_that_can_be_written_down() -> None:
+def test_the_default_of_an_option_must_fit_into_a_file() -> None:
     with pytest.raises(UserError, match=r"The default of an option must be a number, .* not None \(how many\)"):
         option(None, "how many")
 
 
-def test_a_file_may_begin_from_a_preset(tmp_path) -> None:
+def test_a_file_may_extend_a_preset(tmp_path) -> None:
     (tmp_path / "mine.toml").write_text('preset = "demo"\nrounds = 3\n[methods.fedprox]\nproximal = 0.5\n')
     mine, demo = configure(tmp_path / "mine.toml"), configure("demo")
     assert mine == replace(demo, rounds=3)
@@ -191,13 +191,13 @@ def test_a_file_may_begin_from_a_preset(tmp_path) -> None:
         configure(tmp_path / "mine.toml")
 
 
-def test_what_a_run_wrote_down_is_read_as_it_is_whatever_its_preset_was(tmp_path) -> None:
+def test_the_configuration_of_a_run_does_not_depend_on_its_preset(tmp_path) -> None:
     past = replace(configure("demo", "fedavg"), preset="of old", model="resnet9")
     (tmp_path / "config.toml").write_text(past.to_toml())
     assert configure(tmp_path / "config.toml") == past
 
 
-def test_a_methods_option_above_its_table_is_told_where_it_belongs(tmp_path) -> None:
+def test_an_option_of_a_method_belongs_into_its_table(tmp_path) -> None:
     (tmp_path / "a.toml").write_text('method = "fedprox"\nproximal = 0.5\n')
     with pytest.raises(UserError, match=r"'proximal' is an option of fedprox: write it below a line \[options\]"):
         configure(tmp_path / "a.toml")
@@ -243,7 +243,7 @@ def test_bad_files(tmp_path) -> None:
         configure(str(tmp_path / "bad.toml"))
 
 
-def test_a_whole_configuration_takes_no_more_settings(tmp_path) -> None:
+def test_a_complete_configuration_takes_no_settings(tmp_path) -> None:
     for more in ({"method": "stand-alone"}, {"rounds": 7}, {"nonsense": 3}):
         with pytest.raises(UserError, match="A Config is complete: give method and settings to `configure`"):
             run(configure("demo"), tmp_path / "run", **more)
