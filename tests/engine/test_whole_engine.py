@@ -61,8 +61,8 @@ def test_two_rounds_are_the_reference_engines() -> None:
     """Dense: the interpreter takes minutes for the kernels of weights, which have tests of their own."""
     theirs, ours = federation("fedavg"), federation("fedavg")
     ours.engine = cuda.CudaEngine(ours.engine, lanes=2)
-    for round in (1, 2):
-        wanted, found = run_round(theirs, round)[0], run_round(ours, round)[0]
+    for round_number in (1, 2):
+        wanted, found = run_round(theirs, round_number)[0], run_round(ours, round_number)[0]
         for one, other in zip(found, wanted, strict=True):
             assert (one["steps"], one["correct"]) == (other["steps"], other["correct"])
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
