@@ -20,7 +20,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import Load, Traffic, traffic, upload_loads
 from factorized_fl.core.payload import encode
-from factorized_fl.data.own import read_own
+from factorized_fl.data.local_images import read_local_images as read_own
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
 from factorized_fl.engine import Evaluated, Trained
