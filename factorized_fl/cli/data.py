@@ -16,13 +16,13 @@ def fetch_command(
     dest: Annotated[Path | None, typer.Option("--dest", help="Folder for it; default: the cache.")] = None,
 ) -> None:
     """Download a dataset from the Hugging Face hub, verify it and keep it."""
-    from factorized_fl.data.fetch import fetch
+    from factorized_fl.data.fetch import fetch_dataset
     from factorized_fl.report.tables import size
 
     def progress(file: str, done: int, total: int) -> None:
         console.print(f"{file}: {size(done)} of {size(total)}", highlight=False)
 
-    console.print(f"{name} is in {fetch(name, dest, on_progress=progress)}", highlight=False)
+    console.print(f"{name} is in {fetch_dataset(name, dest, on_progress=progress)}", highlight=False)
 
 
 @app.command("inspect")
@@ -30,12 +30,12 @@ def inspect_command(
     path: Annotated[Path, typer.Argument(help="A folder of class folders, or parquet files.")],
 ) -> None:
     """Check your own images before training: counts, sizes, unreadable files, duplicates. Runs locally."""
-    from factorized_fl.data.own import inspect
+    from factorized_fl.data.local_images import inspect_images
     from factorized_fl.report.inspection import inspection_line, inspection_table
     from factorized_fl.report.progress import images_told
 
     with images_told(console):
-        inspection = inspect(path)
+        inspection = inspect_images(path)
     console.print(inspection_line(inspection), highlight=False, soft_wrap=True)
     console.print(inspection_table(inspection))
     for complaint in inspection.complaints():

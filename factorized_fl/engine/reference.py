@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from factorized_fl.core.answers import checked_gradient, checked_payload
 from factorized_fl.core.clients import ClientState
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.roles import trainable
 from factorized_fl.core.seeds import derive
 from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Trained
 from factorized_fl.engine import Task
@@ -109,7 +110,7 @@ class ReferenceEngine:
 
     def _trained(self, k: int) -> frozenset[str]:
         """The names of the parameters that training changes: tied ones once, frozen ones not at all."""
-        return frozenset(name for name, p in self._model(k).named_parameters() if p.requires_grad)
+        return frozenset(trainable(self._model(k)))
 
     def _attach(
         self, k: int, tensors: Tensors, losses: list[torch.Tensor], phase: Phase | None = None

@@ -21,7 +21,7 @@ from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import EXTRA, Load, Traffic, count_traffic, measured
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Evaluated, Tensors, Trained
-from factorized_fl.data.own import read_own
+from factorized_fl.data.local_images import read_local_images
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
@@ -37,8 +37,8 @@ from factorized_fl.simulate.run import run, summarise
 
 
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
-    """A site's own images, split by the federation's seed unless they are split already; its labels agree with nothing."""
-    images = read_own(data, name, size=config.image_size, channels=config.channels)
+    """A site's own images, split by the federation's seed unless they are split; labels agree with no other."""
+    images = read_local_images(data, name, size=config.image_size, channels=config.channels)
     scenario = build_scenario(
         [images],
         normalisation("folder", config.channels),
@@ -48,9 +48,7 @@ def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
     )
     (client,) = scenario.clients
     if not len(client.test):
-        raise UserError(
-            f"{data} has no test images: without any, there is no verdict on whether federation helps."
-        )
+        raise UserError(f"{data} has no test images: without any, there is no verdict on whether federation helps.")
     return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
 
 
@@ -283,9 +281,7 @@ class Site:
     def _train_alone(self, rounds: int) -> Record | None:
         """Trains a Stand-Alone model for as many rounds as this site trained; more would be an unfair comparison."""
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
-        same = {
-            "settle": self.config.options["settle"]
-        }  # recalibration is not help of the federation
+        same = {"settle": self.config.options["settle"]}  # recalibration is not help of the federation
         config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
         return run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
 

@@ -10,7 +10,7 @@ from torch import nn
 from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.roles import Role, roles
+from factorized_fl.core.roles import Role, canonical_names, roles, trainable
 from factorized_fl.core.seeds import derive, torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack
@@ -110,7 +110,7 @@ def build_federation(
         role_of,
         shared,
         state=state,
-        trained=[name for name, parameter in model.named_parameters() if parameter.requires_grad],
+        trained=trainable(model),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
@@ -150,14 +150,9 @@ def _scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenari
 
 
 def untied_state(model: nn.Module) -> Tensors:
-    """The model's tensors, each under one name: a tensor that two modules share has the first one's name."""
-    seen: set[int] = set()
-    state: Tensors = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            state[name] = tensor.detach()
-    return state
+    """The model's tensors, each under its canonical name: a tensor that two modules share occurs once."""
+    names = canonical_names(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if names[name] == name}
 
 
 def _fingerprint_images(

@@ -101,13 +101,13 @@ def test_twelve_bit_grey_is_scaled(tmp_path: Path) -> None:
 def test_which_number_is_white_is_not_guessed(pixels: np.generic, tmp_path: Path) -> None:
     """Pillow would cut numbers between 0 and 1 down to black, and whole ones above 255 to white."""
     Image.fromarray(np.full((2, 2), pixels)).save(tmp_path / "deep.tif")
-    assert list(decode_each([tmp_path / "deep.tif"], 2, 1)) == [Unreadable.NO_WHITE]
+    assert list(decode_each([tmp_path / "deep.tif"], 2, 1)) == [Unreadable.UNKNOWN_WHITE]
 
 
 def test_sixteen_bits_with_a_sign_are_not_sixteen_bits(tmp_path: Path) -> None:
     signed = {258: 16, 339: 2}  # bits per sample, and a sign
     Image.fromarray(np.full((2, 2), 7, np.uint16)).save(tmp_path / "signed.tif", tiffinfo=signed)
-    assert list(decode_each([tmp_path / "signed.tif"], 2, 1)) == [Unreadable.NO_WHITE]
+    assert list(decode_each([tmp_path / "signed.tif"], 2, 1)) == [Unreadable.UNKNOWN_WHITE]
 
 
 def test_the_centre_square_is_kept() -> None:

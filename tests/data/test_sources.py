@@ -156,6 +156,29 @@ def test_a_folder_of_domains(tmp_path) -> None:
     assert sketch.channels == 1
 
 
+def test_a_folder_of_domains_that_hold_parquet(tmp_path, write_parquet) -> None:
+    """One domain per sub-folder, also beside domains of class folders, and never class folders."""
+    for number, domain in enumerate(("photo", "sketch")):
+        write_parquet(tmp_path / "data" / domain / "all.parquet", [pixel(number), pixel(99)], [0, 1])
+    photo, sketch = load("folder", tmp_path / "data")
+    assert (photo.name, sketch.name) == ("photo", "sketch")
+    assert photo.images[:, 0, 0, 0].tolist() == [0, 99]
+    assert sketch.images[:, 0, 0, 0].tolist() == [1, 99]
+    assert sketch.classes == ("cat", "dog", "owl")
+    (tmp_path / "data" / "photo").rename(tmp_path / "data" / "painting")
+    save(tmp_path / "data" / "toy" / "cat" / "1.png", 50)
+    save(tmp_path / "data" / "toy" / "dog" / "1.png", 60)
+    assert [found.name for found in load("folder", tmp_path / "data")] == ["painting", "sketch", "toy"]
+
+
+def test_train_and_test_folders_of_parquet_are_one_set(tmp_path, write_parquet) -> None:
+    for number, part in enumerate(("train", "test")):
+        write_parquet(tmp_path / "data" / part / "all.parquet", [pixel(number), pixel(99)], [0, 1])
+    (only,) = load("folder", tmp_path / "data")
+    assert only.split is not None
+    assert (only.name, only.split.tolist()) == ("data", [0, 0, 2, 2])
+
+
 def test_a_folder_with_a_split_of_its_own(tmp_path) -> None:
     """As it is, or as one of several domains: nobody trains on test images."""
     for value, part in enumerate(("train", "validation", "test")):

@@ -133,8 +133,8 @@ def test_two_runs_are_identical(partition: str) -> None:
     runs = [federation("factorized-fl-beta", "auto", **settings) for _ in range(2)]
     short = [k for k, client in enumerate(runs[0].scenario.clients) if len(client.train) < 32]
     assert len(short) == (partition == "dirichlet")
-    for round in (1, 2):
-        records = [run_round(run, round)[0] for run in runs]
+    for round_number in (1, 2):
+        records = [run_round(run, round_number)[0] for run in runs]
         assert records[0] == records[1]
     for name, tensor in runs[0].state.common.items():
         assert torch.equal(tensor, runs[1].state.common[name]), name

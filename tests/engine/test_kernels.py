@@ -175,7 +175,7 @@ def test_augmentation(jitter: bool) -> None:
     ("width", "pixels", "batch", "fits"),
     [(1, 32, 256, True), (4, 32, 256, True), (8, 32, 256, False), (1, 64, 1024, True), (1, 64, 2048, False)],
 )
-def test_what_offsets_of_32_bits_do_not_reach_is_left_to_the_reference_engine(
+def test_models_beyond_offsets_of_32_bits_run_on_the_reference_engine(
     width: float, pixels: int, batch: int, fits: bool
 ) -> None:
     with torch.device("meta"):
@@ -183,3 +183,15 @@ def test_what_offsets_of_32_bits_do_not_reach_is_left_to_the_reference_engine(
         images = torch.empty(1, 3, pixels, pixels)
     reason = supported(model, images, batch)
     assert reason is None if fits else "offsets of 32 bits" in reason
+
+
+@pytest.mark.parametrize("setting", [{"momentum": 0.01}, {"momentum": None}, {"eps": 1e-3}])
+def test_other_batch_normalisation_runs_on_the_reference_engine(setting: dict[str, float | None]) -> None:
+    """The kernels and the recalibration compute with PyTorch's default momentum and eps."""
+    images = torch.empty(1, 3, 32, 32, device="meta")
+    with torch.device("meta"):
+        model = build_model("resnet9", 10)
+    assert supported(model, images, 256) is None
+    for name, value in setting.items():
+        setattr(model.conv7.norm, name, value)
+    assert "another momentum than 0.1 or another eps than 1e-05" in str(supported(model, images, 256))

@@ -18,6 +18,7 @@ from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.engine.resnet9_cuda import engine as cuda
 from factorized_fl.engine.resnet9_cuda.step import Step
 from factorized_fl.engine.resnet9_cuda.weights import LaidOut
+from factorized_fl.methods import Batch
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import run_round
 
@@ -61,14 +62,28 @@ def test_two_rounds_are_the_reference_engines() -> None:
     """Dense: the interpreter takes minutes for the kernels of weights, which have tests of their own."""
     theirs, ours = federation("fedavg"), federation("fedavg")
     ours.engine = cuda.CudaEngine(ours.engine, lanes=2)
-    for round in (1, 2):
-        wanted, found = run_round(theirs, round)[0], run_round(ours, round)[0]
+    for round_number in (1, 2):
+        wanted, found = run_round(theirs, round_number)[0], run_round(ours, round_number)[0]
         for one, other in zip(found, wanted, strict=True):
             assert (one["steps"], one["correct"]) == (other["steps"], other["correct"])
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
             assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
     for name in theirs.momentum.common:
         assert torch.allclose(ours.state.common[name], theirs.state.common[name], rtol=1e-5, atol=1e-7), name
+
+
+def test_a_step_gives_the_gradients_of_some_of_the_parameters() -> None:
+    """As a model with frozen parameters requires; the weights that are not named are those of the lanes."""
+    ours = federation("fedavg")
+    engine = cuda.CudaEngine(ours.engine, lanes=2)
+    step = Step(engine, ours.state, ours.momentum)
+    engine.model.train()
+    step.pixels.copy_(torch.randn(step.pixels.shape, generator=torch.Generator().manual_seed(1)))
+    batch = Batch(step.pixels[0], step.labels[0])
+    some = {name: tensor for name, tensor in step.parameters.items() if name.startswith("head.")}
+    whole, part = step.loss_gradient(step.parameters, batch), step.loss_gradient(some, batch)
+    assert set(part) == {"head.weight", "head.bias"}
+    assert all(torch.equal(gradient, whole[name]) for name, gradient in part.items())
 
 
 def test_models_are_tried_in_batches_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

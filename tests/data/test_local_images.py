@@ -1,4 +1,4 @@
-"""A party's own data: every layout gives the same images, and a first look finds what is wrong."""
+"""Local images: every layout gives the same images, and an inspection finds their problems."""
 
 import re
 import shutil
@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.data.folder import nothing_in, read_folder
+from factorized_fl.data.folder import empty_class, read_folder
 from factorized_fl.data.images import Unreadable, counting
-from factorized_fl.data.own import inspect, parts_of, read_own
+from factorized_fl.data.local_images import inspect_images, parts_of, read_local_images
 from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.data.sources import load
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_class_folders_as_a_research_run_reads_them(folder: Path) -> None:
-    own = read_own(folder, "clinic", size=8, channels=1)
+    own = read_local_images(folder, "clinic", size=8, channels=1)
     assert (own.name, own.classes, own.split) == ("clinic", ("cat", "dog"), None)
     assert torch.equal(own.images, read_folder(folder, size=8, channels=1).images)
     assert own.labels.tolist() == [0, 0, 0, 1, 1]
@@ -47,7 +47,7 @@ def test_a_split_that_is_given_is_kept(tmp_path: Path) -> None:
     picture(tmp_path / "validation" / "a" / "9.png", 9)
     picture(tmp_path / "test" / "b" / "7.png", 7)
     picture(tmp_path / "test" / "a" / "8.png", 8)
-    own = read_own(tmp_path, "lab", size=8, channels=1)
+    own = read_local_images(tmp_path, "lab", size=8, channels=1)
     client = build_scenario([own], ((0.5,), (0.25,)), clients=1).clients[0]
     assert [len(client.train), len(client.validation), len(client.test)] == [6, 2, 2]
     assert own.labels[client.test].tolist() == [0, 1]
@@ -83,8 +83,8 @@ def test_a_test_class_that_nobody_trains_is_refused(tmp_path: Path) -> None:
         for name in names:
             picture(tmp_path / part / name / "0.png", 1)
     with pytest.raises(UserError, match=r"test images .* have classes that no training image has \('c'\)") as refusal:
-        read_own(tmp_path, "lab", size=8, channels=1)
-    assert str(refusal.value) in inspect(tmp_path).complaints()
+        read_local_images(tmp_path, "lab", size=8, channels=1)
+    assert str(refusal.value) in inspect_images(tmp_path).complaints()
 
 
 def test_a_class_that_nobody_tests_is_told(tmp_path: Path) -> None:
@@ -92,9 +92,11 @@ def test_a_class_that_nobody_tests_is_told(tmp_path: Path) -> None:
         for index, name in enumerate(names):
             picture(tmp_path / part / name / "0.png", index + 10 * (part == "test"))
     with pytest.warns(UserWarning, match=r"test images .* lack classes that are trained on \('c'\)") as told:
-        own = read_own(tmp_path, "lab", size=8, channels=1)
+        own = read_local_images(tmp_path, "lab", size=8, channels=1)
     assert own.labels.tolist() == [0, 1, 2, 0, 1]
-    assert [str(one.message) for one in told] == inspect(tmp_path).complaints()[3:]  # after that they have few images
+    assert [str(one.message) for one in told] == inspect_images(tmp_path).complaints()[
+        3:
+    ]  # after that they have few images
 
 
 @pytest.mark.parametrize("names", ["a", ""])
@@ -104,38 +106,38 @@ def test_a_part_of_one_class_is_refused_in_the_same_words(names: str, tmp_path: 
         for name in classes:
             picture(tmp_path / part / name / "0.png", 1)
     with pytest.raises(UserError, match=r"test holds (only the sub-folder 'a'|no sub-folders)") as refusal:
-        read_own(tmp_path, "lab", size=8, channels=1)
-    assert str(refusal.value) in inspect(tmp_path).complaints()
+        read_local_images(tmp_path, "lab", size=8, channels=1)
+    assert str(refusal.value) in inspect_images(tmp_path).complaints()
 
 
 def test_classes_that_parquet_files_name_but_do_not_show(tmp_path: Path, write_parquet, colours) -> None:
     write_parquet(tmp_path / "train.parquet", colours[:2], [0, 1])
     test = write_parquet(tmp_path / "test.parquet", colours[2:4], [1, 0], names=("cat", "dog", "owl", "yak"))
-    assert read_own(tmp_path, "lab", size=4, channels=3).labels.tolist() == [0, 1, 1, 0]
+    assert read_local_images(tmp_path, "lab", size=4, channels=3).labels.tolist() == [0, 1, 1, 0]
     write_parquet(test, colours[2:4], [2, 0])
     with pytest.raises(UserError, match=r"classes that no training image has \('owl'\)") as refusal:
-        read_own(tmp_path, "lab", size=4, channels=3)
-    assert str(refusal.value) in inspect(tmp_path).complaints()
+        read_local_images(tmp_path, "lab", size=4, channels=3)
+    assert str(refusal.value) in inspect_images(tmp_path).complaints()
 
 
 def test_parquet_whole_and_split(tmp_path: Path, write_parquet, colours) -> None:
     file = write_parquet(tmp_path / "all" / "data.parquet", colours[:4], [0, 1, 2, 1])
-    whole = read_own(file, "lab", size=4, channels=3)
+    whole = read_local_images(file, "lab", size=4, channels=3)
     assert (whole.split, whole.labels.tolist()) == (None, [0, 1, 2, 1])
     write_parquet(tmp_path / "split" / "train.parquet", colours[:4], [0, 1, 2, 1])
     write_parquet(tmp_path / "split" / "test.parquet", colours[3:5], [2, 0])
     with pytest.warns(UserWarning, match=r"lack classes that are trained on \('dog'\)"):
-        split = read_own(tmp_path / "split", "lab", size=4, channels=3)
+        split = read_local_images(tmp_path / "split", "lab", size=4, channels=3)
     assert split.split is not None
     assert split.split.tolist() == [0, 0, 0, 0, 2, 2]
-    found = inspect(tmp_path / "split")
+    found = inspect_images(tmp_path / "split")
     assert found.counts["test"] == {"owl": 1, "cat": 1}
     assert found.across == [("train.parquet row 3", "test.parquet row 0")]
     (alone,) = load("folder", file)
     assert len(alone.images) == 4
     write_parquet(tmp_path / "split" / "extra.parquet", colours[:1], [0])
     with pytest.raises(UserError, match=r"extra\.parquet is in no part"):
-        inspect(tmp_path / "split")
+        inspect_images(tmp_path / "split")
 
 
 def test_first_look_counts_sizes_and_finds_what_is_wrong(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_first_look_counts_sizes_and_finds_what_is_wrong(tmp_path: Path) -> None
     picture(tmp_path / "train" / "b" / "wrong.png", 5)  # train/a/5.png under another class
     picture(tmp_path / "train" / "a" / "again.png", 7)
     (tmp_path / "train" / "b" / "torn.png").write_bytes(b"\x89PNG and no more")
-    found = inspect(tmp_path)
+    found = inspect_images(tmp_path)
     assert found.counts == {"train": {"a": 13, "b": 13}, "test": {"a": 13}}
     assert found.sizes == {(8, 8): 27, (16, 8): 12}
     assert (found.total, found.grey, found.unreadable) == (39, 27, [("train", "train/b/torn.png")])
@@ -161,19 +163,19 @@ def test_first_look_at_class_folders_that_hold_nothing(folder: Path, tmp_path: P
     (folder / "bird").mkdir()
     (folder / "fish").mkdir()
     (folder / "fish" / "0.png").write_bytes(b"no picture")
-    said = inspect(folder).complaints()
-    assert [name for name in ("bird", "cat", "fish") if nothing_in(folder / name) in said] == ["bird", "fish"]
+    said = inspect_images(folder).complaints()
+    assert [name for name in ("bird", "cat", "fish") if empty_class(folder / name) in said] == ["bird", "fish"]
     (tmp_path / "bad" / "a").mkdir(parents=True)
     (tmp_path / "bad" / "a" / "0.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match="holds no readable images"):
-        inspect(tmp_path / "bad")
+        inspect_images(tmp_path / "bad")
 
 
 def test_first_look_at_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no readable images"):
-        inspect(tmp_path)
+        inspect_images(tmp_path)
     with pytest.raises(UserError, match="no folder or parquet"):
-        inspect(tmp_path / "nowhere")
+        inspect_images(tmp_path / "nowhere")
 
 
 def test_pictures_of_12_bits_in_16_are_told_before_they_are_trained_on(tmp_path: Path) -> None:
@@ -181,22 +183,22 @@ def test_pictures_of_12_bits_in_16_are_told_before_they_are_trained_on(tmp_path:
         (tmp_path / name).mkdir()
         pixels = np.full((8, 8), 4095 - index, dtype=np.uint16)
         Image.fromarray(pixels).save(tmp_path / name / "1.png")
-    dark = r"nearly black: no value is above 15 of 255\. Scale 16-bit pictures"
+    dark = r"nearly black: no value is above 15 of 255\. Scale 16-bit images"
     with pytest.warns(UserWarning, match=dark):
-        read_own(tmp_path, "clinic", size=8, channels=1)
-    assert any(re.search(dark, line) for line in inspect(tmp_path).complaints())
+        read_local_images(tmp_path, "clinic", size=8, channels=1)
+    assert any(re.search(dark, line) for line in inspect_images(tmp_path).complaints())
 
 
 def test_pictures_that_do_not_say_what_is_white_are_found_by_a_first_look(folder: Path) -> None:
     (folder / "deep").mkdir()
     Image.new("I", (8, 8), 70_000).save(folder / "deep" / "0.tif")
     Image.new("F", (8, 8), 0.5).save(folder / "deep" / "1.tif")
-    said = [line for line in inspect(folder).complaints() if "deep/0.tif" in line]
-    assert said == [f"pets/deep/0.tif {Unreadable.NO_WHITE}, and 1 more like it."]
+    said = [line for line in inspect_images(folder).complaints() if "deep/0.tif" in line]
+    assert said == [f"pets/deep/0.tif {Unreadable.UNKNOWN_WHITE}, and 1 more like it."]
     for name in ("cat", "dog"):
         shutil.rmtree(folder / name)
-    with pytest.raises(UserError, match=re.escape(Unreadable.NO_WHITE)):
-        inspect(folder)
+    with pytest.raises(UserError, match=re.escape(Unreadable.UNKNOWN_WHITE)):
+        inspect_images(folder)
 
 
 def test_first_look_finds_more_unreadable_pictures_than_a_run_leaves_out(tmp_path: Path) -> None:
@@ -205,19 +207,19 @@ def test_first_look_finds_more_unreadable_pictures_than_a_run_leaves_out(tmp_pat
         for index in range(count):
             picture(tmp_path / part / "ab"[index % 2] / f"{index}.png", index + 100 * (part == "test"))
     (tmp_path / "test" / "a" / "bad0.png").write_bytes(b"broken")
-    assert not any("unreadable" in line for line in inspect(tmp_path).complaints())
+    assert not any("unreadable" in line for line in inspect_images(tmp_path).complaints())
     (tmp_path / "test" / "a" / "bad1.png").write_bytes(b"broken")
-    (said,) = [line for line in inspect(tmp_path).complaints() if "unreadable" in line]
+    (said,) = [line for line in inspect_images(tmp_path).complaints() if "unreadable" in line]
     with pytest.raises(UserError, match=r"2 of 12 images in .*test are unreadable") as refusal:
-        read_own(tmp_path, "lab", size=8, channels=1)
+        read_local_images(tmp_path, "lab", size=8, channels=1)
     assert said.replace("test/a/", "a/") == str(refusal.value)
 
 
 def test_first_look_finds_the_one_unreadable_row_that_stops_a_run(tmp_path: Path, write_parquet, colours) -> None:
     file = write_parquet(tmp_path / "data.parquet", [*colours, *colours, b"no image"], [0, 1] * 6 + [0])
     with pytest.raises(UserError, match=f"Row 12 of .* {Unreadable.DAMAGED}"):
-        read_own(file, "lab", size=4, channels=3)
-    assert f"data.parquet row 12 {Unreadable.DAMAGED}." in inspect(file).complaints()
+        read_local_images(file, "lab", size=4, channels=3)
+    assert f"data.parquet row 12 {Unreadable.DAMAGED}." in inspect_images(file).complaints()
 
 
 def test_a_look_tells_how_far_it_is_and_knows_a_folder_of_domains(tmp_path: Path) -> None:
@@ -227,19 +229,39 @@ def test_a_look_tells_how_far_it_is_and_knows_a_folder_of_domains(tmp_path: Path
             Image.new("L", (4, 4), 10 * number + 50).save(tmp_path / "one" / label / f"{number}.png")
     told: list[int] = []
     with counting(told.append):
-        assert inspect(tmp_path / "one").total == 40
+        assert inspect_images(tmp_path / "one").total == 40
     assert told == list(range(1, 41))
-    with pytest.raises(UserError, match=r"holds folders of class folders, .* inspect each by itself"):
-        inspect(tmp_path)
+    with pytest.raises(UserError, match=r"holds one folder of images per domain, .* inspect each of them separately"):
+        inspect_images(tmp_path)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_an_inspection_knows_a_folder_of_domains_that_hold_parquet(
+    split: bool, tmp_path: Path, write_parquet, colours
+) -> None:
+    names = ("train", "test") if split else ("photo", "sketch")
+    for index, name in enumerate(names):
+        write_parquet(tmp_path / name / "part.parquet", colours[3 * index : 3 * index + 3], [0, 1, 2])
+    if split:
+        assert [part.split for part in parts_of(tmp_path)] == ["train", "test"]
+        found = inspect_images(tmp_path)
+        assert found.counts == {name: {"cat": 1, "dog": 1, "owl": 1} for name in names}
+        own = read_local_images(tmp_path, "lab", size=4, channels=3)
+        assert own.split is not None
+        assert own.split.tolist() == [0, 0, 0, 2, 2, 2]
+    else:
+        with pytest.raises(UserError, match=r"holds one folder of images per domain, .* inspect each of them"):
+            inspect_images(tmp_path)
+        assert inspect_images(tmp_path / "photo").total == 3
 
 
 def test_pictures_of_kinds_that_are_not_read_are_told_by_a_run_and_a_first_look(folder: Path) -> None:
     for name in ("cat/scan.DCM", "cat/IM0001", "dog/phone.heic", "dog/notes.txt", "dog/.hidden"):
         (folder / name).write_bytes(b"not for us")
-    told = f"3 files in {folder} are left out (without an ending, .dcm, .heic): save pictures as PNG, JPEG or TIFF."
+    told = f"3 files in {folder} are left out (no file extension, .dcm, .heic): save images as PNG, JPEG or TIFF."
     with pytest.warns(UserWarning, match=re.escape(told)):
-        read_own(folder, "clinic", size=8, channels=1)
-    assert told in inspect(folder).complaints()
+        read_local_images(folder, "clinic", size=8, channels=1)
+    assert told in inspect_images(folder).complaints()
 
 
 @pytest.mark.parametrize("parts", [("",), ("train", "test")])
@@ -249,5 +271,5 @@ def test_a_folder_of_nothing_but_other_kinds_says_so(parts: tuple[str, ...], tmp
             (tmp_path / part / place).mkdir(parents=True)
             (tmp_path / part / place / "1.dcm").write_bytes(b"DICM")
     with pytest.raises(UserError, match=re.escape("2 files in")) as error:
-        inspect(tmp_path)
-    assert "(.dcm): save pictures as PNG, JPEG or TIFF" in str(error.value)
+        inspect_images(tmp_path)
+    assert "(.dcm): save images as PNG, JPEG or TIFF" in str(error.value)
