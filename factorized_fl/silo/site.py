@@ -28,9 +28,9 @@ from factorized_fl.export.export import Exported, export_client
 from factorized_fl.methods import Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.checks import FINGERPRINT, check_growth, read_tensors
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.plan import NOISE_SEED, Kit
 from factorized_fl.silo.updates import load_of
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
