@@ -30,7 +30,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from factorized_fl.config import Config, read_config
-from factorized_fl.core.errors import Damaged, UserError, is_lack_of_memory
+from factorized_fl.core.errors import Busy, Damaged, UserError, is_lack_of_memory
 from factorized_fl.core.files import PART, plain_errors, write_atomically
 from factorized_fl.core.mixing import dense, weights_from
 from factorized_fl.core.views import Mixing
@@ -66,9 +66,7 @@ class RunDirectory:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise UserError(
-                f"Another process is at work in '{self.path}': wait for it, or choose another --out."
-            ) from None
+            raise Busy(f"Another process is at work in '{self.path}': wait for it, or choose another --out.") from None
         try:
             yield
         finally:

@@ -21,10 +21,10 @@ from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo import control
+from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.mailbox import HOLD, Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
-from factorized_fl.silo.plan import Kit
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.updates import Update, read_result, read_update
 from factorized_fl.simulate.rounds import make_record

@@ -27,9 +27,9 @@ from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.plan import NOISE_SEED, Kit
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import make_record
