@@ -11,7 +11,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.roles import Role, canonical_names, roles, trainable
-from factorized_fl.core.seeds import derive, torch_rng
+from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack
 from factorized_fl.core.views import Tensors
@@ -173,8 +173,7 @@ def _fingerprint_images(
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
     """The configured network with the method's parametrisation: the start of every client with so many classes."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "model"))
+    with global_rng(config.seed, "model"):
         model = build_model(
             config.model,
             classes,

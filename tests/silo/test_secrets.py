@@ -57,7 +57,7 @@ def test_no_count_depends_on_the_number_of_classes(method: str, data: Path, tmp_
     assert {len(site.site.federation.scenario.clients[0].classes) for site in sites} == {2, 3, 5}
     own = {"client", "domain"}
     if any(
-        parties.coordinator.memory.roles[name].kind == "mu" for name in parties.coordinator.memory.stack
+        parties.coordinator.memory.roles[name].kind == "mu" for name in parties.coordinator.memory.server.stack
     ):  # what survives of mu depends on training
         own |= {"up_parameters", "up_bytes", "up_roles", "up_formula", "down_formula"}
     kept = RunDirectory(kits[COORDINATOR].run).metrics()
