@@ -11,6 +11,10 @@ class UserError(Exception):
     """
 
 
+class Busy(UserError):
+    """Another process holds the lock on a folder."""
+
+
 class Damaged(UserError):
     """A file that is not what was written."""
 

@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress, tables, the page, figures."""
+"""What a run shows on a terminal and on its page: progress, tables, charts, figures."""

@@ -1,0 +1,201 @@
+"""What the files of a run directory hold: their names, their records, and the cleaning of records for display.
+
+config.toml            the complete configuration
+environment.json       versions, machine, commit
+clients.json           the participants: classes, numbers of images, marks of the split and of the images
+metrics.jsonl          one line per round and client, append-only
+timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, because metrics of equal runs are equal)
+mixing/round-N.safetensors   mixing and similarity matrices of round N
+traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
+checkpoint.safetensors       everything needed to continue
+analysis.json          confusion matrices and sizes of factors, written at the end
+summary.json           written when the run is complete
+report.html            the page, which reads all of the above
+.lock                  exists while a process works in the directory
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+CONFIG, ENVIRONMENT, CLIENTS = "config.toml", "environment.json", "clients.json"
+METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+ANALYSIS, SUMMARY = "analysis.json", "summary.json"
+CHECKPOINT, PREVIOUS, LOCK = "checkpoint.safetensors", "previous.safetensors", ".lock"
+MIXING, TRACES = "mixing", "traces"
+
+# The kit of a party of a federation between organisations holds run directories of its own.
+FEDERATION = "federation.toml"  # the file that marks a kit
+RUN, ALONE = "run", "alone"  # the folders of the federation's run and of the Stand-Alone run
+COORDINATOR = "coordinator"  # the name of the party without data
+
+# Limits on what a damaged line can make a reader allocate.
+MOST_CLIENTS, MOST_ROUNDS = 100_000, 1_000_000
+
+Record = dict[str, Any]  # one JSON object as it is in a file
+
+
+class ClientEntry(TypedDict):
+    """A client of clients.json, cleaned."""
+
+    name: str
+    domain: str
+    classes: list[str]
+    test: int | None  # number of test images
+    images: str  # changes with the client's images and labels; empty in older runs
+
+
+class Result(TypedDict):
+    """The test of one client after one round; all None if the client was not tested."""
+
+    accuracy: float | None
+    correct: int | None
+    total: int | None
+    loss: NotRequired[float | None]  # None if it is not finite; absent in older summaries
+
+
+class MetricsLine(Result):
+    """A line of metrics.jsonl, cleaned."""
+
+    round: int
+    client: int
+    domain: str
+    steps: int
+    up_bytes: int
+    down_bytes: int
+    up_formula: int  # what the paper's cost formula counts, in numbers
+    down_formula: int
+    up_roles: dict[str, int]  # bytes by role
+    down_roles: dict[str, int]
+
+
+class Tested(TypedDict):
+    """The last test of one client."""
+
+    client: int
+    domain: str
+    round: int
+    accuracy: float
+    correct: int
+    total: int
+    diverged: bool
+
+
+class Summary(TypedDict):
+    """The content of summary.json, cleaned."""
+
+    method: str | None
+    clients: list[Tested]
+    up_bytes: float | None
+    down_bytes: float | None
+    formula_a_bytes: float | None
+    formula_b_bytes: float | None
+
+
+def is_client_list(found: Any) -> bool:
+    """Return whether this can be the content of clients.json."""
+    return isinstance(found, list) and all(isinstance(client, dict) and "name" in client for client in found)
+
+
+def is_summary(found: Any) -> bool:
+    """Return whether this can be the content of summary.json."""
+    return isinstance(found, dict) and isinstance(found.get("clients"), list)
+
+
+def diverged(record: Mapping[str, Any]) -> bool:
+    """Return whether a test of metrics.jsonl or summary.json has no finite loss; False where no loss is recorded."""
+    return record["accuracy"] is not None and record.get("loss", 0.0) is None
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as a float, anything else as None."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def whole(value: Any) -> int | None:
+    """Return an integer, anything else as None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def words(value: Any) -> list[str]:
+    """Return the entries of a list as strings; an empty list for anything else."""
+    return [str(word) for word in value] if isinstance(value, list) else []
+
+
+def clean_client(client: Mapping[str, Any], index: int) -> ClientEntry:
+    """Return an entry of clients.json with every field present and of the right type."""
+    return {
+        "name": str(client.get("name") or f"client {index + 1}"),
+        "domain": str(client.get("domain", "")),
+        "classes": words(client.get("classes")),
+        "test": whole(client.get("test")),
+        "images": str(client.get("images", "")),
+    }
+
+
+def clean_metrics(line: Mapping[str, Any], clients: int = MOST_CLIENTS) -> MetricsLine | None:
+    """Return a line of metrics.jsonl with every field present; None without a valid round and client."""
+    round_number, client = whole(line.get("round")), whole(line.get("client"))
+    if round_number is None or client is None or not (1 <= round_number <= MOST_ROUNDS and 0 <= client < clients):
+        return None
+    return {
+        "round": round_number,
+        "client": client,
+        "domain": str(line.get("domain", "")),
+        "steps": whole(line.get("steps")) or 0,
+        "up_bytes": whole(line.get("up_bytes")) or 0,
+        "down_bytes": whole(line.get("down_bytes")) or 0,
+        "up_formula": whole(line.get("up_formula")) or 0,
+        "down_formula": whole(line.get("down_formula")) or 0,
+        "up_roles": _clean_counts(line.get("up_roles")),
+        "down_roles": _clean_counts(line.get("down_roles")),
+        **_clean_result(line),
+    }
+
+
+def _clean_counts(given: Any) -> dict[str, int]:
+    return {str(k): v for k, v in given.items() if whole(v) is not None} if isinstance(given, dict) else {}
+
+
+def _clean_result(line: Mapping[str, Any]) -> Result:
+    correct, total, accuracy = whole(line.get("correct")), whole(line.get("total")), number(line.get("accuracy"))
+    if correct is None or not total or accuracy is None or not 0 <= correct <= total:
+        return {"accuracy": None, "correct": None, "total": None}
+    result: Result = {"accuracy": accuracy, "correct": correct, "total": total}
+    if "loss" in line:
+        result["loss"] = line["loss"]
+    return result
+
+
+def clean_summary(summary: Mapping[str, Any]) -> Summary:
+    """Return the content of summary.json with every field present; clients without a valid result are left out."""
+    given = summary.get("clients")
+    lines = [line for line in given if isinstance(line, dict)] if isinstance(given, list) else []
+    found = (tested(record) for line in lines if (record := clean_metrics({"round": 1, **line})))
+    method = summary.get("method")
+    return {
+        "method": None if method is None else str(method),
+        "clients": [client for client in found if client is not None],
+        "up_bytes": number(summary.get("up_bytes")),
+        "down_bytes": number(summary.get("down_bytes")),
+        "formula_a_bytes": number(summary.get("formula_a_bytes")),
+        "formula_b_bytes": number(summary.get("formula_b_bytes")),
+    }
+
+
+def tested(record: MetricsLine) -> Tested | None:
+    """Return the test in a line of metrics.jsonl; None if the client was not tested."""
+    accuracy, correct, total = record["accuracy"], record["correct"], record["total"]
+    if accuracy is None or correct is None or total is None:
+        return None
+    return {
+        "client": record["client"],
+        "domain": record["domain"],
+        "round": record["round"],
+        "accuracy": accuracy,
+        "correct": correct,
+        "total": total,
+        "diverged": diverged(record),
+    }
