@@ -10,7 +10,7 @@ from typing import Any, Literal
 from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.results.reading import RunFiles, find_runs, is_run, method_title, read_run
-from factorized_fl.results.schema import ALONE, SUMMARY, Tested
+from factorized_fl.results.schema import ALONE, SUMMARY, FinalResult
 from factorized_fl.results.statistic import Difference, client_difference
 
 BASELINE = "stand-alone"  # the method that federations are judged against
@@ -58,9 +58,9 @@ class Verdict:
         return Difference(self.difference, self.error).verdict
 
 
-def client_verdicts(runs: Sequence[Sequence[Tested]], baselines: Sequence[Sequence[Tested]]) -> list[Verdict]:
+def client_verdicts(runs: Sequence[Sequence[FinalResult]], baselines: Sequence[Sequence[FinalResult]]) -> list[Verdict]:
     """Return a verdict for every client tested in both, from the final results of runs and of baselines by seed."""
-    pairs: dict[int, list[tuple[Tested, Tested]]] = {}
+    pairs: dict[int, list[tuple[FinalResult, FinalResult]]] = {}
     for run, baseline in zip(runs, baselines, strict=True):
         alone = {result["client"]: result for result in baseline}
         for result in run:
@@ -69,7 +69,7 @@ def client_verdicts(runs: Sequence[Sequence[Tested]], baselines: Sequence[Sequen
     return [_verdict(client, found) for client, found in sorted(pairs.items())]
 
 
-def _verdict(client: int, pairs: Sequence[tuple[Tested, Tested]]) -> Verdict:
+def _verdict(client: int, pairs: Sequence[tuple[FinalResult, FinalResult]]) -> Verdict:
     ours, alone = ([(pair[side]["correct"], pair[side]["total"]) for pair in pairs] for side in (0, 1))
     return Verdict(
         client=client,

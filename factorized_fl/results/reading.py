@@ -19,7 +19,7 @@ from factorized_fl.config import read_table
 from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.results import schema
-from factorized_fl.results.schema import ClientEntry, MetricsLine, Record, Summary, Tested
+from factorized_fl.results.schema import ClientEntry, FinalResult, MetricsLine, Record, Summary
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -184,9 +184,9 @@ class RunFiles:
         return self.summary is not None
 
     @property
-    def final(self) -> list[Tested]:
+    def final(self) -> list[FinalResult]:
         """Return every tested client's last result; that of the summary where the metrics end too early."""
-        last = {found["client"]: found for record in self.metrics if (found := schema.tested(record))}
+        last = {found["client"]: found for record in self.metrics if (found := schema.final_result(record))}
         for found in self.summary["clients"] if self.summary else []:
             if found["client"] not in last or last[found["client"]]["round"] < found["round"]:
                 last[found["client"]] = found

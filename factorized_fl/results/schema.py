@@ -69,7 +69,7 @@ class MetricsLine(Result):
     down_roles: dict[str, int]
 
 
-class Tested(TypedDict):
+class FinalResult(TypedDict):
     """The last test of one client."""
 
     client: int
@@ -85,7 +85,7 @@ class Summary(TypedDict):
     """The content of summary.json, cleaned."""
 
     method: str | None
-    clients: list[Tested]
+    clients: list[FinalResult]
     up_bytes: float | None
     down_bytes: float | None
     formula_a_bytes: float | None
@@ -173,7 +173,7 @@ def clean_summary(summary: Mapping[str, Any]) -> Summary:
     """Return the content of summary.json with every field present; clients without a valid result are left out."""
     given = summary.get("clients")
     lines = [line for line in given if isinstance(line, dict)] if isinstance(given, list) else []
-    found = (tested(record) for line in lines if (record := clean_metrics({"round": 1, **line})))
+    found = (final_result(record) for line in lines if (record := clean_metrics({"round": 1, **line})))
     method = summary.get("method")
     return {
         "method": None if method is None else str(method),
@@ -185,7 +185,7 @@ def clean_summary(summary: Mapping[str, Any]) -> Summary:
     }
 
 
-def tested(record: MetricsLine) -> Tested | None:
+def final_result(record: MetricsLine) -> FinalResult | None:
     """Return the test in a line of metrics.jsonl; None if the client was not tested."""
     accuracy, correct, total = record["accuracy"], record["correct"], record["total"]
     if accuracy is None or correct is None or total is None:
