@@ -216,7 +216,7 @@ def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
     with plain_errors(path.parent):
         path.unlink(missing_ok=True)
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
-        warnings.warn('No ONNX file was written: for one, pip install "factorized-fl[onnx]".', stacklevel=3)
+        warnings.warn('No ONNX file was made: pip install "factorized-fl[onnx]" for that.', stacklevel=3)
         return False
     example = torch.zeros(2, channels, size, size, dtype=torch.uint8)
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]

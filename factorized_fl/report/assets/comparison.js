@@ -177,7 +177,7 @@ function paretoCard(variants) {
   return card(
     "Accuracy against cost",
     soft(
-      "Up and left is better. The dashed line joins the methods that no other method beats in both. Bars: spread over seeds.",
+      "Up and left is better. The dashed line joins the methods that no other beats in both. Bars: spread over seeds.",
     ),
     el(
       "div",
