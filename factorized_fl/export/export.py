@@ -27,7 +27,7 @@ from factorized_fl.results.comparison import (
 )
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
-from factorized_fl.results.schema import FinalResult, clean_summary
+from factorized_fl.results.schema import clean_summary
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, initial_model
 
 _BATCH = 500
@@ -199,16 +199,9 @@ def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
 def _verdict(k: int, domain: str, correct: int, total: int, baseline: Record | None) -> Verdict | None:
     if baseline is None:
         return None
-    ours: FinalResult = {
-        "client": k,
-        "domain": domain,
-        "round": 0,
-        "accuracy": correct / total,
-        "correct": correct,
-        "total": total,
-        "diverged": False,
-    }
-    return next(iter(client_verdicts([[ours]], [clean_summary(baseline)["clients"]])), None)
+    line = {"client": k, "domain": domain, "accuracy": correct / total, "correct": correct, "total": total}
+    ours, alone = (clean_summary(summary)["clients"] for summary in ({"clients": [line]}, baseline))
+    return next(iter(client_verdicts([ours], [alone])), None)
 
 
 def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:

@@ -17,20 +17,8 @@ BASELINE = "stand-alone"  # the method that federations are judged against
 
 # The settings that assign images and labels to clients; runs that differ in any of them cannot be compared.
 _DATA = (
-    "dataset",
-    "image_size",
-    "channels",
-    "partition",
-    "alpha",
-    "permuted",
-    "permutation_seed",
-    "partition_seed",
-    "clients",
-    "clients_per_domain",
-    "images_per_client",
-    "scrambled",
-    "train_share",
-    "score",
+    *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "partition_seed"),
+    *("clients", "clients_per_domain", "images_per_client", "scrambled", "train_share", "score"),
 )
 
 
@@ -121,8 +109,8 @@ def differing_settings(one: RunFiles, other: RunFiles) -> list[str]:
 
 def difference_lines(run: RunFiles, base: RunFiles) -> list[str]:
     """Return the differing training settings in words, the base's value first."""
-    found = differing_settings(run, base)
-    return [f"{name} {base.config.get(name)!r} instead of {run.config.get(name)!r}" for name in found]
+    names = differing_settings(run, base)
+    return [f"{name} {base.config.get(name)!r} instead of {run.config.get(name)!r}" for name in names]
 
 
 # -- the baseline

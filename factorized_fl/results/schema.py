@@ -15,8 +15,9 @@ report.html            the page, which reads all of the above
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NotRequired, TypedDict, cast, get_type_hints
 
 CONFIG, ENVIRONMENT, CLIENTS = "config.toml", "environment.json", "clients.json"
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
@@ -81,15 +82,20 @@ class FinalResult(TypedDict):
     diverged: bool
 
 
-class Summary(TypedDict):
-    """The content of summary.json, cleaned."""
+class Totals(TypedDict):
+    """The method and the traffic in summary.json, cleaned."""
 
-    method: str | None
-    clients: list[FinalResult]
+    method: str
     up_bytes: float | None
     down_bytes: float | None
     formula_a_bytes: float | None
     formula_b_bytes: float | None
+
+
+class Summary(Totals):
+    """The content of summary.json, cleaned."""
+
+    clients: list[FinalResult]
 
 
 def is_client_list(found: Any) -> bool:
@@ -124,78 +130,64 @@ def words(value: Any) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
+def _counts(value: Any) -> dict[str, int]:
+    return {str(k): v for k, v in value.items() if whole(v) is not None} if isinstance(value, dict) else {}
+
+
+_CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the valid value, or what stands for its absence
+    str: lambda value: "" if value is None else str(value),
+    int: lambda value: whole(value) or 0,
+    int | None: whole,
+    float | None: number,
+    list[str]: words,
+    dict[str, int]: _counts,
+}
+
+
+@cache
+def _cleaners(fields: type) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return the names and cleaning functions of the fields that a TypedDict requires."""
+    required: frozenset[str] = vars(fields)["__required_keys__"]
+    return [(name, _CLEANED[hint]) for name, hint in get_type_hints(fields).items() if name in required]
+
+
+def _clean(record: Mapping[str, Any], fields: type) -> dict[str, Any]:
+    """Return the fields that a TypedDict requires, each with a valid value."""
+    return {name: cleaned(record.get(name)) for name, cleaned in _cleaners(fields)}
+
+
 def clean_client(client: Mapping[str, Any], index: int) -> ClientEntry:
     """Return an entry of clients.json with every field present and of the right type."""
-    return {
-        "name": str(client.get("name") or f"client {index + 1}"),
-        "domain": str(client.get("domain", "")),
-        "classes": words(client.get("classes")),
-        "test": whole(client.get("test")),
-        "images": str(client.get("images", "")),
-    }
+    name = str(client.get("name") or f"client {index + 1}")
+    return cast(ClientEntry, _clean(client, ClientEntry) | {"name": name})
 
 
 def clean_metrics(line: Mapping[str, Any], clients: int = MOST_CLIENTS) -> MetricsLine | None:
     """Return a line of metrics.jsonl with every field present; None without a valid round and client."""
-    round_number, client = whole(line.get("round")), whole(line.get("client"))
-    if round_number is None or client is None or not (1 <= round_number <= MOST_ROUNDS and 0 <= client < clients):
+    found = _clean(line, MetricsLine)
+    if whole(line.get("client")) is None or not (1 <= found["round"] <= MOST_ROUNDS and 0 <= found["client"] < clients):
         return None
-    return {
-        "round": round_number,
-        "client": client,
-        "domain": str(line.get("domain", "")),
-        "steps": whole(line.get("steps")) or 0,
-        "up_bytes": whole(line.get("up_bytes")) or 0,
-        "down_bytes": whole(line.get("down_bytes")) or 0,
-        "up_formula": whole(line.get("up_formula")) or 0,
-        "down_formula": whole(line.get("down_formula")) or 0,
-        "up_roles": _clean_counts(line.get("up_roles")),
-        "down_roles": _clean_counts(line.get("down_roles")),
-        **_clean_result(line),
-    }
-
-
-def _clean_counts(given: Any) -> dict[str, int]:
-    return {str(k): v for k, v in given.items() if whole(v) is not None} if isinstance(given, dict) else {}
-
-
-def _clean_result(line: Mapping[str, Any]) -> Result:
-    correct, total, accuracy = whole(line.get("correct")), whole(line.get("total")), number(line.get("accuracy"))
-    if correct is None or not total or accuracy is None or not 0 <= correct <= total:
-        return {"accuracy": None, "correct": None, "total": None}
-    result: Result = {"accuracy": accuracy, "correct": correct, "total": total}
-    if "loss" in line:
-        result["loss"] = line["loss"]
-    return result
+    correct, total = found["correct"], found["total"]
+    if correct is None or not total or found["accuracy"] is None or not 0 <= correct <= total:
+        found |= {"accuracy": None, "correct": None, "total": None}
+    elif "loss" in line:
+        found["loss"] = line["loss"]
+    return cast(MetricsLine, found)
 
 
 def clean_summary(summary: Mapping[str, Any]) -> Summary:
     """Return the content of summary.json with every field present; clients without a valid result are left out."""
     given = summary.get("clients")
     lines = [line for line in given if isinstance(line, dict)] if isinstance(given, list) else []
-    found = (final_result(record) for line in lines if (record := clean_metrics({"round": 1, **line})))
-    method = summary.get("method")
-    return {
-        "method": None if method is None else str(method),
-        "clients": [client for client in found if client is not None],
-        "up_bytes": number(summary.get("up_bytes")),
-        "down_bytes": number(summary.get("down_bytes")),
-        "formula_a_bytes": number(summary.get("formula_a_bytes")),
-        "formula_b_bytes": number(summary.get("formula_b_bytes")),
-    }
+    cleaned = (clean_metrics({"round": 1, **line}) for line in lines)
+    results = [result for line in cleaned if line and (result := final_result(line))]
+    return cast(Summary, _clean(summary, Totals) | {"clients": results})
 
 
 def final_result(record: MetricsLine) -> FinalResult | None:
     """Return the test in a line of metrics.jsonl; None if the client was not tested."""
-    accuracy, correct, total = record["accuracy"], record["correct"], record["total"]
-    if accuracy is None or correct is None or total is None:
+    if record["accuracy"] is None:
         return None
-    return {
-        "client": record["client"],
-        "domain": record["domain"],
-        "round": record["round"],
-        "accuracy": accuracy,
-        "correct": correct,
-        "total": total,
-        "diverged": diverged(record),
-    }
+    names = ("client", "domain", "round", "accuracy", "correct", "total")
+    kept = {name: value for name, value in record.items() if name in names}
+    return cast(FinalResult, kept | {"diverged": diverged(record)})
