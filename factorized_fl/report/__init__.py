@@ -1,1 +1,1 @@
-"""What a run shows on a terminal and on its page: progress, tables, charts, figures."""
+"""Runs on a terminal and on a page: progress, tables, charts, figures."""

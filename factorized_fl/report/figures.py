@@ -11,7 +11,7 @@ import numpy as np
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors
 from factorized_fl.report.collect import Document, collect
-from factorized_fl.results.reading import Array
+from factorized_fl.results.reading import Matrix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ def _figures(document: Document) -> Iterator[tuple[str, tuple[float, float], Cal
             yield f"{name}-similarity", (5, 3.2), partial(_similarity, run=run)
 
 
-def accuracies(run: Document) -> Array:
+def accuracies(run: Document) -> Matrix:
     """Return percent by client and round, carried forward from the last test."""
     raw = np.frombuffer(base64.b64decode(run["curves"]["accuracy"]), dtype="<u2")
     table = np.where(raw == 65_535, np.nan, raw / 100).reshape(len(run["clients"]), -1)
@@ -85,7 +85,7 @@ def accuracies(run: Document) -> Array:
     return table
 
 
-def _mean_curve(table: Array) -> Array:
+def _mean_curve(table: Matrix) -> Matrix:
     known = (~np.isnan(table)).sum(0)
     return np.nansum(table, 0) / np.where(known, known, np.nan)
 

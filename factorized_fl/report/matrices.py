@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factorized_fl.results.reading import Array, RunFiles
+from factorized_fl.results.reading import Matrix, RunFiles
 from factorized_fl.results.schema import MIXING, TRACES, Record
 
 _NAMES = {"matrix": "mixing", "similarity": "matching", "cosine.u": "u", "cosine.v": "v"}
@@ -19,9 +19,9 @@ def collect_matrices(run: RunFiles, budget: int) -> Record:
     stride = max(1, -(-cells // max(budget, 1)))
     took_part = {(r["round"], r["client"]) for r in run.metrics if r["steps"] or r["down_bytes"]}
     same = np.array([[a["domain"] == b["domain"] for b in run.clients] for a in run.clients], dtype=bool)
-    kept: dict[str, list[tuple[int, Array]]] = {}
+    kept: dict[str, list[tuple[int, Matrix]]] = {}
     means: dict[str, list[tuple[int, float | None, float | None]]] = {}
-    mu: list[tuple[int, Array]] = []
+    mu: list[tuple[int, Matrix]] = []
     matched, mixed = np.zeros((count, count)), np.zeros(count)
     for folder, numbers in rounds.items():
         for at, round_number in enumerate(numbers):
@@ -52,12 +52,12 @@ def collect_matrices(run: RunFiles, budget: int) -> Record:
     }
 
 
-def _mean(values: Array) -> float | None:
+def _mean(values: Matrix) -> float | None:
     values = values[np.isfinite(values)]
     return round(float(values.mean()), 5) if len(values) else None
 
 
-def _quantised(entries: Sequence[tuple[int, Array]], low: float | None = None, high: float | None = None) -> Record:
+def _quantised(entries: Sequence[tuple[int, Matrix]], low: float | None = None, high: float | None = None) -> Record:
     """Return matrices as bytes: 0 to 254 between low and high, 255 for missing values."""
     finite = [matrix[np.isfinite(matrix)] for _, matrix in entries]
     values = np.concatenate(finite) if finite else np.zeros(0)
@@ -71,7 +71,7 @@ def _quantised(entries: Sequence[tuple[int, Array]], low: float | None = None, h
     return {"rounds": [round_number for round_number, _ in entries], "low": low, "high": high, "data": data}
 
 
-def _frequency(matched: Array, mixed: Array) -> Record | None:
+def _frequency(matched: Matrix, mixed: Matrix) -> Record | None:
     """Return the share of each client's rounds in which it gave weight to each other client."""
     if not mixed.any():
         return None
@@ -80,7 +80,7 @@ def _frequency(matched: Array, mixed: Array) -> Record | None:
     return _quantised([(0, shares)], low=0.0, high=1.0)
 
 
-def _sparsity(run: RunFiles, mu: Sequence[tuple[int, Array]]) -> Record | None:
+def _sparsity(run: RunFiles, mu: Sequence[tuple[int, Matrix]]) -> Record | None:
     """Return the share of nonzero mu in each layer by round, averaged over clients."""
     mu = [(round_number, row) for round_number, row in mu if len(row) == len(mu[0][1])]
     if not mu:
@@ -90,6 +90,6 @@ def _sparsity(run: RunFiles, mu: Sequence[tuple[int, Array]]) -> Record | None:
     return {"layers": layers, "rounds": [round_number for round_number, _ in mu], "kept": shares}
 
 
-def to_base64(array: Array) -> str:
+def to_base64(array: Matrix) -> str:
     """Return the array's bytes as base64 text."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Tables and lines for a terminal: what a run starts with, what it achieved, how methods compare."""
+"""Tables and lines for a terminal: the clients and the model of a run, its results, comparisons of methods."""
 
 from collections.abc import Mapping, Sequence
 

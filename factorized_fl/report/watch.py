@@ -135,16 +135,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name in the base class)
         """Print nothing: the terminal belongs to the run."""
 
 
-def serve(path: Path, port: int = 0) -> PageServer:
+def page_server(path: Path, port: int = 0) -> PageServer:
     """Return a server for an existing folder, ready for `serve_forever`."""
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
         raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
     return PageServer(path, port)
+
+
+serve = page_server  # for callers that have not been changed yet
 
 
 @contextmanager

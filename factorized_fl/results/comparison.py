@@ -100,7 +100,7 @@ def different_images(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping
 def differing_settings(one: RunFiles, other: RunFiles) -> list[str]:
     """Return the names of the training settings, except the method and its options, that differ."""
     ignored = {*_DATA, "method", "preset", "seed"}
-    if one.party:  # a site's Stand-Alone run has as many rounds as the site trained, whatever was planned
+    if one.party:  # a site's Stand-Alone run has as many rounds as the site trained, not as many as planned
         ignored |= {"rounds", "fraction"}
     # A setting that only one of them has came with a later version, whose default is the earlier behaviour.
     both = [name for name in one.config if name in other.config and name not in ignored]

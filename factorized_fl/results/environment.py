@@ -13,7 +13,7 @@ import factorized_fl
 
 
 def describe_environment(seed: int, device: str) -> dict[str, Any]:
-    """Return what one needs to know to reproduce the same numbers."""
+    """Return the versions, the machine and the commit that a result depends on."""
     packages: dict[str, str | None] = {"torch": torch.__version__}  # with the build
     for package in ("numpy", "pyarrow", "pillow", "safetensors", "scikit-learn"):
         try:

@@ -21,7 +21,7 @@ from factorized_fl.methods import METHODS
 from factorized_fl.results import schema
 from factorized_fl.results.schema import ClientEntry, FinalResult, MetricsLine, Record, Summary
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Matrix = np.ndarray[Any, np.dtype[Any]]
 
 RESTORE = "restore the file, or remove the checkpoint, and summary.json if there is one, to start this run again."
 
@@ -32,7 +32,7 @@ class RunReader:
     def __init__(self, path: Path | str, strict: bool = True) -> None:
         self.path = Path(path)
         self.strict = strict
-        self.notes: list[str] = []  # of a lenient reader: what could not be read
+        self.notes: list[str] = []  # of a lenient reader: the files and lines that could not be read
 
     def config_table(self) -> Record:
         """Return the parsed config.toml."""
@@ -45,7 +45,7 @@ class RunReader:
         except ValueError as error:  # not UTF-8, or not TOML
             self.notes.append(f"{schema.CONFIG} is damaged ({_reason(error)}): the configuration is unknown.")
             return {}
-        if text and (not text.endswith("\n") or "options" not in table):  # what is left of it may still be TOML
+        if text and (not text.endswith("\n") or "options" not in table):  # the rest may still be valid TOML
             self.notes.append(f"{schema.CONFIG} is cut off: part of the configuration is unknown.")
         return table
 
@@ -196,7 +196,7 @@ class RunFiles:
         """Return the rounds of which `mixing` or `traces` holds a file, in order."""
         return RunReader(self.path).recorded_rounds(folder)
 
-    def matrices(self, folder: str, round_number: int) -> dict[str, Array]:
+    def matrices(self, folder: str, round_number: int) -> dict[str, Matrix]:
         """Return the tensors of a round as float64, without those that have no row for each client."""
         path = RunReader(self.path).round_file(folder, round_number)
         try:
@@ -266,7 +266,7 @@ def _clean_lines(reader: RunReader, clients: int) -> list[MetricsLine]:
 
 
 def _notes_on(run: RunFiles) -> list[str]:
-    """Return what a person should know about a run whose files could be read."""
+    """Return notes on incomplete and diverged results."""
     notes = []
     if run.complete and 0 < run.done < run.planned:
         ends = f"{schema.METRICS} ends in round {run.done} of {run.planned}"

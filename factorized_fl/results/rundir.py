@@ -26,7 +26,7 @@ from factorized_fl.results.schema import Record
 
 __all__ = ["Record", "RunDirectory", "describe_clients"]
 
-_MARKS = {"split": "the split is different", "images": "the images are different"}  # what a changed mark means
+_MARKS = {"split": "the split is different", "images": "the images are different"}  # the meaning of a changed mark
 
 
 class RunDirectory(RunReader):

@@ -1,4 +1,4 @@
-"""What the files of a run directory hold: their names, their records, and the cleaning of records for display.
+"""The files of a run directory: their names, their records, and the cleaning of records for display.
 
 config.toml            the complete configuration
 environment.json       versions, machine, commit
@@ -30,7 +30,7 @@ FEDERATION = "federation.toml"  # the file that marks a kit
 RUN, ALONE = "run", "alone"  # the folders of the federation's run and of the Stand-Alone run
 COORDINATOR = "coordinator"  # the name of the party without data
 
-# Limits on what a damaged line can make a reader allocate.
+# Limits on the memory that a reader allocates because of a damaged line.
 MOST_CLIENTS, MOST_ROUNDS = 100_000, 1_000_000
 
 Record = dict[str, Any]  # one JSON object as it is in a file
@@ -46,7 +46,7 @@ class ClientEntry(TypedDict):
     images: str  # changes with the client's images and labels; empty in older runs
 
 
-class Result(TypedDict):
+class Score(TypedDict):
     """The test of one client after one round; all None if the client was not tested."""
 
     accuracy: float | None
@@ -55,7 +55,7 @@ class Result(TypedDict):
     loss: NotRequired[float | None]  # None if it is not finite; absent in older summaries
 
 
-class MetricsLine(Result):
+class MetricsLine(Score):
     """A line of metrics.jsonl, cleaned."""
 
     round: int
@@ -64,7 +64,7 @@ class MetricsLine(Result):
     steps: int
     up_bytes: int
     down_bytes: int
-    up_formula: int  # what the paper's cost formula counts, in numbers
+    up_formula: int  # numbers counted by the paper's cost formula
     down_formula: int
     up_roles: dict[str, int]  # bytes by role
     down_roles: dict[str, int]
@@ -134,7 +134,7 @@ def _counts(value: Any) -> dict[str, int]:
     return {str(k): v for k, v in value.items() if whole(v) is not None} if isinstance(value, dict) else {}
 
 
-_CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the valid value, or what stands for its absence
+_CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the value, or a default if it is not valid
     str: lambda value: "" if value is None else str(value),
     int: lambda value: whole(value) or 0,
     int | None: whole,
