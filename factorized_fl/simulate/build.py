@@ -1,5 +1,6 @@
 """From a configuration to a federation at its start: scenario, method, models, stacked state, engine."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,14 @@ class Federation:
     clients: ClientState
     server: ServerState
     engine: Engine
+
+    def parameters(self) -> tuple[dict[str, int], int]:
+        """The numbers of the first client's model by role, and how many of them are shared."""
+        tensors, counts = self.clients.state.client(0), Counter[str]()
+        for name, role in self.roles.items():
+            if tensors[name].dim():  # a step counter is not a parameter
+                counts[role.kind] += tensors[name].numel()
+        return dict(counts), sum(tensors[name].numel() for name in self.shared)
 
     @property
     def tensors(self) -> Tensors:

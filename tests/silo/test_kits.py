@@ -195,7 +195,7 @@ def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None
     make_sites(kits, data)["cedar"].answer(round_request(1))
     (data / "cedar" / "column-0").rename(data / "cedar" / "other")
     for begin in (lambda: export_now(kits["cedar"], data / "cedar"), lambda: make_sites(kits, data), settle):
-        with pytest.raises(UserError, match=r"begun with other data \(of cedar, classes was .*'column-0'.*now"):
+        with pytest.raises(UserError, match=r"started with other data \(of cedar, classes was .*'column-0'.*now"):
             begin()
     (data / "cedar" / "other").rename(data / "cedar" / "column-0")
     shutil.copy(data / "cedar" / "column-1" / "0001.png", data / "cedar" / "column-1" / "more.png")
@@ -203,7 +203,7 @@ def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None
         make_sites(kits, data)
     (data / "cedar" / "column-1" / "more.png").unlink()
     (data / "cedar" / "column-1" / "0001.png").rename(data / "cedar" / "column-2" / "0001.png")
-    with pytest.raises(UserError, match="of cedar, the split is another"):
+    with pytest.raises(UserError, match="of cedar, the split is different"):
         make_sites(kits, data)
 
 

@@ -75,7 +75,9 @@ def test_noise_is_drawn_once_and_from_nothing_that_others_know(
     kits = kits_of(tmp_path, config)
     blurred, again = (make_sites(kits, data)["aster"] for _ in range(2))
     guess = build_federation(config, blurred.scenario, torch.device("cpu"), "reference")
-    own, same, guessed = (f.state.client(0)[fingerprints.NAME] for f in (blurred.federation, again.federation, guess))
+    own, same, guessed = (
+        f.clients.state.client(0)[fingerprints.NAME] for f in (blurred.federation, again.federation, guess)
+    )
     assert torch.equal(own, same)
     assert (kits["aster"].path / NOISE_SEED).read_text() == "7"
     assert float((own - guessed).std()) > 0.2
