@@ -99,13 +99,14 @@ class Party:
         self.arguments = ["serve" if self.kit.is_coordinator else "join", str(kit), *map(str, arguments)]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> "Party":
+    def start(self, folder: Path | None = None) -> "Party":
         with (self.kit.path / "console.txt").open("ab") as console:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "factorized_fl.cli", *self.arguments],
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                cwd=folder,
                 preexec_fn=end_with_parent,
             )
         return self

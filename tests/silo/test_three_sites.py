@@ -18,9 +18,9 @@ from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.status import read_status, status_lines
-from factorized_fl.silo.supervise import processes, stop
+from factorized_fl.silo.supervise import is_running
 from tests.silo.parties import NAMES
-from tests.silo.processes import Federation, ffl, free_port, listening, save_findings, wait_for, write_hospitals
+from tests.silo.processes import Federation, Party, ffl, free_port, listening, save_findings, wait_for, write_hospitals
 
 pytest.importorskip("nvflare", reason="FLARE is not installed")
 pytestmark = pytest.mark.xdist_group("network")
@@ -59,14 +59,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     printed: dict[str, str] = {}
     listened: dict[str, set[tuple[str, int]]] = {party: set() for party in PARTIES}
     kits: dict[str, Kit] = {}
-
+    started: list[Party] = []
     ended = threading.Event()
 
     def watch() -> None:
-        """Who listens where, from the first process to the last."""
+        """Note which party listens where, from the first process to the last."""
         while not ended.wait(0.2):
-            for party, kit in dict(kits).items():
-                listened[party] |= listening(processes(kit).get("supervisor"))
+            for party in tuple(started):
+                listened[party.kit.party] |= listening(party.process and party.process.pid)
 
     def over() -> bool:
         return all((read_status(kits[party]) or {}).get("note") in ("complete", "done") for party in PARTIES)
@@ -79,17 +79,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
                 wait_for(over, "the end of the federation", 150)
             name, *arguments = command.split()
             assert name == "ffl"
-            printed[command] = ffl(*arguments, folder=root)
+            if arguments[0] in ("serve", "join"):  # these stay in the foreground
+                started.append(Party(root / arguments[1], *arguments[2:]).start(root))
+            else:
+                printed[command] = ffl(*arguments, folder=root)
             if command.startswith("ffl federation new"):
                 kits |= {party: read_kit(root / "kits" / party) for party in PARTIES}
-        wait_for(lambda: not any(processes(kit) for kit in kits.values()), "everybody's leaving")
+        for party in started:
+            assert party.wait() == 0, party.console
+        assert not any(is_running(kit) for kit in kits.values())
         yield Finished(root, kits, listened, printed)
     finally:
         ended.set()
         watcher.join()
-        for kit in kits.values():
-            if processes(kit):
-                stop(kit)
+        for party in started:
+            party.end()
 
 
 def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) -> None:
