@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl import __version__
-from factorized_fl.cli import data, lists, model, network, report, reproduce, runs
+from factorized_fl.cli import data, lists, model, network, report, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.errors import UserError, is_lack_of_memory
 from factorized_fl.methods.loading import load_methods
@@ -21,7 +21,6 @@ app = typer.Typer(
 )
 for command in (runs.run, runs.compare, runs.demo, lists.presets, lists.methods, runs.pilot):
     app.command()(command)
-app.command()(reproduce.reproduce)
 app.command()(report.report)
 app.command()(report.watch)
 app.add_typer(data.app, name="data")
@@ -48,11 +47,11 @@ def before(
         load_methods(file)
 
 
-def main() -> None:
+def main(application: typer.Typer = app) -> None:
     """Entry point: user errors become one sentence and exit code 2."""
     warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False, soft_wrap=True)
     try:
-        app()
+        application()
     except UserError as error:
         notes.print(f"Error: {error}", style="red", highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -1,0 +1,1 @@
+"""Results of finished runs and the statistic that compares them."""
