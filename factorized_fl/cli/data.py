@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl.cli.common import console
-from factorized_fl.data.fetch import fetch_dataset as fetch_data
+from factorized_fl.data.fetch import fetch as fetch_data
 from factorized_fl.data.local_images import inspect_images as inspect_data
 from factorized_fl.report.inspection import inspection_line, inspection_table
 from factorized_fl.report.progress import images_told

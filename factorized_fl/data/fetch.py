@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]
 """called after each file with its name, the bytes fetched so far and the bytes of all files"""
 
 
-def fetch_dataset(
+def fetch(
     name: str,
     dest: Path | None = None,
     *,
