@@ -68,7 +68,7 @@ def engine_ms(federation: Federation, clients: int, repeats: int) -> float:
     chosen = list(range(clients))
 
     def once(round: int) -> int:
-        trained = federation.engine.train(round, chosen, federation.state, federation.momentum, lambda k: None)
+        trained = federation.engine.train(round, chosen, federation.clients, lambda k: None)
         torch.cuda.synchronize()
         return sum(result.steps for result in trained.values())
 

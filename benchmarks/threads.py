@@ -27,7 +27,7 @@ def busy() -> None:
 def train(federation: Federation, round: int) -> float:
     clients = range(len(federation.scenario.clients))
     began = time.perf_counter()
-    federation.engine.train(round, clients, federation.state, federation.momentum, lambda client: None)
+    federation.engine.train(round, clients, federation.clients, lambda client: None)
     return time.perf_counter() - began
 
 

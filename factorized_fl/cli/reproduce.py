@@ -30,7 +30,7 @@ _SELDOM = 30.0  # seconds between lines of a log: a study has thousands of round
 
 
 def _watch(config: Config) -> ProgressObserver:
-    return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}", _SELDOM)
+    return ProgressObserver(console, f"{METHODS[config.method].card.title}, seed {config.seed}", _SELDOM)
 
 
 def _tell(progress: Progress) -> None:

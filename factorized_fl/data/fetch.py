@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]
 """called after each file with its name, the bytes fetched so far and the bytes of all files"""
 
 
-def fetch(
+def fetch_dataset(
     name: str,
     dest: Path | None = None,
     *,

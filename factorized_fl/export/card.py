@@ -38,7 +38,7 @@ def card(
 
 A {config.model} (width {config.width:g}) for {len(package.classes)} classes: {names}.
 
-Trained with {method.title} ({method.paper}), {done} rounds of {config.epochs} epochs with {config.clients}
+Trained with {method.card.title} ({method.card.paper}), {done} rounds of {config.epochs} epochs with {config.clients}
 parties, on {counts["train"]:,} images of {package.name} alone; nobody else saw them, nor these class names.
 
 ## How good it is

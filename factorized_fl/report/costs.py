@@ -7,7 +7,8 @@ import torch
 from factorized_fl.core.ledger import formula_bytes
 from factorized_fl.core.payload import measure
 from factorized_fl.core.roles import roles
-from factorized_fl.methods import INSTALLED, METHODS, Method, Tensors
+from factorized_fl.core.views import Tensors
+from factorized_fl.methods import METHODS, Method
 from factorized_fl.nn import Role, build_model
 from factorized_fl.simulate.build import travels
 
@@ -32,7 +33,7 @@ def method_cost(method: Method) -> MethodCost:
         name: torch.ones_like(tensor) if role_of[name].kind == "mu" else tensor
         for name, tensor in model.state_dict().items()
     }
-    cost = method.formula(tensors, role_of)
+    cost = method.card.cost(method, tensors, role_of)
     formula = formula_bytes((round, cost.up, cost.down) for round in range(1, ROUNDS + 1))
     up, down = _serialised(method, tensors, role_of)
     return MethodCost(
@@ -45,8 +46,7 @@ def method_cost(method: Method) -> MethodCost:
 
 def _published(method: Method) -> float | None:
     """The paper's number; a method of one's own that inherits from one of the paper's does not inherit that."""
-    own = method.name in INSTALLED or "published_gb" in vars(type(method))
-    return method.published_gb if own else None
+    return method.card.published_gb
 
 
 def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> t
         for name, role in role_of.items()
         if travels(method, role, labels_agree=True)
     }
-    down = measure(shared)[1] * method.models_down
+    down = measure(shared)[1] * method.card.models_down(method)
     vector = method.fingerprint(tensors, role_of) if shared else None
     if vector is not None and not method.fingerprint_is_shared:
         shared["fingerprint"] = (tuple(vector.shape), vector.dtype, vector.numel())

@@ -12,7 +12,7 @@ from factorized_fl.data.images import counting
 from factorized_fl.report.tables import size
 from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.build import Federation
-from factorized_fl.simulate.rounds import clients_per_round
+from factorized_fl.simulate.rounds import sampling_of
 
 _SILENCE = 5.0  # seconds after which one wants to know that it goes on
 _LONG_ROUND = 30.0  # seconds after which a log says how far a round is
@@ -79,7 +79,7 @@ class ProgressObserver:
         """Know how much there is to do."""
         config = federation.config
         self.rounds = config.rounds
-        self.per_round = clients_per_round(config)
+        self.per_round = sampling_of(federation).per_round
         total = self.rounds * self.per_round
         self.bar.update(self.task, total=total, completed=done * self.per_round, note="")
 

@@ -45,7 +45,7 @@ def scenario_table(scenario: Scenario) -> Table:
 def model_line(federation: Federation) -> str:
     """Parameter counts by role and what travels, in one line."""
     counts: dict[str, int] = {}
-    tensors = federation.state.client(0)
+    tensors = federation.clients.state.client(0)
     for name, role in federation.roles.items():
         if tensors[name].dim():  # a step counter is not a parameter
             counts[role.kind] = counts.get(role.kind, 0) + tensors[name].numel()
@@ -59,7 +59,7 @@ def result_table(summary: Record) -> Table:
     mean, spread, count = summary["accuracy_mean"], summary["accuracy_spread"], len(summary["clients"])
     result = "nobody was tested" if mean is None else f"{100 * mean:.2f}% ± {100 * spread:.2f} over {count} clients"
     sent = f"up {size(summary['up_bytes'])}, down {size(summary['down_bytes'])}"
-    title = f"{METHODS[summary['method']].title}: {result}, {sent}"
+    title = f"{METHODS[summary['method']].card.title}: {result}, {sent}"
     table = Table(title=title, title_justify="left")
     for heading in ("client", "domain", "accuracy", "right / tested"):
         table.add_column(heading, justify="left" if heading == "domain" else "right")
@@ -129,7 +129,7 @@ def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
     for row in rows:
         accuracy = f"{100 * row.accuracy:.2f}%"
         table.add_row(
-            METHODS[row.method].title,
+            METHODS[row.method].card.title,
             Text(accuracy, style="bold" if row.accuracy == best else ""),
             f"{100 * row.client_spread:.2f}",
             "-" if row.seed_spread is None else f"{100 * row.seed_spread:.2f}",
@@ -148,9 +148,9 @@ def verdict_lines(rows: Sequence[Comparison]) -> list[str]:
     for row in rows:
         if row.verdicts:
             parts = [f"{word} {_clients(row.clients(word))}" for word in ("helped", "harmed")]
-            lines.append(f"{METHODS[row.method].title}: {', '.join(parts)}; the rest within two standard errors.")
+            lines.append(f"{METHODS[row.method].card.title}: {', '.join(parts)}; the rest within two standard errors.")
         if row.diverged:
-            lines.append(f"{METHODS[row.method].title}: {divergence_line(row.diverged)}")
+            lines.append(f"{METHODS[row.method].card.title}: {divergence_line(row.diverged)}")
     return lines
 
 

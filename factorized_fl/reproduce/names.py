@@ -37,7 +37,7 @@ _VARIANTS = {
 def title(row: str) -> str:
     """A row's name: the method's title and, in brackets, what is different about it."""
     method, _, variant = row.partition("+")
-    name = METHODS[method].title if method in METHODS else method
+    name = METHODS[method].card.title if method in METHODS else method
     return f"{name} ({variant_title(row)})" if variant else name
 
 

@@ -52,7 +52,7 @@ class RunFiles:
     @property
     def title(self) -> str:
         """The method's name in full."""
-        return METHODS[self.method].title if self.method in METHODS else self.method
+        return METHODS[self.method].card.title if self.method in METHODS else self.method
 
     @property
     def seed(self) -> int:

@@ -30,13 +30,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from factorized_fl.config import Config, read_config
-from factorized_fl.core.errors import Damaged, UserError, is_lack_of_memory
+from factorized_fl.core.errors import Busy, Damaged, UserError, is_lack_of_memory
 from factorized_fl.core.files import PART, plain_errors, write_atomically
+from factorized_fl.core.mixing import dense, weights_from
+from factorized_fl.core.views import Mixing
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.methods import Mixing
 
 Record = dict[str, Any]
 _CONFIG = "config.toml"
+_LARGEST_STATE = 100_000  # entries of a tensor of a method's memory that is kept for the report
 _MARKS = {"split": "the split is another", "images": "the images are others"}  # what a mark that changed means
 _RESTORE = "restore the file, or remove the checkpoint, and summary.json if there is one, to start this run again."
 
@@ -64,9 +66,7 @@ class RunDirectory:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise UserError(
-                f"Another process is at work in '{self.path}': wait for it, or choose another --out."
-            ) from None
+            raise Busy(f"Another process is at work in '{self.path}': wait for it, or choose another --out.") from None
         try:
             yield
         finally:
@@ -164,7 +164,8 @@ class RunDirectory:
 
     def save_mixing(self, round: int, mixing: Mixing) -> None:
         """Keep the round's matrices and what the method remembers of it."""
-        tensors = {"matrix": mixing.matrix} | {f"state.{name}": tensor for name, tensor in mixing.state.items()}
+        tensors = mixing.weights.tensors()
+        tensors |= {f"state.{name}": t for name, t in mixing.state.items() if t.numel() <= _LARGEST_STATE}
         for name, tensor in (("similarity", mixing.similarity), ("revert", mixing.revert)):
             if tensor is not None:
                 tensors[name] = tensor
@@ -275,7 +276,10 @@ class RunDirectory:
 
     def mixing(self, round: int) -> dict[str, torch.Tensor]:
         """Of a round `matrix`; where the method has them `similarity`, `revert`, and `state.*` what it remembered."""
-        return safetensors.torch.load_file(self._round_file("mixing", round))
+        tensors = safetensors.torch.load_file(self._round_file("mixing", round))
+        if "matrix" not in tensors:
+            tensors["matrix"] = dense(weights_from(tensors))
+        return tensors
 
     def traces(self) -> dict[int, dict[str, torch.Tensor]]:
         """By round what was kept of the factors: `cosine.u`, `cosine.v`, `mu`; nothing if there are none."""

@@ -8,7 +8,7 @@ import pytest
 from factorized_fl.methods import METHODS
 from factorized_fl.reproduce.published import published
 
-TITLES = {METHODS[name].title: name for name in METHODS} | {r"Factorized-FL $\beta$": "factorized-fl-beta"}
+TITLES = {METHODS[name].card.title: name for name in METHODS} | {r"Factorized-FL $\beta$": "factorized-fl-beta"}
 SETTINGS = ("standard-iid", "permuted-iid", "standard-non-iid", "permuted-non-iid")
 PLACES = ("household", "fruit-food", "tree-flower", "transport", "animals", "average")
 

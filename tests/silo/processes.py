@@ -20,8 +20,8 @@ from factorized_fl import api
 from factorized_fl.data.embedded import digits, shapes
 from factorized_fl.data.images import ImageSet
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.journal import journal_path
-from factorized_fl.silo.plan import Kit, read_kit
 from tests.silo.parties import NAMES, write_images
 
 PATIENCE = 60.0  # seconds for anything to happen on a busy machine
@@ -115,15 +115,13 @@ class Party:
         return (self.kit.path / "console.txt").read_text()
 
     def pid(self, which: str) -> int | None:
-        """The process id of the `supervisor`, of `flare` (server or agent), or of the `trainer`."""
+        """The process id of the party's `process` (coordinator or agent), or of the `trainer`."""
+        module = {"process": "factorized_fl.silo.transport.flare.process", "trainer": "factorized_fl.silo.trainer"}
         try:
-            if which == "trainer":
-                pid = int((self.kit.path / "trainer.pid").read_text())
-            else:
-                pid = json.loads((self.kit.path / "processes.json").read_text())[which]
-        except (OSError, ValueError, KeyError):
+            children = psutil.Process(self.process.pid).children(recursive=True) if self.process else []
+            return next((child.pid for child in children if module[which] in child.cmdline()), None)
+        except psutil.Error:
             return None
-        return pid if psutil.pid_exists(pid) else None
 
     def kill(self, which: str) -> None:
         pid = wait_for(lambda: self.pid(which), f"{which} of {self.kit.party}")

@@ -11,14 +11,15 @@ import pytest
 from factorized_fl.report.collect import collect
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo import coordinator, supervise
+from factorized_fl.silo.agreement import COORDINATOR, Kit, write_kit
 from factorized_fl.silo.finish import finish, has_ended, remember_end
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.messages import Message
-from factorized_fl.silo.plan import COORDINATOR, FEDERATION, Kit, write_kit
 from factorized_fl.silo.settings import Settings, save_settings
 from factorized_fl.silo.site import Site, export_now
 from factorized_fl.silo.status import is_done, read_status, sites_table, status_lines, write_status
-from tests.silo.parties import NAMES, Loopback, kits_of, trio_config, write_trio
+from factorized_fl.silo.transport.loopback import Loopback
+from tests.silo.parties import NAMES, kits_of, trio_config, write_trio
 from tests.silo.test_agreement import agent_of
 from tests.silo.test_kits import ffl
 from tests.silo.test_trust import round_request
@@ -33,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(kit: Kit) -> Kit:
     """The kit with its agreement on disk, for processes of its own."""
-    (kit.path / FEDERATION).write_text(write_kit(kit.path, kit.party, kit.plan, kit.config))
+    write_kit(kit)
     return kit
 
 
@@ -76,7 +77,7 @@ def test_who_was_away_is_compared_with_a_model_of_as_many_rounds(data: Path, tmp
     site = Site(kit, data / "aster", print, report=False)
     site.answer(round_request(1))
     site.answer(round_request(4))
-    site.answer(Message("test", kit.plan.id, {"request": "test-5", "round": 5}))
+    site.answer(Message("test", kit.agreement.id, {"request": "test-5", "round": 5}))
     site.finish()
     assert "2 of 5 rounds of 1 epochs" in (kit.model / "README.md").read_text()
     assert RunDirectory(kit.alone).config().rounds == 2
@@ -89,8 +90,7 @@ def test_who_was_away_is_compared_with_a_model_of_as_many_rounds(data: Path, tmp
 
 
 def ask(parties: Loopback, site: str) -> str:
-    ready = Message("ready", parties.plan.id, {"train": 5})
-    return parties.mailbox.exchange(site, ready, hold=0).kind
+    return parties.ask(site, Message("ready", parties.kit.agreement.id, {"train": 5})).kind
 
 
 def rows(parties: Loopback) -> list[tuple[str, bool, str]]:
@@ -105,7 +105,7 @@ def test_a_finished_coordinator_says_for_whom_it_waits_and_who_was_not_told(
     monkeypatch.setattr(coordinator, "_SOON", 0.0)
     kits = kits_of(tmp_path, trio_config(rounds=1), deadline=1.0)
     sites = {name: Site(kits[name], data / name, print, report=False) for name in ("aster", "birch")}
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     assert parties.run()
     assert ask(parties, "birch") == "end"
     parties.coordinator.farewell(0.5)
@@ -169,17 +169,17 @@ class Slow:
         self.kit.status.write_text(json.dumps({**old, "updated": old["updated"] - 60}))
         meanwhile()
         self.seen = status_lines(self.kit)
-        return Message("done", self.kit.plan.id)
+        return Message("done", self.kit.agreement.id)
 
     def close(self) -> None:
         pass
 
 
-def test_a_site_at_work_for_long_does_not_look_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_at_work_for_long_does_not_look_dead(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
     trainer = Slow(kit)
     finish(kit, Journal(kit), trainer)
     assert trainer.seen == ["aster of trio: making the model"]
-    agent = agent_of(kit, lambda news: Message("wait", news.federation), monkeypatch)
-    trainer.ask(Message("round", kit.plan.id), lambda: agent.alive("round-7"))
+    agent = agent_of(kit, lambda news: Message("wait", news.federation))
+    trainer.ask(Message("round", kit.agreement.id), lambda: agent.alive("round-7"))
     assert trainer.seen == ["aster of trio: at work on round-7"]

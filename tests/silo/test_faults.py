@@ -50,7 +50,7 @@ def kill_trainer(federation: Federation) -> None:
 
 
 def kill_agent(federation: Federation) -> None:
-    federation.sites["birch"].kill("flare")
+    federation.sites["birch"].kill("process")
 
 
 def kill_site(federation: Federation) -> None:
@@ -61,7 +61,7 @@ def kill_site(federation: Federation) -> None:
 
 
 def kill_server_process(federation: Federation) -> None:
-    federation.coordinator.kill("flare")
+    federation.coordinator.kill("process")
 
 
 def kill_whole_server(federation: Federation) -> None:
@@ -89,7 +89,7 @@ def stall(federation: Federation, until: Callable[[], bool] | None = None) -> No
 # What is done, and by whom and with which words it must be noticed.
 FAULTS: dict[str, tuple[Callable[[Federation], None], str, str]] = {
     "trainer of a site killed": (kill_trainer, "aster", "the trainer died (exit code -9)"),
-    "agent of a site killed": (kill_agent, "birch", "FLARE's process died (exit code -9)"),
+    "agent of a site killed": (kill_agent, "birch", "the party's process died (exit code -9)"),
     "all of a site killed, joined again": (kill_site, "coordinator", "round 6 of 6 is complete"),
     "process of the server killed": (kill_server_process, "coordinator", "going on after round"),
     "all of the server killed, started again": (kill_whole_server, "coordinator", "going on after round"),

@@ -11,10 +11,11 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.payload import decode
 from factorized_fl.methods import METHODS, fingerprints
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo.agreement import COORDINATOR, NOISE_SEED
 from factorized_fl.silo.messages import Message
-from factorized_fl.silo.plan import COORDINATOR, NOISE_SEED
+from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate.build import build_federation
-from tests.silo.parties import NAMES, Loopback, kits_of, make_sites, trio_config, write_images
+from tests.silo.parties import NAMES, kits_of, make_sites, trio_config, write_images
 from tests.silo.test_trust import Handler
 from tests.tiny import tiny_set
 
@@ -33,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Overheard(Handler):
     """A site to whose last answer somebody listens."""
 
-    def handle(self, request: Message) -> Message:
+    def answer(self, request: Message) -> Message:
         self.said = self.site.answer(request)
         return self.said
 
@@ -50,7 +51,7 @@ def test_no_count_depends_on_the_number_of_classes(method: str, data: Path, tmp_
     sites = [Overheard(site) for site in make_sites(kits, data).values()]
     for site in sites:
         site.site.report = False
-    parties = Loopback(kits, {name: site.handle for name, site in zip(NAMES, sites, strict=True)})
+    parties = Loopback(kits, dict(zip(NAMES, sites, strict=True)))
     assert parties.run()
     assert sites[0].outline() == sites[1].outline() == sites[2].outline()
     assert {len(site.site.federation.scenario.clients[0].classes) for site in sites} == {2, 3, 5}

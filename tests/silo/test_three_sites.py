@@ -16,7 +16,7 @@ import torch
 from factorized_fl import api
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.plan import Kit, read_kit
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.status import read_status, status_lines
 from factorized_fl.silo.supervise import processes, stop
 from tests.silo.parties import NAMES
@@ -105,7 +105,7 @@ def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) ->
 
 def test_it_equals_the_run_in_one_process(finished: Finished) -> None:
     config = finished.kits["coordinator"].config
-    assert METHODS[config.method].title == "Factorized-FL"
+    assert METHODS[config.method].card.title == "Factorized-FL"
     one = api.run(config, finished.root / "one-process", data=finished.root / "data", device="cpu")
     wanted = one.load_checkpoint()
     for k, name in enumerate(NAMES):
@@ -176,7 +176,7 @@ def test_the_coordinator_sees_only_what_sites_report(finished: Finished) -> None
 
 
 def test_only_the_coordinators_port_is_open(finished: Finished) -> None:
-    port = finished.kits["coordinator"].plan.port
+    port = finished.kits["coordinator"].agreement.port
     assert port in {number for _, number in finished.listened["coordinator"]}
     for party, addresses in finished.listened.items():
         for address, number in addresses:

@@ -16,14 +16,15 @@ from factorized_fl.methods.fingerprints import describe
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo import control
 from factorized_fl.silo import site as site_module
+from factorized_fl.silo.agreement import COORDINATOR, read_agreement
 from factorized_fl.silo.checks import read_tensors
 from factorized_fl.silo.coordinator import Coordinator
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.plan import COORDINATOR, read_plan
 from factorized_fl.silo.site import Site
+from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate.build import Federation
-from tests.silo.parties import Loopback, kits_of, make_sites, same, trio_config, write_trio
+from tests.silo.parties import kits_of, make_sites, same, trio_config, write_trio
 
 FEDERATION = "f" * 16
 
@@ -79,11 +80,11 @@ def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, 
     change, words = ATTACKS[attack]
     kits = kits_of(tmp_path, trio_config(rounds=4))
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     evil = sites["aster"]
     honest = evil.answer
     evil.answer = lambda request: change(honest(request))  # type: ignore[method-assign]
-    parties.handlers["aster"] = Handler(evil).handle
+    parties.sites["aster"] = Handler(evil)
     assert parties.run()
     blamed = [line for line in parties.journal if line.startswith("aster: dropped its answer")]
     assert len(blamed) == 3  # then it is set aside and not asked again
@@ -106,7 +107,7 @@ def test_a_fingerprint_that_no_images_have_is_dropped(data: Path, tmp_path: Path
     honest = sites["aster"].answer
     change = spoil(lambda tensors: {**tensors, "fingerprint": tensors["fingerprint"] + 800.0})
     sites["aster"].answer = lambda request: change(honest(request))  # type: ignore[method-assign]
-    parties = Loopback(kits, {name: Handler(site).handle for name, site in sites.items()})
+    parties = Loopback(kits, {name: Handler(site) for name, site in sites.items()})
     assert parties.run()
     words = "dropped its answer, as its fingerprint has a variance that no images have"
     assert [line for line in parties.journal if "dropped" in line] == [f"aster: {words} (1 in a row)"]
@@ -118,25 +119,25 @@ class Handler:
     def __init__(self, site: Site) -> None:
         self.site, self.train_images = site, site.train_images
 
-    def handle(self, request: Message) -> Message:
+    def answer(self, request: Message) -> Message:
         return self.site.answer(request)
 
 
 def test_an_old_round_replayed_is_dropped(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(), deadline=2.0)
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     old: list[Message] = []
 
     class Replaying(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             if not old:
                 old.append(self.site.answer(request))
             return old[0]
 
-    parties.handlers["aster"] = Replaying(sites["aster"]).handle
+    parties.sites["aster"] = Replaying(sites["aster"])
     assert parties.run()
-    assert any(line == "aster: dropped an answer to round-1, for which nobody waits" for line in parties.journal)
+    assert any(line == "aster: dropped an answer to round-1, which is not an open request" for line in parties.journal)
     records = RunDirectory(kits[COORDINATOR].run).metrics()
     assert [record["round"] for record in records if record["client"] == 0 and record["steps"]] == [1]
 
@@ -145,21 +146,21 @@ def test_three_bad_ones_in_a_row_and_the_operators_word(data: Path, tmp_path: Pa
     """Bad in rounds 1 to 3, set aside, readmitted, good again: it takes part in what is left."""
     kits = kits_of(tmp_path, trio_config(rounds=8))
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
 
     class Changing(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             answer = self.site.answer(request)
             return replace(answer, payload=b"") if request.whole("round") <= 3 else answer
 
     class Watching(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             if request.whole("round") == 5:
                 control.ask(kits[COORDINATOR], "readmit", "aster")
             return self.site.answer(request)
 
-    parties.handlers["aster"] = Changing(sites["aster"]).handle
-    parties.handlers["birch"] = Watching(sites["birch"]).handle
+    parties.sites["aster"] = Changing(sites["aster"])
+    parties.sites["birch"] = Watching(sites["birch"])
     assert parties.run()
     assert "aster: readmitted by the operator" in parties.journal
     records = RunDirectory(kits[COORDINATOR].run).metrics()
@@ -170,7 +171,7 @@ def waiting_coordinator(tmp_path: Path) -> tuple[Coordinator, list[str]]:
     """One that has set everybody aside, and its journal."""
     kit = kits_of(tmp_path, trio_config())[COORDINATOR]
     said: list[str] = []
-    coordinator = Coordinator(kit, Mailbox(FEDERATION, kit.plan.sites), said.append)
+    coordinator = Coordinator(kit, Mailbox(FEDERATION, kit.agreement.sites), said.append)
     coordinator.memory.aside[:] = True
     return coordinator, said
 
@@ -222,11 +223,11 @@ def test_the_last_wish_about_a_site_counts(tmp_path: Path) -> None:
 def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_excluded(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config("fedavg"), quorum=2)
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     asked: list[str] = []
 
     class Refusing(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             if request.whole("round") == 2 and asked.count(self.site.kit.party) == 0:
                 asked.append(self.site.kit.party)
                 if len(asked) == 2:
@@ -235,7 +236,7 @@ def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_exclu
             return self.site.answer(request)
 
     for name in ("birch", "cedar"):
-        parties.handlers[name] = Refusing(sites[name]).handle
+        parties.sites[name] = Refusing(sites[name])
     assert parties.run()
     assert sum("refused this round: nobody here knows what 'rubbish' means" in line for line in parties.journal) == 2
     assert parties.coordinator.memory.strikes.tolist() == [0, 0, 0]
@@ -249,7 +250,7 @@ def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_exclu
 @pytest.mark.parametrize("method", ["factorized-fl-beta", "factorized-peers"])
 def test_honest_training_at_a_large_rate_passes_all_checks(method: str, data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(method, lr=0.1, epochs=5, rounds=2))
-    parties = Loopback(kits, {name: site.answer for name, site in make_sites(kits, data).items()})
+    parties = Loopback(kits, make_sites(kits, data))
     assert parties.run()
     assert not any("refused" in line or "dropped" in line for line in parties.journal)
 
@@ -274,7 +275,7 @@ def test_a_site_that_what_came_leads_astray_goes_back_and_says_so(data: Path, tm
 
 def _explode(federation: Federation, round: int, clients: list[int]) -> list[Trained]:
     for name in federation.shared:
-        federation.state.common[name] *= 1e4
+        federation.clients.state.common[name] *= 1e4
     return [Trained(1.0, 1)]
 
 
@@ -371,4 +372,4 @@ def test_a_path_in_a_sites_name_is_refused(name: str, tmp_path: Path) -> None:
         + "".join(f"[[sites]]\nname = {json.dumps(each)}\n" for each in ("birch", name))
     )
     with pytest.raises(UserError, match="name"):
-        read_plan(path)
+        read_agreement(path)

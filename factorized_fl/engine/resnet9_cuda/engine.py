@@ -12,8 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
+from factorized_fl.core.clients import ClientState
 from factorized_fl.core.stack import ClientStack
-from factorized_fl.engine import Evaluated, Trained
+from factorized_fl.core.views import Evaluated, Local, Tensors, Trained
 from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
@@ -21,7 +22,6 @@ from factorized_fl.engine.resnet9_cuda.lanes import Stay, choose_lanes, schedule
 from factorized_fl.engine.resnet9_cuda.norm import MOMENTUM
 from factorized_fl.engine.resnet9_cuda.stacked import TEST_PIXELS, StackedResNet9
 from factorized_fl.engine.resnet9_cuda.step import Step
-from factorized_fl.methods import Tensors
 from factorized_fl.tasks.confusion import count_confusion, empty_confusion
 
 _TOGETHER = 10  # clients that are evaluated at once
@@ -58,21 +58,21 @@ class CudaEngine:
     def train(
         self,
         round_number: int,
-        clients: Sequence[int],
-        state: ClientStack,
-        momentum: ClientStack,
+        ks: Sequence[int],
+        clients: ClientState,
         done: Callable[[int], None],
     ) -> dict[int, Trained]:
         """Train the clients in lanes, those with less than one batch on the reference engine."""
+        state, momentum = clients.state, clients.momentum
         size = self.config.batch_size
-        full = {k: self._steps(k) for k in clients if len(self.scenario.clients[k].train) >= size}
-        short = [k for k in clients if k not in full]
+        full = {k: self._steps(k) for k in ks if len(self.scenario.clients[k].train) >= size}
+        short = [k for k in ks if k not in full]
         stays = schedule(full, self.lanes)
         log = self._train_lanes(round_number, stays, state, momentum, done) if stays else torch.empty(0)
         if len(full) == len(self.scenario.clients) and round_number < self.config.rounds:
             # The batches of the next round are prepared while the device computes.
             self.ahead = {(round_number + 1, *stays): self._upload(round_number + 1, stays)}
-        results = self.reference.train(round_number, short, state, momentum, done) if short else {}
+        results = self.reference.train(round_number, short, clients, done) if short else {}
         if self.method.settle:
             for group in _together(sorted(full, key=lambda k: -full[k])):
                 self._recalibrate(group, state)
@@ -80,7 +80,8 @@ class CudaEngine:
         for stay in stays:
             mean = losses[stay.first : stay.end, stay.lane].mean()
             results[stay.client] = Trained(float(mean), stay.end - stay.first)
-        return {k: results[k] for k in clients}
+        clients.outbox |= {k: {} for k in full}  # methods with payloads of their own run on the reference engine
+        return {k: results[k] for k in ks}
 
     def _steps(self, k: int) -> int:
         return max(1, batch_count(self.config, self.method, self.scenario.clients[k]) // self.method.batches_per_step)
@@ -188,32 +189,32 @@ class CudaEngine:
 
     # -- evaluation
 
-    def evaluate(
-        self, round_number: int, clients: Sequence[int], state: ClientStack, start: ClientStack
-    ) -> dict[int, Evaluated]:
+    def evaluate(self, round_number: int, ks: Sequence[int], clients: ClientState) -> dict[int, Evaluated]:
         """Evaluate the clients in groups, all test images of a group in few large batches."""
-        if self.method.tests_start:
-            return self.reference.evaluate(round_number, clients, state, start)
-        counted = [(group, self._test(group, tensors, "test")) for group, tensors in self._groups(clients, state)]
+        if self.method.personal:
+            return self.reference.evaluate(round_number, ks, clients)
+        counted = [(group, self._test(group, tensors, "test")) for group, tensors in self._groups(ks, clients.state)]
         return {
             k: Evaluated(round_to_int(correct), len(self.scenario.clients[k].test), loss)
             for group, totals in counted
             for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
         }
 
-    def tested(self, round_number: int, k: int, state: ClientStack, start: ClientStack) -> Tensors:
-        """Return the tensors of the model that `evaluate` tests for client k."""
-        return self.reference.tested(round_number, k, state, start)
+    def local(self, round_number: int, k: int, clients: ClientState) -> Local:
+        """Return the reference engine's view of client k."""
+        return self.reference.local(round_number, k, clients)
 
-    def confusion(
-        self, round_number: int, clients: Sequence[int], state: ClientStack, start: ClientStack
-    ) -> list[torch.Tensor]:
+    def tested(self, round_number: int, k: int, clients: ClientState) -> Tensors:
+        """Return the tensors of the model that `evaluate` tests for client k."""
+        return self.reference.tested(round_number, k, clients)
+
+    def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[torch.Tensor]:
         """Return the confusion matrix of each client, counted in the groups of `evaluate`."""
-        if self.method.tests_start:
-            return self.reference.confusion(round_number, clients, state, start)
+        if self.method.personal:
+            return self.reference.confusion(round_number, ks, clients)
         (classes,) = self.reference.models
         matrices: list[torch.Tensor] = []
-        for group, tensors in self._groups(clients, state):
+        for group, tensors in self._groups(ks, clients.state):
             counts = empty_confusion(len(group), classes, self.device)
             for logits, labels in self._outputs(group, tensors, "test"):
                 count_confusion(counts, logits, labels)
@@ -226,11 +227,11 @@ class CudaEngine:
             lanes = torch.tensor(group, device=self.device)
             yield group, {name: stacked[lanes] for name, stacked in state.common.items()}
 
-    def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
+    def validation_losses(self, k: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Return the loss of each candidate on the held-out images in evaluation mode, computed in one pass."""
         (count,) = {len(tensor) for tensor in candidates.values()}
         models = {name: candidates.get(name, t.expand(count, *t.shape)).contiguous() for name, t in own.items()}
-        return self._test([client] * count, models, "holdout")[:, 1].tolist()
+        return self._test([k] * count, models, "holdout")[:, 1].tolist()
 
     def _part(self, group: Sequence[int], part: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return positions and labels [G, n] of a part of the clients' images, n a multiple of `size`.

@@ -1,16 +1,17 @@
 """One optimisation step of all lanes as a captured CUDA graph."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from factorized_fl.core.answers import gradient_of
+from factorized_fl.core.answers import checked_gradient
 from factorized_fl.core.stack import ClientStack
+from factorized_fl.core.views import Batch, Local, Tensors
 from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch
 from factorized_fl.engine.resnet9_cuda.lanes import Stay
-from factorized_fl.methods import Batch, Local, Tensors
 
 if TYPE_CHECKING:
     from factorized_fl.engine.resnet9_cuda.engine import CudaEngine
@@ -72,7 +73,7 @@ class Step:
             batches.append(Batch(pixels, labels))
         self.losses.clear()
         gradient = engine.method.gradient(self.local, self.parameters, batches)
-        gradient = gradient_of(engine.method, gradient, self.parameters)
+        gradient = checked_gradient(engine.method.name, gradient, self.parameters)
         with torch.no_grad():
             torch._fused_sgd_(
                 list(self.parameters.values()),
@@ -101,7 +102,7 @@ class Step:
         """Copy the clients of these stays back to the stacks; the results of idle lanes are never read."""
         _copy((client, place) for place, client in self._places(stays, state, momentum))
         for stay in stays:
-            self.engine.method.finish(state.client(stay.client), self.engine.reference.roles)
+            self.engine.method.finish(replace(self.local, tensors=state.client(stay.client)))
 
     def _places(
         self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack
