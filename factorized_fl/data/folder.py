@@ -4,11 +4,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each
+from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each, place_image
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
@@ -46,14 +45,7 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         if isinstance(pixels, Unreadable):
             unreadable.append(file)
             continue
-        if images is None:
-            images = np.empty((len(files), *pixels.shape), np.uint8)
-        if pixels.shape != images.shape[1:] or pixels.shape[1] != pixels.shape[2]:
-            raise UserError(
-                f"{file} is {pixels.shape[2]}x{pixels.shape[1]} pixels where equal squares are needed: "
-                "give a size, and all images are cropped and scaled to it."
-            )
-        images[len(labels)] = pixels
+        images = place_image(images, len(labels), pixels, len(files), str(file))
         labels.append(label)
 
     if unreadable:

@@ -115,6 +115,22 @@ def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
+def place_image(images: Pixels | None, index: int, pixels: Pixels, total: int, name: str) -> Pixels:
+    """Return the array of all `total` images, allocated for the first of them, with `pixels` at `index`.
+
+    Raises UserError if the image `name` is not a square of the same size as the first one.
+    """
+    if images is None:
+        images = np.empty((total, *pixels.shape), np.uint8)
+    if pixels.shape != images.shape[1:] or pixels.shape[1] != pixels.shape[2]:
+        raise UserError(
+            f"{name} is {pixels.shape[2]}x{pixels.shape[1]} pixels where equal squares are needed: "
+            "give a size, and all images are cropped and scaled to it."
+        )
+    images[index] = pixels
+    return images
+
+
 def _to_eight_bits(image: Image.Image) -> Image.Image:
     """Return 16-bit grey scaled to 8 bits, with white and transparency as the file's metadata define them.
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each
+from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each, place_image
 
 # Encoded rows held at a time: so few that the decoded images take most of the memory.
 _ROWS_PER_BATCH = 1024
@@ -67,14 +67,7 @@ def read_parquet(
             for pixels in decode_each(encoded, size, channels):
                 if isinstance(pixels, Unreadable):
                     raise UserError(f"Row {at - first} of {file} {pixels}.")
-                if images is None:
-                    images = np.empty((total, *pixels.shape), np.uint8)
-                if pixels.shape != images.shape[1:] or pixels.shape[1] != pixels.shape[2]:
-                    raise UserError(
-                        f"Row {at - first} of {file} is {pixels.shape[2]}x{pixels.shape[1]} pixels where equal "
-                        "squares are needed: give a size, and all images are cropped and scaled to it."
-                    )
-                images[at] = pixels
+                images = place_image(images, at, pixels, total, f"Row {at - first} of {file}")
                 at += 1
     assert images is not None
     names = classes or tuple(str(i) for i in range(int(labels.max()) + 1))

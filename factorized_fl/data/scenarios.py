@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.seeds import numpy_rng
+from factorized_fl.core.seeds import PERMUTATION_SEED, numpy_rng
 from factorized_fl.data.images import ImageSet
 
-PERMUTATION_SEED = 1234  # the paper's "fixed global seed"
 FEWEST_IMAGES = 2  # BatchNorm needs two values to compute a variance
 
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from factorized_fl.core.errors import UserError, unknown
 
-NORM_MOMENTUM, NORM_EPS = 0.1, 1e-5  # PyTorch's defaults, which every BatchNorm here keeps
-
 Scale = Callable[[int], int]
 Head = Callable[[int], nn.Module]
 

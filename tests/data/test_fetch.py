@@ -1,4 +1,4 @@
-"""Against a small imitation of the hub on this machine: the calls `huggingface_hub` really makes, no network."""
+"""Downloads from a local imitation of the hub, which answers the actual calls of `huggingface_hub`."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ REPO, COMMIT = "uoft-cs/cifar10", "c" * 40
 
 
 class Hub:
-    """Serves `files` of one repository, and can lie about their contents."""
+    """Serves `files` of one repository, on request with damaged contents."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

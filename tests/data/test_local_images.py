@@ -64,7 +64,7 @@ def test_validation_has_more_than_one_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("train", "val"), ("train", "test", "extra"), ("train", "test", "val", "valid")])
-def test_half_a_split_is_not_taken_for_domains(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_incomplete_split_is_refused(names: tuple[str, ...], tmp_path: Path) -> None:
     for index, split in enumerate(names):
         picture(tmp_path / split / "a" / "1.png", index)
     with pytest.raises(UserError, match="images that are split lie in train and test, perhaps in validation"):
@@ -78,7 +78,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert found.classes == ("bus", "train")
 
 
-def test_a_test_class_that_nobody_trains_is_refused(tmp_path: Path) -> None:
+def test_a_test_class_without_training_images_is_refused(tmp_path: Path) -> None:
     for part, names in (("train", "ab"), ("test", "bc")):
         for name in names:
             picture(tmp_path / part / name / "0.png", 1)
@@ -87,7 +87,7 @@ def test_a_test_class_that_nobody_trains_is_refused(tmp_path: Path) -> None:
     assert str(refusal.value) in inspect_images(tmp_path).complaints()
 
 
-def test_a_class_that_nobody_tests_is_told(tmp_path: Path) -> None:
+def test_a_class_without_test_images_gives_a_warning(tmp_path: Path) -> None:
     for part, names in (("train", "abc"), ("test", "ab")):
         for index, name in enumerate(names):
             picture(tmp_path / part / name / "0.png", index + 10 * (part == "test"))
@@ -140,7 +140,7 @@ def test_parquet_whole_and_split(tmp_path: Path, write_parquet, colours) -> None
         inspect_images(tmp_path / "split")
 
 
-def test_first_look_counts_sizes_and_finds_what_is_wrong(tmp_path: Path) -> None:
+def test_an_inspection_counts_sizes_and_finds_problems(tmp_path: Path) -> None:
     for index in range(12):
         picture(tmp_path / "train" / "a" / f"{index}.png", index)
         picture(tmp_path / "train" / "b" / f"{index}.png", 100 + index, (16, 8), "RGB")
@@ -156,10 +156,10 @@ def test_first_look_counts_sizes_and_finds_what_is_wrong(tmp_path: Path) -> None
     assert found.across == [("train/a/3.png", "test/a/leak.bmp")]
     assert found.contradicted == [("train/a/5.png", "train/b/wrong.png")]
     assert found.repeated == [("train/a/7.png", "train/a/again.png")]
-    assert len(found.complaints()) == 6  # and no test image is of b, which has no folder there
+    assert len(found.complaints()) == 6  # one of them is the missing test folder of class b
 
 
-def test_first_look_at_class_folders_that_hold_nothing(folder: Path, tmp_path: Path) -> None:
+def test_an_inspection_of_class_folders_without_images(folder: Path, tmp_path: Path) -> None:
     (folder / "bird").mkdir()
     (folder / "fish").mkdir()
     (folder / "fish" / "0.png").write_bytes(b"no picture")
@@ -171,14 +171,14 @@ def test_first_look_at_class_folders_that_hold_nothing(folder: Path, tmp_path: P
         inspect_images(tmp_path / "bad")
 
 
-def test_first_look_at_nothing(tmp_path: Path) -> None:
+def test_an_inspection_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no readable images"):
         inspect_images(tmp_path)
     with pytest.raises(UserError, match="no folder or parquet"):
         inspect_images(tmp_path / "nowhere")
 
 
-def test_pictures_of_12_bits_in_16_are_told_before_they_are_trained_on(tmp_path: Path) -> None:
+def test_images_of_12_bits_in_16_give_a_warning(tmp_path: Path) -> None:
     for index, name in enumerate(("a", "b")):
         (tmp_path / name).mkdir()
         pixels = np.full((8, 8), 4095 - index, dtype=np.uint16)
@@ -189,7 +189,7 @@ def test_pictures_of_12_bits_in_16_are_told_before_they_are_trained_on(tmp_path:
     assert any(re.search(dark, line) for line in inspect_images(tmp_path).complaints())
 
 
-def test_pictures_that_do_not_say_what_is_white_are_found_by_a_first_look(folder: Path) -> None:
+def test_an_inspection_finds_images_of_unknown_white_level(folder: Path) -> None:
     (folder / "deep").mkdir()
     Image.new("I", (8, 8), 70_000).save(folder / "deep" / "0.tif")
     Image.new("F", (8, 8), 0.5).save(folder / "deep" / "1.tif")
@@ -201,8 +201,8 @@ def test_pictures_that_do_not_say_what_is_white_are_found_by_a_first_look(folder
         inspect_images(folder)
 
 
-def test_first_look_finds_more_unreadable_pictures_than_a_run_leaves_out(tmp_path: Path) -> None:
-    """A run counts them part by part: few of all may be many of those to test."""
+def test_an_inspection_finds_more_unreadable_images_than_a_run_leaves_out(tmp_path: Path) -> None:
+    """A run counts them in each part: a small share of all images may be a large share of the test images."""
     for part, count in (("train", 30), ("test", 10)):
         for index in range(count):
             picture(tmp_path / part / "ab"[index % 2] / f"{index}.png", index + 100 * (part == "test"))
@@ -215,14 +215,14 @@ def test_first_look_finds_more_unreadable_pictures_than_a_run_leaves_out(tmp_pat
     assert said.replace("test/a/", "a/") == str(refusal.value)
 
 
-def test_first_look_finds_the_one_unreadable_row_that_stops_a_run(tmp_path: Path, write_parquet, colours) -> None:
+def test_an_inspection_finds_the_one_unreadable_row_that_stops_a_run(tmp_path: Path, write_parquet, colours) -> None:
     file = write_parquet(tmp_path / "data.parquet", [*colours, *colours, b"no image"], [0, 1] * 6 + [0])
     with pytest.raises(UserError, match=f"Row 12 of .* {Unreadable.DAMAGED}"):
         read_local_images(file, "lab", size=4, channels=3)
     assert f"data.parquet row 12 {Unreadable.DAMAGED}." in inspect_images(file).complaints()
 
 
-def test_a_look_tells_how_far_it_is_and_knows_a_folder_of_domains(tmp_path: Path) -> None:
+def test_an_inspection_reports_its_progress_and_knows_a_folder_of_domains(tmp_path: Path) -> None:
     for label in ("a", "b"):
         (tmp_path / "one" / label).mkdir(parents=True)
         for number in range(20):
@@ -255,7 +255,7 @@ def test_an_inspection_knows_a_folder_of_domains_that_hold_parquet(
         assert inspect_images(tmp_path / "photo").total == 3
 
 
-def test_pictures_of_kinds_that_are_not_read_are_told_by_a_run_and_a_first_look(folder: Path) -> None:
+def test_files_of_unknown_formats_give_a_warning_in_runs_and_inspections(folder: Path) -> None:
     for name in ("cat/scan.DCM", "cat/IM0001", "dog/phone.heic", "dog/notes.txt", "dog/.hidden"):
         (folder / name).write_bytes(b"not for us")
     told = f"3 files in {folder} are left out (no file extension, .dcm, .heic): save images as PNG, JPEG or TIFF."
@@ -265,7 +265,7 @@ def test_pictures_of_kinds_that_are_not_read_are_told_by_a_run_and_a_first_look(
 
 
 @pytest.mark.parametrize("parts", [("",), ("train", "test")])
-def test_a_folder_of_nothing_but_other_kinds_says_so(parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_folder_of_unknown_formats_alone_is_refused(parts: tuple[str, ...], tmp_path: Path) -> None:
     for part in parts:
         for place in ("well", "ill"):
             (tmp_path / part / place).mkdir(parents=True)

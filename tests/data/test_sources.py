@@ -51,7 +51,7 @@ def test_a_set_is_decoded_once(root, monkeypatch) -> None:
         load("cifar10", root, size=2)
 
 
-def test_mnist_is_grey_unless_told_otherwise(root) -> None:
+def test_mnist_is_grey_by_default(root) -> None:
     assert load("mnist", root)[0].images.shape == (2, 1, 28, 28)
     colour = load("mnist", root, size=32, channels=3)[0].images
     assert colour.shape == (2, 3, 32, 32)
@@ -103,7 +103,7 @@ def test_cifar100_without_the_right_classes(root, write_parquet) -> None:
 @pytest.mark.parametrize(
     ("dataset", "fetch"), [("cifar10", "cifar10"), ("svhn", "svhn"), ("cifar100-domains", "cifar100")]
 )
-def test_missing_files_say_how_to_get_them(tmp_path, dataset, fetch) -> None:
+def test_the_error_for_missing_files_names_the_command_that_fetches_them(tmp_path, dataset, fetch) -> None:
     for data in (None, tmp_path / "elsewhere"):
         with pytest.raises(UserError, match=f"ffl data fetch {fetch}`.*--data DIR"):
             load(dataset, data)
@@ -180,7 +180,7 @@ def test_train_and_test_folders_of_parquet_are_one_set(tmp_path, write_parquet) 
 
 
 def test_a_folder_with_a_split_of_its_own(tmp_path) -> None:
-    """As it is, or as one of several domains: nobody trains on test images."""
+    """The split is kept, alone and as one of several domains."""
     for value, part in enumerate(("train", "validation", "test")):
         for label in ("cat", "dog"):
             save(tmp_path / "data" / "photo" / part / label / "1.png", value)
@@ -194,7 +194,7 @@ def test_a_folder_with_a_split_of_its_own(tmp_path) -> None:
     assert (second.name, len(second), second.split) == ("sketch", 6, None)
 
 
-def test_half_a_data_set_is_not_taken_for_the_whole(tmp_path, write_parquet) -> None:
+def test_an_incomplete_dataset_is_refused(tmp_path, write_parquet) -> None:
     write_parquet(tmp_path / "cifar10" / "train-00001-of-00002.parquet", [pixel(1)], [0])
     with pytest.raises(UserError, match="holds 1 of 2 train files"):
         load("cifar10", tmp_path)
@@ -211,7 +211,7 @@ def test_folder_needs_a_folder(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["embedded", "digits"])
-def test_a_folder_is_not_taken_for_images_that_are_drawn(dataset: str, tmp_path: Path) -> None:
+def test_a_folder_is_refused_for_drawn_images(dataset: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"'{dataset}' are drawn and not those in .* set dataset=folder"):
         load(dataset, tmp_path)
 

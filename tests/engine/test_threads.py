@@ -62,7 +62,7 @@ def test_counts_the_operations_of_attention() -> None:
     assert engine_threads.operations(layer, torch.zeros(1, 6, 8)) == 2 * (attention + 2 * 6 * 8 * 16)
 
     class Cross(nn.Module):
-        """Asks 3 tokens of 4 numbers and of another batch layout about the given 5."""
+        """Attend from 3 tokens of 4 numbers to the given 5 tokens, with the batch as second axis."""
 
         def __init__(self) -> None:
             super().__init__()

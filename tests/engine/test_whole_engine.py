@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py 
 
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing to wait for and nothing to capture; weights are laid out without the interpreter, which takes minutes."""
+    """Replace streams and graphs by plain calls, and LaidOut, for which the interpreter takes minutes, by PyTorch."""
 
     class Stream:
         def wait_stream(self, other: object) -> None: ...
@@ -59,7 +59,7 @@ def federation(method: str) -> Federation:
 
 
 def test_two_rounds_are_the_reference_engines() -> None:
-    """Dense: the interpreter takes minutes for the kernels of weights, which have tests of their own."""
+    """The model is dense, because the interpreter takes minutes for RankOneWeight, which has its own tests."""
     theirs, ours = federation("fedavg"), federation("fedavg")
     ours.engine = cuda.CudaEngine(ours.engine, lanes=2)
     for round_number in (1, 2):
@@ -73,7 +73,7 @@ def test_two_rounds_are_the_reference_engines() -> None:
 
 
 def test_a_step_gives_the_gradients_of_some_of_the_parameters() -> None:
-    """As a model with frozen parameters requires; the weights that are not named are those of the lanes."""
+    """Frozen parameters require this; the weights that are not named are those of the lanes."""
     ours = federation("fedavg")
     engine = cuda.CudaEngine(ours.engine, lanes=2)
     step = Step(engine, ours.state, ours.momentum)
@@ -86,8 +86,8 @@ def test_a_step_gives_the_gradients_of_some_of_the_parameters() -> None:
     assert all(torch.equal(gradient, whole[name]) for name, gradient in part.items())
 
 
-def test_models_are_tried_in_batches_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three held-out images take a batch of four, one of them a filling that does not count."""
+def test_candidates_are_evaluated_in_batches_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three held-out images take a batch of four, of which one is padding that does not count."""
     ours = federation("fedavg")
     clients = [
         replace(c, holdout=c.test.repeat(4)[:count]) for c, count in zip(ours.scenario.clients, (3, 4), strict=True)

@@ -37,18 +37,9 @@ def _product(a, b):
 
 @triton.jit
 def product_sums(
-    patches,
-    weight,
-    partial,
-    firsts,
-    count,
-    width,
-    per_program,
-    C: tl.constexpr,
-    PATCH: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
+    patches, weight, partial, firsts, count, width, per_program,
+    C: tl.constexpr, PATCH: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Sum (x - x0) and its square per channel over this program's rows; x0 is the channel's first value."""
     part = tl.program_id(0)
     lane, channel = _place(C, BC)
@@ -80,20 +71,9 @@ def _norm(mean, rstd, gamma, beta, at):
 
 @triton.jit
 def normalised_product(
-    patches,
-    weight,
-    y,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    count,
-    per_program,
-    C: tl.constexpr,
-    PATCH: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
+    patches, weight, y, mean, rstd, gamma, beta, count, per_program,
+    C: tl.constexpr, PATCH: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Convolve, normalise and apply the ReLU; the lanes of the result are stored one after the other."""
     lane, channel = _place(C, BC)
     scale, shift = _norm(mean, rstd, gamma, beta, lane * C + channel)
@@ -118,23 +98,9 @@ def _blocked(row, H: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def patch_gradients(
-    patches,
-    weight,
-    dy,
-    out,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    count,
-    per_program,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    PATCH: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
+    patches, weight, dy, out, mean, rstd, gamma, beta, count, per_program,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PATCH: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Sum the gradient before the ReLU times the patch over this program's rows; dy is in 2 x 2 blocks of pixels."""
     lane, channel = _place(C, BC)
     scale, shift = _norm(mean, rstd, gamma, beta, lane * C + channel)

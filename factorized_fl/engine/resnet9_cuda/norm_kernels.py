@@ -31,19 +31,9 @@ def _corner(pooled, H: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def channel_sums(
-    x,
-    partial,
-    firsts,
-    count,
-    row_stride,
-    lane_stride,
-    width,
-    per_program,
-    C: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
+    x, partial, firsts, count, row_stride, lane_stride, width, per_program,
+    C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
     """Sum (x - x0) and its square per channel over this program's rows; x0 is the channel's first value."""
     part, block = tl.program_id(0), tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
@@ -78,20 +68,9 @@ def _add_parts(partial, parts, width, at, PARTS: tl.constexpr):
 
 @triton.jit
 def store_moments(
-    firsts,
-    partial,
-    mean,
-    rstd,
-    running_mean,
-    running_var,
-    count,
-    width,
-    parts,
-    momentum,
-    eps,
-    BC: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    firsts, partial, mean, rstd, running_mean, running_var, count, width, parts, momentum, eps,
+    BC: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """Store mean and inverse standard deviation from the partial sums, and update the running statistics."""
     at = tl.program_id(0) * BC + tl.arange(0, BC)
     total, square = _add_parts(partial, parts, width, at, PARTS)
@@ -116,27 +95,11 @@ def _activation(x, at, inside, mean, rstd, gamma, beta):
 
 @triton.jit
 def normalise_rows(
-    x,
-    y,
-    residual,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    count,
-    row_stride,
-    lane_stride,
-    out_stride,
-    out_lane_stride,
-    residual_stride,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    MODE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
+    x, y, residual, mean, rstd, gamma, beta,
+    count, row_stride, lane_stride, out_stride, out_lane_stride, residual_stride,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MODE: tl.constexpr, RESIDUAL: tl.constexpr,
+    BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Normalise, apply the ReLU, and pool or add the residual; `count` is the number of output rows."""
     block = tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
@@ -186,28 +149,11 @@ def _pool_gradient(x, gradient, corner, column, row_stride, inside, m, r, g, b, 
 
 @triton.jit
 def gradient_sums(
-    x,
-    dy,
-    partial,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    count,
-    row_stride,
-    lane_stride,
-    out_stride,
-    out_lane_stride,
-    width,
-    per_program,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    MODE: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
+    x, dy, partial, mean, rstd, gamma, beta,
+    count, row_stride, lane_stride, out_stride, out_lane_stride, width, per_program,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MODE: tl.constexpr,
+    BC: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
     """Sum, per channel, the gradient before the ReLU, and this gradient times the normalised value."""
     part, block = tl.program_id(0), tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
@@ -256,31 +202,11 @@ def _input_gradient(hat, gradient, scale, total, product):
 
 @triton.jit
 def gradient_input(
-    x,
-    dy,
-    dx,
-    dresidual,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    dbeta,
-    dgamma,
-    count,
-    samples,
-    row_stride,
-    lane_stride,
-    out_stride,
-    out_lane_stride,
-    residual_stride,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    MODE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
+    x, dy, dx, dresidual, mean, rstd, gamma, beta, dbeta, dgamma,
+    count, samples, row_stride, lane_stride, out_stride, out_lane_stride, residual_stride,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MODE: tl.constexpr, RESIDUAL: tl.constexpr,
+    BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Store the gradient of the input in the input's order; `samples` values were averaged per channel."""
     block = tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
