@@ -1,4 +1,4 @@
-"""The page of a party: from its own kit, with what that party may see and nothing else."""
+"""The page of a party, made from its own kit: it shows only what that party may see."""
 
 import json
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def silent(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Parties:
-    """Nobody reports; aster has also trained alone."""
+    """No site reports; aster has also trained alone."""
     parties = federate(tmp_path_factory.mktemp("silent"), data, set())
     parties.sites["aster"].finish()
     return parties

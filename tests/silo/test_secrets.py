@@ -1,4 +1,4 @@
-"""The number of classes is a site's own business: nothing that the coordinator gets or keeps is counted with it."""
+"""The number of classes stays at the site: no count that the coordinator receives or keeps depends on it."""
 
 import secrets
 from itertools import count
@@ -24,7 +24,7 @@ CLASSES = {"aster": 2, "birch": 3, "cedar": 5}
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many images at each site, under two, three and five names."""
+    """The same number of images at each site, in two, three and five classes."""
     root = tmp_path_factory.mktemp("trio")
     for name, classes in CLASSES.items():
         write_images(root / name, tiny_set("row", classes, 60))
@@ -32,14 +32,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Overheard(Handler):
-    """A site to whose last answer somebody listens."""
+    """A site that keeps its last answer."""
 
     def answer(self, request: Message) -> Message:
         self.said = self.site.answer(request)
         return self.said
 
     def outline(self) -> tuple[dict, dict]:
-        """All of it but the values of its tensors and the seconds it took."""
+        """The answer without the values of its tensors and its seconds."""
         tensors = decode(self.said.payload) if self.said.payload else {}
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         return {key: value for key, value in self.said.fields.items() if key != "seconds"}, shapes

@@ -1,4 +1,4 @@
-"""Three hospitals, three folders of images, three label schemes, three models: the whole way, as real processes.
+"""Three hospitals, three folders of images, three label schemes, three models: the guide, as real processes.
 
 aster has four kinds of digits, cedar all ten, birch six drawn shapes; each calls its classes by its own names.
 """
@@ -37,7 +37,7 @@ def blocks(language: str) -> list[str]:
 
 @dataclass
 class Finished:
-    """A federation that has run to its end by the guide's commands, and what these printed."""
+    """A federation that has run to its end by the guide's commands, and their output."""
 
     root: Path
     kits: dict[str, Kit]
@@ -50,7 +50,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    """Do what the guide says; only the port is another, for somebody else may use the guide's."""
+    """Run the guide's commands, with a free port."""
     root = tmp_path_factory.mktemp("hospitals")
     write_hospitals(root / "data")
     (agreement,) = blocks("toml")
@@ -161,7 +161,7 @@ def test_a_first_look_at_the_data(finished: Finished) -> None:
 
 
 def test_labels_and_class_names_never_leave_a_site(finished: Finished) -> None:
-    """No file of the coordinator, logs included, has any class name in it, nor of any other site."""
+    """No file of the coordinator or of another site, logs included, contains a site's class names."""
     for party in ("coordinator", *NAMES):
         for file in (finished.root / "kits" / party).rglob("*"):
             if file.is_file():

@@ -1,4 +1,4 @@
-"""Nothing that arrives is believed: bad updates are dropped, their sender is named, the round goes on."""
+"""Everything that arrives is checked: bad updates are dropped, their sender is named, the round continues."""
 
 import json
 import struct
@@ -113,7 +113,7 @@ def test_a_fingerprint_that_no_images_have_is_dropped(data: Path, tmp_path: Path
 
 
 class Handler:
-    """A site whose answers are not its own."""
+    """A site whose answers a test can change."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.train_images = site, site.train_images
@@ -141,7 +141,7 @@ def test_an_old_round_replayed_is_dropped(data: Path, tmp_path: Path) -> None:
     assert [record["round"] for record in records if record["client"] == 0 and record["steps"]] == [1]
 
 
-def test_three_bad_ones_in_a_row_and_the_operators_word(data: Path, tmp_path: Path) -> None:
+def test_three_bad_updates_in_a_row_and_readmission_by_the_operator(data: Path, tmp_path: Path) -> None:
     """Bad in rounds 1 to 3, set aside, readmitted, good again: it takes part in what is left."""
     kits = kits_of(tmp_path, trio_config(rounds=8))
     sites = make_sites(kits, data)
@@ -167,7 +167,7 @@ def test_three_bad_ones_in_a_row_and_the_operators_word(data: Path, tmp_path: Pa
 
 
 def waiting_coordinator(tmp_path: Path) -> tuple[Coordinator, list[str]]:
-    """One that has set everybody aside, and its journal."""
+    """A coordinator that has set all sites aside, and its journal."""
     kit = kits_of(tmp_path, trio_config())[COORDINATOR]
     said: list[str] = []
     coordinator = Coordinator(kit, Mailbox(FEDERATION, kit.agreement.sites), said.append)
@@ -175,7 +175,7 @@ def waiting_coordinator(tmp_path: Path) -> tuple[Coordinator, list[str]]:
     return coordinator, said
 
 
-def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
+def test_a_readmission_during_the_reading_of_another_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator, _ = waiting_coordinator(tmp_path)
@@ -193,7 +193,7 @@ def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
     assert coordinator.memory.aside.tolist() == [False, False, True]
 
 
-def test_a_readmission_survives_the_death_of_who_was_reading_it(tmp_path: Path) -> None:
+def test_a_readmission_survives_a_crash_of_the_coordinator_that_reads_it(tmp_path: Path) -> None:
     coordinator, _ = waiting_coordinator(tmp_path)
     control.ask(coordinator.kit, "readmit", "aster")
     (coordinator.kit.path / "control.json").rename(coordinator.kit.path / "control.taken.json")
@@ -204,7 +204,7 @@ def test_a_readmission_survives_the_death_of_who_was_reading_it(tmp_path: Path) 
     assert coordinator.memory.aside.tolist() == [False, True, False]
 
 
-def test_the_last_wish_about_a_site_counts(tmp_path: Path) -> None:
+def test_the_last_request_about_a_site_counts(tmp_path: Path) -> None:
     coordinator, said = waiting_coordinator(tmp_path)
     control.ask(coordinator.kit, "readmit", "aster")
     control.ask(coordinator.kit, "readmit", "birch")
@@ -219,7 +219,7 @@ def test_the_last_wish_about_a_site_counts(tmp_path: Path) -> None:
     assert after_a_crash.memory.aside.tolist() == [True, False, True]
 
 
-def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_excluded(data: Path, tmp_path: Path) -> None:
+def test_a_site_that_refuses_a_round_has_no_strike_and_resumes_after_an_exclusion(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config("fedavg"), quorum=2)
     sites = make_sites(kits, data)
     parties = Loopback(kits, sites)
@@ -254,15 +254,15 @@ def test_honest_training_at_a_large_rate_passes_all_checks(method: str, data: Pa
     assert not any("refused" in line or "dropped" in line for line in parties.journal)
 
 
-def test_a_site_that_what_came_leads_astray_goes_back_and_says_so(data: Path, tmp_path: Path) -> None:
+def test_a_site_whose_training_diverges_on_received_weights_rolls_back(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config("fedavg"))
     said: list[str] = []
     site = make_sites(kits, data, said.append)["aster"]
-    for round in (1, 2):
+    for round_number in (1, 2):
         before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ClientState, "train", _explode)
-            fields = {"request": f"round-{round}", "round": round, "download": True, "models": 1}
+            fields = {"request": f"round-{round_number}", "round": round_number, "download": True, "models": 1}
             request = Message("round", FEDERATION, fields, encode(site._shared()))
             answer = site.answer(request)
         assert answer.fields["result"] == "refused"
@@ -279,7 +279,7 @@ def _explode(clients: ClientState, round_number: int, ks: list[int], engine: Eng
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"readmit": "aster"}', '{"readmit": [3]}', '{"remove": ["aster"]}'])
-def test_a_wish_that_makes_no_sense_is_told_and_stops_nobody(content: str, tmp_path: Path) -> None:
+def test_an_unreadable_request_of_the_operator_is_logged_and_ignored(content: str, tmp_path: Path) -> None:
     coordinator, said = waiting_coordinator(tmp_path)
     (coordinator.kit.path / "control.json").write_text(content)
     coordinator._control()
@@ -295,12 +295,18 @@ def site_of(data: Path, tmp_path: Path) -> Site:
     return make_sites(kits_of(tmp_path, trio_config()), data)["aster"]
 
 
-def round_request(round: int, tensors: dict[str, torch.Tensor] | None = None, **fields: object) -> Message:
-    known = {"request": f"round-{round}", "round": round, "download": tensors is not None, "models": 1, **fields}
+def round_request(round_number: int, tensors: dict[str, torch.Tensor] | None = None, **fields: object) -> Message:
+    known = {
+        "request": f"round-{round_number}",
+        "round": round_number,
+        "download": tensors is not None,
+        "models": 1,
+        **fields,
+    }
     return Message("round", FEDERATION, known, encode(tensors) if tensors else b"")
 
 
-def test_a_site_believes_the_coordinator_no_more(data: Path, tmp_path: Path) -> None:
+def test_a_site_checks_what_the_coordinator_sends(data: Path, tmp_path: Path) -> None:
     site = site_of(data, tmp_path)
     assert site.answer(round_request(1)).fields["result"] == "trained"
     before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
@@ -326,7 +332,7 @@ def test_a_site_believes_the_coordinator_no_more(data: Path, tmp_path: Path) -> 
         assert torch.equal(tensor, before[key]), key
 
 
-def test_messages_of_others_or_too_large_are_refused() -> None:
+def test_messages_of_other_federations_or_too_large_are_refused() -> None:
     message = Message("ready", FEDERATION, {"train": 3}, b"xyz")
     content = pack(message)
     assert unpack(content, FEDERATION, 1000) == message
@@ -343,7 +349,7 @@ def test_messages_of_others_or_too_large_are_refused() -> None:
             unpack(spoilt, FEDERATION, 10 if words == "bytes are more" else 100_000)
 
 
-def test_a_diverged_start_at_zero_may_still_be_left() -> None:
+def test_a_tensor_may_grow_from_zero_within_limits() -> None:
     """Norms are bounded by what came before, but mu begins at zero and must be allowed to move."""
     expected = {"mu": torch.zeros(100)}
     moved = {"mu": torch.full((100,), 0.5)}
@@ -353,7 +359,7 @@ def test_a_diverged_start_at_zero_may_still_be_left() -> None:
 
 
 @pytest.mark.parametrize(("images", "spread"), [(1, 1.0), (3000, 0.1), (100, 0.0)])
-def test_an_honest_fingerprint_passes_however_clear_its_classes(images: int, spread: float) -> None:
+def test_an_honest_fingerprint_passes_for_any_separation_of_classes(images: int, spread: float) -> None:
     """One image per class, very many of classes far apart, copies of one image: nothing is known of it beforehand."""
     labels = torch.arange(4 * images) % 4
     generator = torch.Generator().manual_seed(1)
