@@ -46,8 +46,8 @@ def _largest(config: Config) -> int:
 
 def readme(party: str, agreement: Agreement, config: Config) -> str:
     """The README of a party's kit, or of the authority's folder."""
-    method = METHODS[config.method].title
-    travels = METHODS[config.method].row[2]
+    method = METHODS[config.method].card.title
+    travels = METHODS[config.method].card.row[2]
     if config.build_method().looks_at_images:  # then clients are matched by a fingerprint of their images
         travels = f"{travels.partition(';')[0]}; a fingerprint of the images, averages of what the first layer sees"
     templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined, keep_trailing_newline=True)

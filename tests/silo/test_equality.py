@@ -47,7 +47,7 @@ def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> 
         records, mixing = run_round(federation, round_number)
         wanted += records
     for k, site in enumerate(sites.values()):
-        own, theirs = site.federation.state.client(0), federation.state.client(k)
+        own, theirs = site.federation.clients.state.client(0), federation.clients.state.client(k)
         for tensor in own:
             torch.testing.assert_close(own[tensor], theirs[tensor], rtol=0, atol=1e-6, msg=tensor)
     got = RunDirectory(kits[COORDINATOR].run).metrics()

@@ -193,7 +193,7 @@ def test_other_data_are_refused_by_export_and_join(tmp_path: Path) -> None:
     make_sites(kits, data)["cedar"].answer(round_request(1))
     (data / "cedar" / "column-0").rename(data / "cedar" / "other")
     for begin in (lambda: export_now(kits["cedar"], data / "cedar"), lambda: make_sites(kits, data), settle):
-        with pytest.raises(UserError, match=r"begun with other data \(of cedar, classes was .*'column-0'.*now"):
+        with pytest.raises(UserError, match=r"started with other data \(of cedar, classes was .*'column-0'.*now"):
             begin()
     (data / "cedar" / "other").rename(data / "cedar" / "column-0")
     shutil.copy(data / "cedar" / "column-1" / "0001.png", data / "cedar" / "column-1" / "more.png")
@@ -201,7 +201,7 @@ def test_other_data_are_refused_by_export_and_join(tmp_path: Path) -> None:
         make_sites(kits, data)
     (data / "cedar" / "column-1" / "more.png").unlink()
     (data / "cedar" / "column-1" / "0001.png").rename(data / "cedar" / "column-2" / "0001.png")
-    with pytest.raises(UserError, match="of cedar, the split is another"):
+    with pytest.raises(UserError, match="of cedar, the split is different"):
         make_sites(kits, data)
 
 
@@ -348,7 +348,7 @@ def test_kits_differ_and_the_largest_message_fits_a_model(tmp_path: Path) -> Non
     assert len({path.read_text() for path in (tmp_path / "kits").rglob("*.key")}) == 4
     site = make_sites(kits_of(tmp_path / "p", kits[1].config), write_trio(tmp_path / "data"))["aster"]
     numbers = sum(
-        tensor.numel() for tensor in site.federation.state.client(0).values() if tensor.dtype == torch.float32
+        tensor.numel() for tensor in site.federation.clients.state.client(0).values() if tensor.dtype == torch.float32
     )
     assert 4 * numbers < agreement.largest < 4 * numbers + 300_000
 

@@ -57,7 +57,7 @@ def test_no_count_depends_on_the_number_of_classes(method: str, data: Path, tmp_
     assert {len(site.site.federation.scenario.clients[0].classes) for site in sites} == {2, 3, 5}
     own = {"client", "domain"}
     if any(
-        parties.coordinator.memory.roles[name].kind == "mu" for name in parties.coordinator.memory.stack
+        parties.coordinator.memory.roles[name].kind == "mu" for name in parties.coordinator.memory.server.stack
     ):  # what survives of mu depends on training
         own |= {"up_parameters", "up_bytes", "up_roles", "up_formula", "down_formula"}
     kept = RunDirectory(kits[COORDINATOR].run).metrics()
@@ -75,7 +75,9 @@ def test_noise_is_drawn_once_and_from_nothing_that_others_know(
     kits = kits_of(tmp_path, config)
     blurred, again = (make_sites(kits, data)["aster"] for _ in range(2))
     guess = build_federation(config, blurred.scenario, torch.device("cpu"), "reference")
-    own, same, guessed = (f.state.client(0)[fingerprints.NAME] for f in (blurred.federation, again.federation, guess))
+    own, same, guessed = (
+        f.clients.state.client(0)[fingerprints.NAME] for f in (blurred.federation, again.federation, guess)
+    )
     assert torch.equal(own, same)
     assert (kits["aster"].path / NOISE_SEED).read_text() == "7"
     assert float((own - guessed).std()) > 0.2

@@ -101,7 +101,7 @@ def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) ->
         assert finished.run(party).checkpoint_round() == 3
     for name in NAMES:
         card = (finished.root / "kits" / name / "model" / "README.md").read_text()
-        right = float(re.search(r"\*\*([\d.]+)%\*\* right", card)[1])
+        right = float(re.search(r"\*\*([\d.]+)%\*\* correct", card)[1])
         alone = float(re.search(r"trained alone, .*: ([\d.]+)%", card)[1])
         print(f"{name}: {right:.2f}% in the federation, {alone:.2f}% alone")
         assert right == pytest.approx(100 * finished.run(name).summary()["accuracy_mean"], abs=0.01)
@@ -109,7 +109,7 @@ def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) ->
 
 def test_it_equals_the_run_in_one_process(finished: Finished) -> None:
     config = finished.kits["coordinator"].config
-    assert METHODS[config.method].title == "Factorized-FL"
+    assert METHODS[config.method].card.title == "Factorized-FL"
     one = api.run(config, finished.root / "one-process", data=finished.root / "data", device="cpu")
     wanted = one.load_checkpoint()
     for k, name in enumerate(NAMES):
@@ -151,7 +151,7 @@ def test_every_party_has_a_page_of_what_it_may_see(finished: Finished) -> None:
     assert "as 1 of 3 sites report" in coordinators
     summaries = (finished.run("aster").summary(), RunDirectory(finished.kits["aster"].alone).summary())
     right, alone = (f"{100 * summary['accuracy_mean']:.1f}%" for summary in summaries)
-    assert f"aster: {right} right, alone {alone}." in own
+    assert f"aster: {right} accuracy, alone {alone}." in own
 
 
 def test_a_first_look_at_the_data(finished: Finished) -> None:

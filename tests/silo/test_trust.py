@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.payload import decode, encode
-from factorized_fl.engine import Trained
+from factorized_fl.core.views import Trained
 from factorized_fl.methods.fingerprints import describe
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo import control
-from factorized_fl.silo import site as site_module
 from factorized_fl.silo.agreement import COORDINATOR, read_agreement
 from factorized_fl.silo.checks import read_tensors
 from factorized_fl.silo.coordinator import Coordinator
@@ -23,7 +23,6 @@ from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.site import Site
 from factorized_fl.silo.transport.loopback import Loopback
-from factorized_fl.simulate.build import Federation
 from tests.silo.parties import kits_of, make_sites, same, trio_config, write_trio
 
 FEDERATION = "f" * 16
@@ -95,7 +94,7 @@ def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, 
     assert {record["client"] for record in records if record["steps"]} == {1, 2}
     assert sum(record["steps"] > 0 for record in records) == 8
     assert not parties.coordinator.memory.received[0]
-    assert all(tensor.isfinite().all() for tensor in parties.coordinator.memory.stack.values())
+    assert all(tensor.isfinite().all() for tensor in parties.coordinator.memory.server.stack.values())
     status = json.loads(kits[COORDINATOR].status.read_text())
     assert next(site["doing"] for site in status["sites"]) == "set aside"
 
@@ -213,7 +212,7 @@ def test_the_last_request_about_a_site_counts(tmp_path: Path) -> None:
     assert coordinator._control()  # what was mixed with its tensors has to be mixed anew
     assert coordinator.memory.aside.tolist() == [True, False, True]
     assert not coordinator._control()
-    assert "aster: excluded by the operator; nobody is given its tensors any more" in said
+    assert "aster: excluded by the operator; its tensors are no longer sent to any site" in said
     assert control.recall_aside(coordinator.kit) == {"aster", "cedar"}  # for one that is started after a crash
     after_a_crash, _ = waiting_coordinator(tmp_path)
     after_a_crash.memory.trust_all_but({0, 2})
@@ -238,7 +237,7 @@ def test_a_site_that_refuses_a_round_has_no_strike_and_resumes_after_an_exclusio
     for name in ("birch", "cedar"):
         parties.sites[name] = Refusing(sites[name])
     assert parties.run()
-    assert sum("refused this round: nobody here knows what 'rubbish' means" in line for line in parties.journal) == 2
+    assert sum("refused this round: 'rubbish' is not a known kind of request" in line for line in parties.journal) == 2
     assert parties.coordinator.memory.strikes.tolist() == [0, 0, 0]
     assert "round 2 of 3 is complete, without aster" in parties.journal
     matrix = RunDirectory(kits[COORDINATOR].run).mixing(2)["matrix"]
@@ -262,21 +261,21 @@ def test_a_site_whose_training_diverges_on_received_weights_rolls_back(data: Pat
     for round_number in (1, 2):
         before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(site_module, "train_from_here", _explode)
+            patch.setattr(ClientState, "train", _explode)
             fields = {"request": f"round-{round_number}", "round": round_number, "download": True, "models": 1}
             request = Message("round", FEDERATION, fields, encode(site._shared()))
             answer = site.answer(request)
         assert answer.fields["result"] == "refused"
-        assert "what came does not train here" in said[-1]
+        assert "training diverges from the received weights" in said[-1]
         assert same(before, site.federation.tensors, 0.0)  # and nothing of it is on disk
         assert site.answer(request).fields["result"] == "trained"
     assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
 
 
-def _explode(federation: Federation, round_number: int, clients: list[int]) -> list[Trained]:
-    for name in federation.shared:
-        federation.state.common[name] *= 1e4
-    return [Trained(1.0, 1)]
+def _explode(clients: ClientState, round_number: int, ks: list[int], engine: Engine) -> dict[int, Trained]:
+    for name in clients.shared:
+        clients.state.common[name] *= 1e4
+    return {k: Trained(1.0, 1) for k in ks}
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"readmit": "aster"}', '{"readmit": [3]}', '{"remove": ["aster"]}'])
