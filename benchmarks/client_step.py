@@ -44,14 +44,14 @@ def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
     engine = CudaEngine(federation.engine, lanes)
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    step = engine.step = Step(engine, federation.state, federation.momentum)
+    step = engine.step = Step(engine, federation.clients.state, federation.clients.momentum)
     torch.cuda.synchronize()
     startup = time.perf_counter() - began
     stays = [Stay(lane, lane, 0, engine._steps(lane)) for lane in range(lanes)]
     batches = engine._upload(1, stays)
     times = []
     for turn in range(3):
-        step.load(stays, federation.state, federation.momentum)
+        step.load(stays, federation.clients.state, federation.clients.momentum)
         for part in range(40 // FEW):
             first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             first.record()
@@ -64,13 +64,13 @@ def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
     each = [first.elapsed_time(last) / (FEW * lanes) for first, last in times]
     loss = step.loss.mean().item()
     rounds, tests = [], []
-    for round in range(1, arguments.rounds + 1):
+    for round_number in range(1, arguments.rounds + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        found = engine.train(round, range(20), federation.state, federation.momentum, lambda client: None)
+        found = engine.train(round_number, range(20), federation.clients, lambda client: None)
         torch.cuda.synchronize()
         trained = time.perf_counter()
-        engine.evaluate(round, range(20), federation.state, federation.start)
+        engine.evaluate(round_number, range(20), federation.clients)
         rounds.append((trained - began) * 1e3 / sum(result.steps for result in found.values()))
         tests.append(time.perf_counter() - trained)
     if arguments.profile:
@@ -95,7 +95,7 @@ def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
         "capture_s": startup,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
         "loss": loss,
-        "state": digest(federation.state.flat("state")),
+        "state": digest(federation.clients.state.flat("state")),
     }
 
 

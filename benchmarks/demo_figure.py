@@ -34,7 +34,7 @@ def main() -> None:
         groups.append([c["accuracy"] for c in clients])
         heights = [100 * sum(group) / len(group) for group in groups]
         places = [place + 0.17 * (index - 2) for place in range(len(groups))]
-        bars.bar(places, heights, 0.16, label=METHODS[method].title, color=COLOURS[index])
+        bars.bar(places, heights, 0.16, label=METHODS[method].card.title, color=COLOURS[index])
     bars.set_xticks(range(len(domains) + 1), [*domains, "all clients"])
     bars.set_ylabel("accuracy of own models, %")
     bars.legend(frameon=False, ncols=2, fontsize="small")

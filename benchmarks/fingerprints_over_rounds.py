@@ -34,21 +34,21 @@ class Candidates:
 
     def started(self, federation: Federation, done: int) -> None:
         self.federation = federation
-        common = federation.state.common
+        common = federation.clients.state.common
         self.initial = {name: tensor.clone() for name, tensor in common.items() if tensor.is_floating_point()}
         self.domains = [client.domain for client in federation.scenario.clients]
 
-    def client_done(self, round: int, client: int) -> None: ...
+    def client_done(self, round_number: int, client: int) -> None: ...
 
-    def round_done(self, round: int, records: Sequence[dict]) -> None:
-        if round in self.rounds:
+    def round_done(self, round_number: int, records: Sequence[dict]) -> None:
+        if round_number in self.rounds:
             row = {name: (size, nearest(alike.cpu(), self.domains)) for name, size, alike in self.look()}
-            self.rows.append({"round": round, "nearest": {name: share for name, (_, share) in row.items()}})
+            self.rows.append({"round": round_number, "nearest": {name: share for name, (_, share) in row.items()}})
             self.sizes = {name: size for name, (size, _) in row.items()}
 
     def look(self):
         """Name, numbers to send and closeness [K, K] of each candidate."""
-        common, roles = self.federation.state.common, self.federation.roles
+        common, roles = self.federation.clients.state.common, self.federation.roles
         drift = {name: common[name] - start for name, start in self.initial.items()}
 
         def joined(tensors: dict[str, torch.Tensor], *kinds: str) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Candidates:
 
     def running(self) -> list[torch.Tensor]:
         """Running mean and log-variance of every normalisation, [K, 2 C] each."""
-        common = self.federation.state.common
+        common = self.federation.clients.state.common
         means = [name for name in common if name.endswith("running_mean")]
         return [
             torch.cat([common[name], common[name.replace("_mean", "_var")].clamp_min(1e-12).log()], 1) for name in means

@@ -22,7 +22,6 @@ from factorized_fl.results.comparison import (
 from factorized_fl.results.reading import RunFiles, read_run
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate import run as simulation
-from factorized_fl.simulate.build import Federation
 from factorized_fl.simulate.run import Observer
 
 COMPARISON = "comparison.json"
@@ -76,16 +75,6 @@ def run(
         observers=observers,
         device=device,
     )
-
-
-def model_sizes(federation: Federation) -> tuple[str, dict[str, int], int]:
-    """Return the model's name, its numbers of parameters by role, and the number of those that are shared."""
-    tensors = federation.state.client(0)
-    counts: dict[str, int] = {}
-    for name, role in federation.roles.items():
-        if tensors[name].dim():  # a step counter is not a parameter
-            counts[role.kind] = counts.get(role.kind, 0) + tensors[name].numel()
-    return federation.config.model, counts, sum(tensors[name].numel() for name in federation.shared)
 
 
 def default_directory(config: Config) -> Path:

@@ -1,33 +1,71 @@
-"""What a method answers, checked: whoever writes one makes mistakes, and none may pass for a result."""
+"""Checks of what a method returns, so that a mistake in a method never passes for a result."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.methods.base import Method, Mixing, Server, Tensors
+from factorized_fl.core.views import Mixing, Roles, Server, Tensors
 
 
-def mixing_of(method: Method, server: Server) -> Mixing:
-    """The method's mixing, if it says from whom each client takes how much and leaves what clients have alone."""
-    given = [item for part in (server.stack, server.start, server.state) for item in part.items()]
+class MixingMethod(Protocol):
+    """The part of a method that the server's half of a round needs."""
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether `mix` reads `Server.start`."""
+
+    @property
+    def fingerprint_is_shared(self) -> bool:
+        """Whether the fingerprint is part of the shared tensors."""
+
+    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
+        """The vector that a client is matched by."""
+
+    def extra_up(self, shared: Tensors) -> Tensors:
+        """Zeros in the shape of each payload that a client sends besides the shared tensors."""
+
+    def extra_down(self, shared: Tensors) -> Tensors:
+        """Zeros in the shape of each payload that a client receives besides the shared tensors."""
+
+    def mix(self, server: Server) -> Mixing:
+        """The mixing of a round."""
+
+
+def checked_mixing(method: MixingMethod, server: Server) -> Mixing:
+    """The method's mixing; raises UserError if it is malformed or if `mix` changed its inputs in place."""
+    parts = (server.stack, server.start, server.state, server.extra, server.initial)
+    given = [item for part in parts for item in part.items()]
     before = [tensor._version for _, tensor in given]  # PyTorch counts changes in place
     mixing = method.mix(server)
     if changed := [name for (name, tensor), version in zip(given, before, strict=True) if tensor._version != version]:
-        raise UserError(
-            f"The mix of {method.name} changes {changed[0]} in place, which is not its own: make a new tensor instead."
-        )
+        raise UserError(f"The mix of {method.name} changes {changed[0]} in place: make a new tensor instead.")
     count = len(server.sizes)
-    matrices = [mixing.matrix, *mixing.others.values()] if isinstance(mixing, Mixing) else [None]
-    if not all(_are_weights(matrix, count) for matrix in matrices):
-        raise UserError(
-            f"The mix of {method.name} must be a Mixing of {count} x {count} clients whose rows sum to 1, "
-            "without negative weights."
-        )
+    if not isinstance(mixing, Mixing) or any(w.count != count for w in (mixing.weights, *mixing.others.values())):
+        raise UserError(f"The mix of {method.name} must return a Mixing of {count} x {count} clients.")
+    for weights in (mixing.weights, *mixing.others.values()):
+        if complaint := weights.complaint():
+            raise UserError(f"The mix of {method.name} returns wrong weights: {complaint}.")
+    here = len(server.clients)
+    shapes = {name: stacked.shape[1:] for name, stacked in server.stack.items()}
+    declared = {name: like.shape for name, like in method.extra_down(server.initial).items()}
     complaints = {
-        "others names a tensor that does not travel": mixing.others.keys() - server.stack.keys(),
+        "others names a tensor that does not travel": mixing.others.keys() - shapes.keys(),
+        "rows names a tensor that does not travel": mixing.rows.keys() - shapes.keys(),
+        "rows must have the tensor's shape after one row, or one for each participant": any(
+            name in shapes and (rows.shape[1:] != shapes[name] or rows.shape[0] not in (1, here))
+            for name, rows in mixing.rows.items()
+        ),
         f"similarity must be a tensor of {count} x {count} clients": not _is(mixing.similarity, count, count),
         "state must be a dictionary of tensors": not _tensors(mixing.state),
+        f"extra must hold {list(declared)} with one row, or one for each participant": not _tensors(mixing.extra)
+        or mixing.extra.keys() != declared.keys()
+        or any(t.shape[1:] != declared[n] or t.shape[0] not in (1, here) for n, t in mixing.extra.items()),
         f"downloads must be a tensor of {count} clients": not _is(mixing.downloads, count),
         f"revert must be a tensor of {count} clients": not _is(mixing.revert, count),
         "revert needs needs_start = True in the class": mixing.revert is not None and not method.needs_start,
@@ -38,15 +76,7 @@ def mixing_of(method: Method, server: Server) -> Mixing:
     return mixing
 
 
-def _are_weights(matrix: object, count: int) -> bool:
-    """Whether it has a row for each client that sums to 1, without negative weights."""
-    if not isinstance(matrix, torch.Tensor) or matrix.shape != (count, count):
-        return False
-    return bool(((matrix.sum(1) - 1).abs() < 1e-5).all() and (matrix > -1e-5).all())
-
-
 def _is(tensor: object, *shape: int) -> bool:
-    """Whether it is a tensor of that shape, or nothing."""
     return tensor is None or (isinstance(tensor, torch.Tensor) and tensor.shape == shape)
 
 
@@ -54,12 +84,20 @@ def _tensors(state: object) -> bool:
     return isinstance(state, Mapping) and all(isinstance(value, torch.Tensor) for value in state.values())
 
 
-def gradient_of(method: Method, gradient: Tensors, parameters: Tensors) -> Tensors:
-    """The method's gradient, if it has one of the right shape for every parameter."""
-    for name, parameter in parameters.items():
-        given = gradient.get(name) if isinstance(gradient, Mapping) else None
+def checked_gradient(name: str, gradient: Tensors, parameters: Tensors) -> Tensors:
+    """The gradient of the method of that name; raises UserError unless it has the right shape for every parameter."""
+    for parameter_name, parameter in parameters.items():
+        given = gradient.get(parameter_name) if isinstance(gradient, Mapping) else None
         if not isinstance(given, torch.Tensor) or given.shape != parameter.shape:
-            raise UserError(
-                f"The gradient of {method.name} must have a tensor of shape {list(parameter.shape)} for {name}."
-            )
+            shape = list(parameter.shape)
+            raise UserError(f"The gradient of {name} must have a tensor of shape {shape} for {parameter_name}.")
     return gradient
+
+
+def checked_payload(name: str, hook: str, payload: Tensors, expected: Tensors) -> Tensors:
+    """The named tensors that a hook returned; raises UserError unless names and shapes are those it declared."""
+    fits = _tensors(payload) and payload.keys() == expected.keys()
+    if not fits or any(payload[key].shape != expected[key].shape for key in expected):
+        shapes = {key: list(tensor.shape) for key, tensor in expected.items()}
+        raise UserError(f"{hook} of {name} must return tensors with these names and shapes: {shapes}.")
+    return payload

@@ -1,6 +1,6 @@
-"""The communication ledger: numbers sent, bytes as really serialised, and what the paper's formula counts."""
+"""The communication ledger: numbers sent, bytes as serialised, and what the paper's cost formula counts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -8,15 +8,16 @@ import torch
 
 from factorized_fl.core.payload import data_bytes, measure, occupied
 from factorized_fl.core.roles import Role
-from factorized_fl.methods.fingerprints import NAME as FINGERPRINT
-from factorized_fl.simulate.build import Federation
+from factorized_fl.core.views import Cost
 
 BYTES_PER_NUMBER = 4
+FINGERPRINT = "fingerprint"  # the name under which the vector that clients are matched by travels
+EXTRA = "extra/"  # before the names of payloads besides the model's tensors
 
 
 @dataclass(frozen=True)
 class Load:
-    """One payload."""
+    """The size of one payload."""
 
     parameters: int = 0
     bytes: int = 0
@@ -41,57 +42,12 @@ class Traffic:
     down_roles: Mapping[str, int] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """For the metrics."""
+        """The fields of a line of metrics."""
         return asdict(self)
 
 
-class Payloads:
-    """What several clients send or are sent, tensor by tensor, until it is all measured."""
-
-    def __init__(self, clients: Sequence[int], role_of: Mapping[str, Role]) -> None:
-        self.clients, self.role_of = clients, role_of
-        self.entries: list[tuple[str, tuple[int, ...], torch.dtype, list[int]]] = []
-
-    def add(self, name: str, rows: torch.Tensor) -> None:
-        """One tensor, a row per client."""
-        nonzero = occupied(rows.detach()).flatten(1).sum(1).tolist()
-        self.entries.append((name, tuple(rows.shape[1:]), rows.dtype, nonzero))
-
-    def loads(self, copies: torch.Tensor | None = None) -> dict[int, Load]:
-        """Each client's load; `copies` [K] says how often each is sent, if not once."""
-        found = {}
-        for row, k in enumerate(self.clients):
-            shapes = {name: (shape, dtype, nonzero[row]) for name, shape, dtype, nonzero in self.entries}
-            found[k] = Load(*measure(shapes), self._by_role(row)) * (1 if copies is None else int(copies[k]))
-        return found
-
-    def _by_role(self, row: int) -> dict[str, int]:
-        sizes: dict[str, int] = {}
-        for name, shape, dtype, nonzero in self.entries:
-            # The fingerprint is among a client's tensors as a statistic, which none of those that travel is.
-            kind = name if name == FINGERPRINT or name not in self.role_of else self.role_of[name].kind
-            sizes[kind] = sizes.get(kind, 0) + data_bytes(shape, dtype, nonzero[row])
-        return sizes
-
-
-def upload_loads(federation: Federation, clients: Sequence[int]) -> dict[int, Load]:
-    """What the clients send after training."""
-    method, state = federation.method, federation.state
-    if not federation.shared or not clients:
-        return dict.fromkeys(clients, Load())
-    sent = Payloads(clients, federation.roles)
-    for name, stacked in state.common.items():
-        if name in federation.shared:
-            sent.add(name, stacked[list(clients)])
-    vectors = [method.fingerprint(state.client(k), federation.roles) for k in clients]
-    if not method.fingerprint_is_shared and all(vector is not None for vector in vectors):
-        sent.add(FINGERPRINT, torch.stack([vector for vector in vectors if vector is not None]))
-    return sent.loads()
-
-
-def traffic(federation: Federation, k: int, down: Load, up: Load | None) -> Traffic:
-    """The ledger's entry for a client that was chosen; `up` is missing if it did not answer."""
-    cost = federation.method.formula(federation.state.client(k), federation.roles)
+def count_traffic(down: Load, up: Load | None, cost: Cost) -> Traffic:
+    """The entry of a sampled client; `up` is None if it sent no update."""
     return Traffic(
         up_parameters=up.parameters if up else 0,
         down_parameters=down.parameters,
@@ -104,20 +60,71 @@ def traffic(federation: Federation, k: int, down: Load, up: Load | None) -> Traf
     )
 
 
+class Payloads:
+    """The payloads of several clients, noted tensor by tensor and measured at the end."""
+
+    def __init__(self, clients: Sequence[int], role_of: Mapping[str, Role]) -> None:
+        self.clients, self.role_of = clients, role_of
+        self.entries: list[tuple[str, tuple[int, ...], torch.dtype, list[int]]] = []
+
+    def add(self, name: str, rows: torch.Tensor) -> None:
+        """Notes one tensor, given as a row for each client."""
+        if rows.stride(0) == 0:  # one row, repeated without a copy
+            nonzero = occupied(rows[:1].detach()).flatten(1).sum(1).tolist() * len(rows)
+        else:
+            nonzero = occupied(rows.detach()).flatten(1).sum(1).tolist()
+        self.entries.append((name, tuple(rows.shape[1:]), rows.dtype, nonzero))
+
+    def noting(self, items: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Gives the items on and notes each of them."""
+        for name, rows in items:
+            self.add(name, rows)
+            yield name, rows
+
+    def loads(self, copies: torch.Tensor | None = None) -> dict[int, Load]:
+        """Each client's load; `copies` [K] says how often each payload is sent, if not once."""
+        if not self.entries:
+            return dict.fromkeys(self.clients, Load())
+        found = {}
+        for row, k in enumerate(self.clients):
+            shapes = {name: (shape, dtype, nonzero[row]) for name, shape, dtype, nonzero in self.entries}
+            found[k] = Load(*measure(shapes), self._by_role(row)) * (1 if copies is None else int(copies[k]))
+        return found
+
+    def _by_role(self, row: int) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for name, shape, dtype, nonzero in self.entries:
+            kind = "extra" if name.startswith(EXTRA) else name
+            # A fingerprint may be a buffer of the model, but as a payload it is a kind of its own.
+            if kind == name and name != FINGERPRINT and name in self.role_of:
+                kind = self.role_of[name].kind
+            sizes[kind] = sizes.get(kind, 0) + data_bytes(shape, dtype, nonzero[row])
+        return sizes
+
+
+def measured(
+    items: Iterable[tuple[str, torch.Tensor]], role_of: Mapping[str, Role]
+) -> tuple[dict[str, torch.Tensor], Load]:
+    """One client's payload as named tensors, and its size, from items with a leading axis of one row."""
+    payload = Payloads([0], role_of)
+    tensors = {name: rows[0] for name, rows in payload.noting(items)}
+    return tensors, payload.loads()[0]
+
+
 def formula_bytes(entries: Iterable[tuple[int, int, int]]) -> dict[str, int]:
     """The paper's formula over entries of (round, up, down), by both conventions of counting.
 
-    B counts every upload and download; A leaves out the first round's download, which nothing preceded.
+    B counts every upload and download; A leaves out the download of the first round.
     """
     a = b = 0
-    for round, up, down in entries:
+    for round_number, up, down in entries:
         b += (up + down) * BYTES_PER_NUMBER
-        a += (up + (down if round > 1 else 0)) * BYTES_PER_NUMBER
+        a += (up + (down if round_number > 1 else 0)) * BYTES_PER_NUMBER
     return {"formula_a_bytes": a, "formula_b_bytes": b}
 
 
-def summarise_traffic(records: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Totals of a run's ledger."""
+def total_traffic(records: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """The totals of a run's ledger."""
     records = list(records)
     names = ("up_parameters", "down_parameters", "up_bytes", "down_bytes")
     totals = {name: sum(record[name] for record in records) for name in names}

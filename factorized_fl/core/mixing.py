@@ -1,68 +1,248 @@
-"""Mixing matrices: K x K, non-negative, rows summing to 1; and their one use, ``mixing @ stack``."""
+"""Mixing weights: with which weights a client receives the tensors of the others, and their one use on a stack.
 
-from collections.abc import Sequence
+Weights are one of four structures, so that a mean over many clients never makes a K x K matrix. Each of them is equal
+to a K x K matrix with non-negative rows that sum to 1; `rows` gives some rows of that matrix.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+_TOLERANCE = 1e-5
 
-def weighted_mean(weights: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-    """Everybody receives the same weighted mean of those who have answered."""
+
+class Weights(Protocol):
+    """With which weights each client receives the tensors of all clients."""
+
+    @property
+    def count(self) -> int:
+        """The number of clients, K."""
+
+    def rows(self, clients: Sequence[int]) -> torch.Tensor:
+        """The rows of some clients, [n, K]."""
+
+    def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
+        """The mixed tensors of some clients, [n, ...], from those of all clients, [K, ...], which are only read."""
+
+    def complaint(self) -> str:
+        """What is wrong with the weights, or an empty string."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The structure as named tensors; `weights_from` reads them."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Every client receives the same weighted mean."""
+
+    row: torch.Tensor  # [K], sums to 1
+
+    @property
+    def count(self) -> int:
+        """The number of clients."""
+        return len(self.row)
+
+    def rows(self, clients: Sequence[int]) -> torch.Tensor:
+        """The one row, repeated without a copy."""
+        return self.row.expand(len(clients), -1)
+
+    def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
+        """The mean, computed once and repeated without a copy."""
+        # Two equal rows: a single one is summed in another order, which rounds otherwise than dense weights do.
+        return weigh(self.row.expand(2, -1), stacked)[:1].expand(len(clients), *stacked.shape[1:])
+
+    def complaint(self) -> str:
+        """Checks the row."""
+        return _complaint(self.row[None])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The row."""
+        return {"mean": self.row}
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Every client receives the weighted mean of its group; a client of a group without any weight keeps its own."""
+
+    group: torch.Tensor  # int64 [K], the number of each client's group
+    weight: torch.Tensor  # [K], not negative
+
+    @property
+    def count(self) -> int:
+        """The number of clients."""
+        return len(self.group)
+
+    def rows(self, clients: Sequence[int]) -> torch.Tensor:
+        """The members of each client's group by weight."""
+        places = torch.tensor(list(clients), dtype=torch.int64, device=self.group.device)
+        members = torch.where(self.group[places, None] == self.group, self.weight, 0.0)
+        alone = members.sum(1) == 0
+        members[alone, places[alone]] = 1.0
+        return members / members.sum(1, keepdim=True)
+
+    def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
+        """One mean for each group that occurs."""
+        return weigh(self.rows(clients), stacked)
+
+    def complaint(self) -> str:
+        """Checks the weights; rows then sum to 1 by construction."""
+        if self.group.shape != self.weight.shape or self.group.dim() != 1:
+            return "groups need one number and one weight for each client"
+        fits = bool(self.weight.isfinite().all() and (self.weight >= 0).all())
+        return "" if fits else "the weights of groups must be finite and not negative"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Groups and weights."""
+        return {"group": self.group, "weight": self.weight}
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Every client receives from a few clients: row k gives client `peers[k, j]` the weight `shares[k, j]`."""
+
+    peers: torch.Tensor  # int64 [K, n]
+    shares: torch.Tensor  # [K, n], rows sum to 1
+
+    @property
+    def count(self) -> int:
+        """The number of clients."""
+        return len(self.peers)
+
+    def rows(self, clients: Sequence[int]) -> torch.Tensor:
+        """The few weights in rows that are zero elsewhere."""
+        places = list(clients)
+        rows = torch.zeros(len(places), self.count, dtype=self.shares.dtype, device=self.shares.device)
+        return rows.scatter_add_(1, self.peers[places], self.shares[places])
+
+    def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
+        """A sum over each client's few peers."""
+        return torch.cat([weigh(self.shares[[k]], stacked[self.peers[k]]) for k in clients])
+
+    def complaint(self) -> str:
+        """Checks peers and shares."""
+        if self.peers.shape != self.shares.shape or self.peers.dim() != 2:
+            return "sparse weights need a share for each peer"
+        if not bool(((self.peers >= 0) & (self.peers < self.count)).all()):
+            return "sparse weights name a client that does not exist"
+        return _complaint(self.shares)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Peers and shares."""
+        return {"peers": self.peers, "shares": self.shares}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Any weights, as the matrix itself: only where the number of clients is small."""
+
+    matrix: torch.Tensor  # [K, K], rows sum to 1
+
+    @property
+    def count(self) -> int:
+        """The number of clients; -1 if the matrix is none."""
+        return self.matrix.shape[0] if self.matrix.dim() == 2 else -1
+
+    def rows(self, clients: Sequence[int]) -> torch.Tensor:
+        """Rows of the matrix."""
+        return self.matrix[list(clients)]
+
+    def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
+        """A product with rows of the matrix."""
+        return weigh(self.rows(clients), stacked)
+
+    def complaint(self) -> str:
+        """Checks shape and rows."""
+        square = self.matrix.dim() == 2 and self.matrix.shape[0] == self.matrix.shape[1]
+        return _complaint(self.matrix) if square else "the matrix must be square"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The matrix."""
+        return {"matrix": self.matrix}
+
+
+def _complaint(rows: torch.Tensor) -> str:
+    fits = bool(((rows.sum(1) - 1).abs() < _TOLERANCE).all() and (rows > -_TOLERANCE).all())
+    return "" if fits else "rows must sum to 1, without negative weights"
+
+
+def weights_from(tensors: Mapping[str, torch.Tensor]) -> Weights:
+    """The weights that `Weights.tensors` gave; raises KeyError if the tensors are none."""
+    if "mean" in tensors:
+        return Mean(tensors["mean"])
+    if "group" in tensors:
+        return Groups(tensors["group"], tensors["weight"])
+    if "peers" in tensors:
+        return Sparse(tensors["peers"], tensors["shares"])
+    return Dense(tensors["matrix"])
+
+
+def dense(weights: Weights) -> torch.Tensor:
+    """The whole matrix, [K, K]: for few clients and for pictures."""
+    return weights.rows(range(weights.count)).clone()
+
+
+def own_tensors(count: int) -> Sparse:
+    """The weights with which every client keeps its own tensors."""
+    return Sparse(torch.arange(count)[:, None], torch.ones(count, 1, dtype=torch.float64))
+
+
+def weighted_mean(weights: torch.Tensor, received: torch.Tensor) -> Mean:
+    """The same weighted mean for all: over the clients from which the server has received tensors."""
     row = torch.where(received, weights, 0.0)
-    return (row / row.sum()).expand(len(row), -1).clone()
+    return Mean(row / row.sum())
 
 
-def group_mean(same: torch.Tensor, received: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Everybody receives the weighted mean of its group's members who have answered; nobody did: one's own."""
-    members = torch.where(same & received, weights, 0.0)
-    alone = members.sum(1) == 0
-    members[alone, alone] = 1.0
-    return members / members.sum(1, keepdim=True)
+def group_mean(group: torch.Tensor, received: torch.Tensor, weights: torch.Tensor) -> Groups:
+    """The weighted mean over the received members of each group; a client whose group has none keeps its own."""
+    return Groups(group, torch.where(received, weights, 0.0))
 
 
 def cosine(vectors: torch.Tensor) -> torch.Tensor:
-    """Cosine similarity of all pairs of rows (paper, Eq. 4), float64 on the CPU, where matrices are made.
+    """The cosine similarity of all pairs of rows (paper, Eq. 4), float64 on the CPU, where weights are made.
 
-    A zero vector is similar to nobody, and one that is not finite is as unlike everybody as can be.
+    A zero vector has similarity 0 to all others; a vector that is not finite has similarity -1.
     """
     unit = torch.nn.functional.normalize(vectors.double(), dim=1)
     return (unit @ unit.T).nan_to_num(-1.0).clamp(-1, 1).cpu()
 
 
 def similar_peers(similarity: torch.Tensor, received: torch.Tensor, tau: float, minimum: int) -> torch.Tensor:
-    """Whose similarity reaches tau, filled up to `minimum` (oneself included) with the most similar (paper, Eq. 4).
+    """The clients whose similarity reaches tau, filled up to `minimum` with the most similar ones (paper, Eq. 4).
 
-    A client is always its own peer; those who never answered are nobody else's.
+    A client is always its own peer and counts towards the minimum. Clients that never participated are not candidates.
     """
     own = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
     candidates = received | own
-    # Oneself comes first even when somebody else's vector is the same.
+    # The client itself comes first even when another client's vector is the same.
     ranked = similarity.masked_fill(~candidates, -torch.inf).masked_fill(own, torch.inf)
     rank = ranked.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return candidates & ((similarity >= tau) | (rank < minimum) | own)
 
 
 def softmax_over(peers: torch.Tensor, similarity: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Softmax of epsilon * similarity over the peers; similarity to oneself counts as 1 (paper, Eq. 5)."""
+    """The softmax of epsilon * similarity over the peers; similarity to oneself counts as 1 (paper, Eq. 5)."""
     own = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
     sigma = similarity.masked_fill(own, 1.0)
     return torch.softmax((epsilon * sigma).masked_fill(~peers, -torch.inf), dim=1)
 
 
 def in_place(matrix: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The matrix that mixing client by client amounts to when later ones read what earlier ones received."""
+    """The matrix equal to mixing client by client in this order, where later clients read already mixed tensors."""
     effective = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     for client in order:
         effective[client] = matrix[client] @ effective
     return effective
 
 
-def mix(matrix: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
-    """Personalised aggregation of one tensor for all rows of the matrix: a new tensor, the old one is only read.
+def weigh(rows: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
+    """Weighted sums of stacked tensors, one for each row of weights: a new tensor, [rows, ...].
 
-    Weight 0 means nothing at all, even of a client whose training diverged; who gives such a client weight is lost.
+    Weight zero excludes a client even if its tensors are NaN; a weight above zero makes the result NaN.
     """
     flat = stacked.flatten(1)
-    weights, diverged = matrix.to(flat), ~flat.isfinite().all(1)
+    weights, diverged = rows.to(flat), ~flat.isfinite().all(1)
     mixed = weights @ flat.masked_fill(diverged[:, None], 0.0)  # 0 * nan would be nan
     mixed.masked_fill_(((weights != 0) & diverged).any(1)[:, None], torch.nan)
-    return mixed.view(len(matrix), *stacked.shape[1:])
+    return mixed.view(len(rows), *stacked.shape[1:])

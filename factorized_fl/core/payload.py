@@ -1,4 +1,4 @@
-"""What goes over the wire: safetensors, with mostly-zero tensors in whichever lossless form is smallest.
+"""The wire format: safetensors, with mostly-zero tensors in the smallest of three lossless forms.
 
 A tensor of n numbers of which z are not zero costs, besides its entry in the header: dense n numbers; as a bit mask
 n bits and z numbers; as an index z positions (of the narrowest type that holds n) and z numbers.
@@ -15,18 +15,21 @@ import torch
 from safetensors import SafetensorError
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.views import Tensors
 
 _MASK, _INDEX, _VALUES = "|mask", "|index", "|values"
-_ENTRY = 100  # a second entry in the header costs about so many bytes: not worth it for small tensors
+_ENTRY = 100  # bytes of a second entry in the header, which makes sparse forms too expensive for small tensors
+_TYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Signature = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Serialise; `decode` gives the very same bits back."""
-    parts: Tensors = {}
+    """Returns the serialised tensors; `decode` restores the same bits."""
+    parts: dict[str, torch.Tensor] = {}
     sparse = {}
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous().flatten()
@@ -44,8 +47,8 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return safetensors.torch.save(parts, _metadata(sparse))
 
 
-def decode(content: bytes) -> Tensors:
-    """Read what `encode` wrote."""
+def decode(content: bytes) -> dict[str, torch.Tensor]:
+    """Returns the tensors that `encode` serialised; raises UserError if the content is damaged."""
     try:
         parts = safetensors.torch.load(content)
         length = int.from_bytes(content[:8], "little")
@@ -67,7 +70,7 @@ def decode(content: bytes) -> Tensors:
 
 
 def measure(shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype, int]]) -> tuple[int, int]:
-    """Numbers and bytes of a payload, given each tensor's shape, type and count of entries that are not zero."""
+    """Numbers and bytes of a payload, given the shape, type and count of non-zero entries of each tensor."""
     if not shapes:
         return 0, 0
     parts: list[tuple[str, tuple[int, ...], torch.dtype]] = []
@@ -90,7 +93,7 @@ def measure(shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype, int]]) -> t
 
 
 def occupied(tensor: torch.Tensor) -> torch.Tensor:
-    """Where the bits are not all zero: minus zero is kept."""
+    """Marks the entries with a bit that is not zero, so that minus zero counts as occupied."""
     return tensor.view(_BITS[tensor.element_size()]) != 0
 
 
@@ -127,6 +130,27 @@ def _metadata(sparse: Mapping[str, list[int]]) -> dict[str, str] | None:
 
 @lru_cache(maxsize=4096)
 def _length(signature: Signature, sparse: str) -> int:
-    """The length depends on names, shapes and types alone: serialise zeros of them once."""
-    tensors = {name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in signature}
-    return len(safetensors.torch.save(tensors, _metadata(json.loads(sparse))))
+    """The length of a serialised payload with these names, shapes and types, without serialising anything.
+
+    A safetensors file is eight bytes, a JSON header padded to a multiple of eight, and the numbers. The header names
+    where the numbers of each tensor begin and end, so it depends on their order: by type, then by name.
+    """
+    codes = _dtype_codes()
+    metadata = _metadata(json.loads(sparse))
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, shape, dtype in sorted(signature, key=lambda entry: (list(codes).index(entry[2]), entry[0])):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": codes[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + math.ceil(len(text) / 8) * 8 + end
+
+
+@lru_cache(maxsize=1)
+def _dtype_codes() -> dict[torch.dtype, str]:
+    """The names that safetensors gives to types, in the order in which it stores them; asked of safetensors itself."""
+    known = {str(dtype): dtype for dtype in _TYPES}
+    content = safetensors.torch.save({name: torch.zeros(1, dtype=dtype) for name, dtype in known.items()})
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    ordered = sorted(header, key=lambda name: header[name]["data_offsets"])
+    return {known[name]: header[name]["dtype"] for name in ordered}

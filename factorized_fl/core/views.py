@@ -1,11 +1,12 @@
-"""What a method sees and what it answers: batches, a local step's surroundings, the server's view, a mixing."""
+"""What a method sees and what it answers: batches, a client's local view, the server's view, a mixing."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from factorized_fl.core.mixing import Dense, Weights, dense
 from factorized_fl.core.roles import Role
 
 Tensors = dict[str, torch.Tensor]
@@ -21,13 +22,36 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Local:
-    """What a method may look at while it computes a local step."""
+class Phase:
+    """One part of a client's local training."""
 
-    loss_gradient: Callable[[Tensors, Batch], Tensors]  # of the cross-entropy, at any parameters
+    name: str = ""
+    epochs: int | None = None  # passes over the data; None: as many as the run has epochs
+    model: str = ""  # the model that trains: "" is the client's own, else one of the method's `further_models`
+    trains: Callable[[Role], bool] | None = None  # the roles whose parameters train; None: all of them
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a method may use on a client: in a local step, and in the hooks before and after training.
+
+    `loss_gradient` returns the gradient of the loss at any parameters on one batch. `tensors` are all tensors of the
+    model at hand, `kept` those that the method keeps on the client between rounds; `finish` may change both in place.
+    """
+
+    loss_gradient: Callable[[Tensors, Batch], Tensors]
     roles: Roles
     shared: frozenset[str]  # the names that travel
-    start: Tensors  # the parameters this round began with
+    start: Tensors  # the parameters that this round began with
+    tensors: Tensors = field(default_factory=dict)
+    kept: Tensors = field(default_factory=dict)
+    extra: Tensors = field(default_factory=dict)  # named payloads that came with this round's download
+    models: Mapping[str, Tensors] = field(default_factory=dict)  # the client's further models
+    phase: Phase = Phase()
+    steps: int = 0  # steps of this round that are done
+    lr: float = 0.0  # the learning rate
+    trained: frozenset[str] = frozenset()  # the names of the parameters that training changes
+    batches: Callable[[], Iterator[Batch]] = lambda: iter(())  # this round's training batches, from the first
 
 
 @dataclass(frozen=True)
@@ -35,28 +59,71 @@ class Server:
     """What the server knows when it mixes: what it last received from every client, and nothing else."""
 
     round: int
-    clients: Sequence[int]  # who takes part in this round
+    clients: Sequence[int]  # the participants of this round
     stack: Tensors  # name -> [K, ...] for the names that travel
-    start: Tensors  # the same names: where each client's last training began (only if the method asks)
+    start: Tensors  # the same names: where each client's last training began (only with `needs_start`)
     fingerprints: torch.Tensor | None  # [K, D]
-    sizes: torch.Tensor  # training images, float64 [K]
-    received: torch.Tensor  # bool [K]: has this client ever answered?
-    state: Tensors  # the method's own memory, as `mix` left it
+    sizes: torch.Tensor  # numbers of training images, float64 [K]
+    received: torch.Tensor  # bool [K]: has this client ever sent an update?
+    state: Tensors  # what the method's last `mix` left in `Mixing.state`
     rng: np.random.Generator
-    # Client k's losses on its held-out images with each of M sets of shared tensors, [M, ...], in its own model.
+    # The losses of client k on its held-out images with each of M sets of shared tensors, [M, ...], in its own model.
     validation_losses: Callable[[int, Tensors], Sequence[float]]
+    initial: Tensors = field(default_factory=dict)  # the shared tensors that all clients began with
+    updated: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [K]: in the last round
+    extra: Tensors = field(default_factory=dict)  # named payloads that clients last sent, [K, ...]
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """Who receives whose: row k holds the weights with which client k receives everybody's tensors."""
+    """What the server answers: with which weights each client receives the tensors of the others.
 
-    matrix: torch.Tensor  # float64 [K, K], rows sum to 1
-    similarity: torch.Tensor | None = None  # float64 [K, K], what the choice was based on
-    state: Tensors = field(default_factory=dict)
-    downloads: torch.Tensor | None = None  # models sent to each client [K]; one each if not given
-    revert: torch.Tensor | None = None  # bool [K]: go back to where the last training began, whatever the row says
-    others: Tensors = field(default_factory=dict)  # matrices of the tensors that are mixed otherwise, by name
+    A plain K x K tensor is accepted as `weights`. `rows` replaces the weights for some tensors by ready values, with a
+    leading axis of 1 (the same for all) or of one row for each participant. `extra` are payloads besides the model's
+    tensors, with the same leading axis.
+    """
+
+    weights: Weights
+    similarity: torch.Tensor | None = None  # float64 [K, K]: what the choice was based on
+    state: Tensors = field(default_factory=dict)  # the method's memory, given back as `Server.state`
+    downloads: torch.Tensor | None = None  # numbers of models sent to each client, [K]; by default one each
+    revert: torch.Tensor | None = None  # bool [K]: the client goes back to where its last training began
+    others: Mapping[str, Weights] = field(default_factory=dict)  # other weights for some tensors, by name
+    rows: Tensors = field(default_factory=dict)
+    extra: Tensors = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weights, torch.Tensor):
+            object.__setattr__(self, "weights", Dense(self.weights))
+        others = {n: Dense(w) if isinstance(w, torch.Tensor) else w for n, w in self.others.items()}
+        object.__setattr__(self, "others", others)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """The weights as a K x K matrix: for few clients."""
+        return dense(self.weights)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a client's local training: the mean loss over its steps, and their number."""
+
+    loss: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The result of testing a client's own model."""
+
+    correct: int
+    total: int
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """The share of images classified right."""
+        return self.correct / self.total
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,17 @@
-"""Which engine runs a federation."""
+"""The choice of the engine that runs a federation."""
 
 import warnings
 
 import torch
 
-from factorized_fl.engine import Engine, Task
+from factorized_fl.core.clients import Engine
+from factorized_fl.engine import Task
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.methods import Method
 
 
 def build_engine(name: str, task: Task) -> Engine:
-    """The fast engine on a GPU if it can run this, else the reference engine and one line that says why."""
+    """The fast engine on a GPU if it supports the run, else the reference engine and one warning that says why."""
     if task.device.type == "cuda":  # for both engines; PyTorch's own choice is TF32
         torch.backends.cudnn.allow_tf32 = task.config.precision != "fp32"
     reference = ReferenceEngine(task)
@@ -26,12 +27,17 @@ def build_engine(name: str, task: Task) -> Engine:
 
 
 def one_by_one(method: Method) -> bool:
-    """Whether the class whose `gradient` it is does not say itself that clients may be computed side by side."""
+    """Whether the class that defines `gradient` does not itself declare that it works on several clients at once."""
     owner = next(parent for parent in type(method).__mro__ if "gradient" in vars(parent))
     return not vars(owner).get("side_by_side", False)
 
 
 def _why_not(task: Task) -> str | None:
+    """Why the fast engine cannot run this, or None."""
+    method = type(task.method)
+    hooks = ("phases", "keeps", "receive", "extra_up", "extra_down")
+    if method.further_models or any(getattr(method, hook) is not getattr(Method, hook) for hook in hooks):
+        return f"{method.name} has local training of its own"
     if len(task.models) > 1:
         return "clients differ in their numbers of classes"
     if one_by_one(task.method):

@@ -1,8 +1,10 @@
-"""The reference engine: one client after the other in plain PyTorch, obviously right, on any device."""
+"""The reference engine: one client after the other in plain PyTorch, on any device. All other engines equal it."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 
 import torch
@@ -10,13 +12,15 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from factorized_fl.core.answers import gradient_of
-from factorized_fl.core.stack import ClientStack
-from factorized_fl.engine import Evaluated, Task, Trained
+from factorized_fl.core.answers import checked_gradient, checked_payload
+from factorized_fl.core.clients import ClientState
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.roles import trainable
+from factorized_fl.core.seeds import global_rng
+from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Trained
+from factorized_fl.engine import Task
 from factorized_fl.engine.batches import batches_of, plain_batches
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
-from factorized_fl.methods import Batch, Local, Tensors
-from factorized_fl.nn.models import NORM_MOMENTUM
 from factorized_fl.tasks.augment import augment, normalise
 from factorized_fl.tasks.confusion import count_confusion, empty_confusion
 
@@ -24,7 +28,7 @@ _EVALUATION_BATCH = 500
 
 
 class ReferenceEngine:
-    """Trains on the stack in place; one model object serves all clients with the same number of classes."""
+    """Trains on the stacks in place; one model object serves all clients with the same number of classes."""
 
     def __init__(self, task: Task) -> None:
         keep_freed_memory()
@@ -40,56 +44,92 @@ class ReferenceEngine:
             self.threads = worthwhile_threads(next(iter(self.models.values())), image, self.config.batch_size)
 
     def describe(self) -> dict[str, str | int]:
-        """It has no bf16: on a GPU TF32 stands in for it."""
+        """Returns "reference" and the precision of convolutions: there is no bf16, on a GPU TF32 replaces it."""
         exact = self.device.type != "cuda" or self.config.precision == "fp32"
         return {"engine": "reference", "convolutions": "fp32" if exact else "tf32", "threads": self.threads}
 
     def train(
-        self,
-        round: int,
-        clients: Sequence[int],
-        state: ClientStack,
-        momentum: ClientStack,
-        done: Callable[[int], None],
+        self, round_number: int, ks: Sequence[int], clients: ClientState, done: Callable[[int], None]
     ) -> dict[int, Trained]:
-        """Train the clients in turn."""
+        """Trains the clients in turn."""
         results = {}
         with repeatable(), using_threads(self.threads):
-            for k in clients:
-                results[k] = self._train_one(round, k, state.client(k), momentum.client(k))
+            for k in ks:
+                with self._seeded("torch", round_number, k):
+                    results[k] = self._train_one(round_number, k, clients)
                 done(k)
         return results
 
-    def _train_one(self, round: int, k: int, tensors: Tensors, momentum: Tensors) -> Trained:
-        losses: list[torch.Tensor] = []
-        local, parameters = self._local(k, tensors, losses)
-        batches = self.batches(round, k)
+    def _train_one(self, round_number: int, k: int, clients: ClientState) -> Trained:
+        own, losses, steps = clients.state.client(k), list[torch.Tensor](), 0
+        local = self._view(round_number, k, clients, {name: own[name].clone() for name in self._trained(k)})
+        for index, phase in enumerate(self.method.phases()):
+            tensors = clients.models[phase.model].client(k) if phase.model else own
+            momentum = (clients.momenta[phase.model] if phase.model else clients.momentum).client(k)
+            loss_gradient, parameters = self._attach(k, tensors, losses, phase)
+            batches = partial(self.batches, round_number, k, phase, index)
+            local = replace(
+                local, loss_gradient=loss_gradient, tensors=tensors, phase=phase, steps=steps, batches=batches
+            )
+            steps += self._train_phase(local, parameters, momentum)
+        with torch.no_grad():
+            payload = self.method.finish(replace(local, tensors=own, steps=steps))
+        clients.outbox[k] = checked_payload(self.method.name, "finish", payload, clients.expected_up)
+        if self.method.settle:
+            self._recalibrate(k, own)
+        return Trained(float(torch.stack(losses).mean()), steps)
+
+    def _train_phase(self, local: Local, parameters: Tensors, momentum: Tensors) -> int:
+        """Trains these parameters and returns the number of steps."""
+        batches = local.batches()
         need, steps = self.method.batches_per_step, 0
         while step := tuple(islice(batches, need)):
             if len(step) < need:
                 if steps:
                     break
                 step = tuple(islice(cycle(step), need))  # too few images for even one step of distinct batches
-            gradient = gradient_of(self.method, self.method.gradient(local, parameters, step), parameters)
-            self._sgd(parameters, gradient, momentum)
+            gradient = self.method.gradient(local, parameters, step)
+            self._sgd(parameters, checked_gradient(self.method.name, gradient, parameters), momentum)
             steps += 1
-        with torch.no_grad():
-            self.method.finish(tensors, self.roles)
-        if self.method.settle:
-            self._settle(k, tensors)
-        return Trained(float(torch.stack(losses).mean()), steps)
+        return steps
 
-    def _local(self, k: int, tensors: Tensors, losses: list[torch.Tensor]) -> tuple[Local, Tensors]:
-        """What the method may use in a step, and the parameters; every loss it looks at is noted in `losses`.
+    def _view(self, round_number: int, k: int, clients: ClientState, start: Tensors) -> Local:
+        """The parts of a client's view that do not depend on the phase."""
+        return Local(
+            loss_gradient=lambda at, batch: {},
+            roles=self.roles,
+            shared=self.shared,
+            start=start,
+            kept=clients.kept.client(k),
+            extra={name: stacked[k] for name, stacked in clients.inbox.items()},
+            models={name: stack.client(k) for name, stack in clients.models.items()},
+            lr=self.config.lr,
+            trained=self._trained(k),
+            batches=partial(self.batches, round_number, k),
+        )
 
-        The model works directly on the client's tensors, so that training changes the stack. Calling it as a function
-        of parameters given by name takes a millisecond more, which only steps at other points pay.
+    def _trained(self, k: int) -> frozenset[str]:
+        """The names of the parameters that training changes: tied ones once, frozen ones not at all."""
+        return frozenset(trainable(self._model(k)))
+
+    def _attach(
+        self, k: int, tensors: Tensors, losses: list[torch.Tensor], phase: Phase | None = None
+    ) -> tuple[Callable[[Tensors, Batch], Tensors], Tensors]:
+        """A loss gradient on these tensors, and the parameters that train; each loss is noted in `losses`.
+
+        The model works directly on the given tensors, so that training changes the stack. Calling it as a function of
+        parameters given by name takes a millisecond more, which only gradients at other points cost.
         """
         model = self._model(k).train()
-        parameters: Tensors = dict(model.named_parameters())
-        statistics = dict(model.named_buffers())
-        for name, tensor in (parameters | statistics).items():
+        own, statistics = dict(model.named_parameters()), dict(model.named_buffers())
+        for name, tensor in (own | statistics).items():
             tensor.data = tensors[name]
+        trains = phase.trains if phase else None
+        parameters: Tensors = {
+            name: p for name, p in own.items() if p.requires_grad and (trains is None or trains(self.roles[name]))
+        }
+        if not parameters:
+            raise UserError(f"{self.method.name} has a phase '{phase.name if phase else ''}' without any parameters.")
 
         def loss_gradient(at: Tensors, batch: Batch) -> Tensors:
             if at is parameters:
@@ -100,58 +140,74 @@ class ReferenceEngine:
             losses.append(loss.detach())
             return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
 
-        start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        return Local(loss_gradient, self.roles, self.shared, start), parameters
+        return loss_gradient, parameters
+
+    def _seeded(self, purpose: str, round_number: int, k: int) -> AbstractContextManager[None]:
+        """Gives dropout a stream of its own for one round and client."""
+        seat = self.scenario.clients[k].draws_as(k)
+        return global_rng(self.config.seed, purpose, round_number, seat, device=self.device)
+
+    def local(self, round_number: int, k: int, clients: ClientState) -> Local:
+        """The view of client k for hooks outside training: `tensors` are copies, and the model works on them."""
+        tensors = clients.state.client(k)
+        if self.method.keeps_start and self.method.personal:
+            tensors = tensors | clients.start.client(k)
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        loss_gradient, _ = self._attach(k, tensors, [])
+        return replace(self._view(round_number, k, clients, tensors), loss_gradient=loss_gradient, tensors=tensors)
 
     @torch.no_grad()
-    def _settle(self, k: int, tensors: Tensors) -> None:
-        """Make the running statistics the mean over batches of plain images through the weights that are tested."""
+    def _recalibrate(self, k: int, tensors: Tensors) -> None:
+        """Sets running statistics to their mean over batches without augmentation, under the weights as they are."""
         model = self._model(k).eval()
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-                module.train()
+        norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+        share: dict[str, float] = {}  # of a batch's statistics that one pass puts into each buffer
+        before = {name: norm.momentum for name, norm in norms.items()}
+        for name, norm in norms.items():
+            norm.train()
+            norm.momentum = norm.momentum or 1.0  # with None or 0 a single pass would not say what it saw
+            for leaf in ("running_mean", "running_var"):
+                share[f"{name}.{leaf}" if name else leaf] = norm.momentum
+        changed = {
+            n: t for n, t in tensors.items() if n in share or (n.rpartition(".")[0] in norms and n.endswith("_tracked"))
+        }
+        totals = {name: torch.zeros_like(tensors[name]) for name in share if name in tensors}
         batches = plain_batches(self.config, self.scenario.clients[k], k)
-        changed = {n: t for n, t in tensors.items() if n.endswith(("running_mean", "running_var", "_tracked"))}
-        totals = {n: torch.zeros_like(t) for n, t in changed.items() if t.is_floating_point()}
         for chosen in batches:
-            # From zero, a batch moves running statistics by its own times the momentum.
-            here = tensors | {n: torch.zeros_like(t) for n, t in changed.items()}
+            here = tensors | {name: torch.zeros_like(tensor) for name, tensor in changed.items()}
             functional_call(model, here, (self._plain(chosen),))
             for name, total in totals.items():
                 total.add_(here[name])
         for name, total in totals.items():
-            tensors[name].copy_(total / (NORM_MOMENTUM * len(batches)))
+            tensors[name].copy_(total / (share[name] * len(batches)))
+        for name, norm in norms.items():
+            norm.momentum = before[name]
 
     @torch.no_grad()
     def _sgd(self, parameters: Tensors, gradient: Tensors, momentum: Tensors) -> None:
-        """SGD as PyTorch defines it: decay into the gradient, gradient into the buffer, buffer into the weight."""
+        """SGD as in PyTorch: decay is added to the gradient, the gradient to the buffer, the buffer to the weight."""
         for name, parameter in parameters.items():
             decayed = gradient[name].add(parameter, alpha=self.config.weight_decay)
             momentum[name].mul_(self.config.momentum).add_(decayed)
             parameter.add_(momentum[name], alpha=-self.config.lr)
 
-    def batches(self, round: int, k: int) -> Iterator[Batch]:
-        """The client's shuffled and augmented batches of all local epochs of a round."""
-        for chosen, draws in batches_of(self.config, self.method, self.scenario.clients[k], round, k):
+    def batches(self, round_number: int, k: int, phase: Phase | None = None, index: int = 0) -> Iterator[Batch]:
+        """The client's shuffled and augmented batches of one phase of a round."""
+        client = self.scenario.clients[k]
+        for chosen, draws in batches_of(self.config, self.method, client, round_number, k, phase, index):
             images = self.images[chosen.to(self.device)]
             pixels = images.float() / 255 if draws is None else augment(images, draws.to(self.device))
             yield Batch(self._ready(pixels), self._labels(k, chosen))
 
-    def evaluate(
-        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
-    ) -> dict[int, Evaluated]:
-        """Test the clients in turn."""
+    def evaluate(self, round_number: int, ks: Sequence[int], clients: ClientState) -> dict[int, Evaluated]:
+        """Tests the clients in turn."""
         with using_threads(self.threads):
-            return {
-                k: self._test(k, self.tested(round, k, state, start), self.scenario.clients[k].test) for k in clients
-            }
+            return {k: self._test(k, self.tested(round_number, k, clients), self.scenario.clients[k].test) for k in ks}
 
-    def confusion(
-        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
-    ) -> list[torch.Tensor]:
-        """Count for the clients in turn, each in its own order of classes."""
+    def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[torch.Tensor]:
+        """Counts for the clients in turn, each in its own order of classes."""
         with using_threads(self.threads):
-            return [self._confusion(k, self.tested(round, k, state, start)) for k in clients]
+            return [self._confusion(k, self.tested(round_number, k, clients)) for k in ks]
 
     def _confusion(self, k: int, tensors: Tensors) -> torch.Tensor:
         client = self.scenario.clients[k]
@@ -160,26 +216,23 @@ class ReferenceEngine:
             count_confusion(counts, logits[None], labels[None])
         return counts[0].cpu()
 
-    def tested(self, round: int, k: int, state: ClientStack, start: ClientStack) -> Tensors:
-        """The client's own tensors, or what the method makes of the round's start."""
-        if not self.method.tests_start:
-            return state.client(k)
-        return self._adapted(round, k, state.client(k) | start.client(k))
-
-    def _adapted(self, round: int, k: int, tensors: Tensors) -> Tensors:
-        """The tensors that a method makes of a round's start with one training batch; nothing is changed by it."""
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        local, parameters = self._local(k, tensors, [])
-        adapted = tensors | self.method.adapt(local, parameters, next(self.batches(round, k)))
+    def tested(self, round_number: int, k: int, clients: ClientState) -> Tensors:
+        """The client's own tensors, or what the method makes of them; the client's are not changed by it."""
+        if not self.method.personal:
+            return clients.state.client(k)
+        with self._seeded("tested", round_number, k):
+            local = self.local(round_number, k, clients)
+            tested = local.tensors | self.method.tested(local)
         if self.method.settle:
-            self._settle(k, adapted)
-        return adapted
+            tested = {name: tensor.detach().clone() for name, tensor in tested.items()}
+            self._recalibrate(k, tested)
+        return tested
 
-    def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
+    def validation_losses(self, k: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Losses on the held-out images, in evaluation mode, one candidate after the other."""
         models = [dict(zip(candidates, tensors, strict=True)) for tensors in zip(*candidates.values(), strict=True)]
         with using_threads(self.threads):
-            return [self._test(client, own | model, self.scenario.clients[client].holdout).loss for model in models]
+            return [self._test(k, own | model, self.scenario.clients[k].holdout).loss for model in models]
 
     def _test(self, k: int, tensors: Tensors, positions: torch.Tensor) -> Evaluated:
         correct, loss = 0, 0.0

@@ -39,8 +39,8 @@ def model_card(
     environment = Environment(autoescape=False, undefined=StrictUndefined, keep_trailing_newline=True)  # Markdown
     return environment.from_string(template).render(
         package=package,
-        title=method.title,
-        paper=method.paper,
+        title=method.card.title,
+        paper=method.card.paper,
         width=f"{config.width:g}",
         names=", ".join(json.dumps(name, ensure_ascii=False) for name in package.classes),  # they may hold commas
         rounds=f"{trained}" if trained == config.rounds else f"{trained} of {config.rounds}",

@@ -69,7 +69,7 @@ def export_run(
     directory.refuse_other_data(describe_clients(federation.scenario))
     with directory.reading_checkpoint():
         federation.load(directory.load_checkpoint())
-    if not federation.received[client - 1]:
+    if not federation.server.received[client - 1]:
         raise UserError(f"Client {client} has not taken part in a round of '{run}': it has no model of its own yet.")
     baseline = _read_baseline(run, rounds, config.rounds, alone) if alone else None
     name = federation.scenario.clients[client - 1].name
@@ -103,7 +103,7 @@ def export_client(
     client = scenario.clients[k]
     channels, size = scenario.images.shape[1], scenario.images.shape[-1]
     model = initial_model(config, len(client.classes), channels, scenario.labels_agree)
-    tensors = federation.engine.tested(rounds, k, federation.state, federation.start)
+    tensors = federation.engine.tested(rounds, k, federation.clients)
     model.load_state_dict({key: tensor.detach().cpu() for key, tensor in tensors.items()})
     package = Package(
         name=name,

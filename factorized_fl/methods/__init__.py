@@ -8,7 +8,8 @@ from typing import Any
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.options import make
 from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
-from factorized_fl.methods.base import Batch, Cost, Local, Method, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.base import Method
+from factorized_fl.methods.cards import Card
 from factorized_fl.methods.clustered_fl import ClusteredFL
 from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
 from factorized_fl.methods.fedavg import FedAvg
@@ -23,27 +24,31 @@ METHODS: dict[str, type[Method]] = {}
 
 
 def register(method: type[Method]) -> type[Method]:
-    """Make a method known by its name; usable as a class decorator. What comes with the package stays what it is."""
+    """Makes a method known by its name and returns its class; usable as a decorator.
+
+    Raises UserError if the class is malformed, or if its name is that of a method of the package.
+    """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise UserError(f"{method!r} is no method: let its class inherit ffl.Method.")
-    for part in ("name", "title", "row"):
-        if not hasattr(method, part):
-            raise UserError(f"The method {method.__name__} has no '{part}': give its class one.")
+    if not hasattr(method, "name"):
+        raise UserError(f"The method {method.__name__} has no 'name': give its class one.")
     if not (isinstance(method.name, str) and re.fullmatch("[a-z0-9][a-z0-9-]*", method.name)):
-        raise UserError(f"The name {method.name!r} is none for a method: use small letters, digits and hyphens.")
-    if not (isinstance(method.row, tuple) and len(method.row) == 4 and all(isinstance(w, str) for w in method.row)):
-        raise UserError(
-            f"The row of {method.name} must be four texts: parametrisation, local step, what travels, mixing."
-        )
+        raise UserError(f"The name {method.name!r} is not valid for a method: use small letters, digits and hyphens.")
+    if not isinstance(method.card, Card):
+        raise UserError(f"The card of {method.name} must be a Card: write card = ffl.Card(title=...), or leave it out.")
     if any(isinstance(value, dataclasses.Field) for value in vars(method).values()):
         raise UserError(f"{method.__name__} has options: put @dataclass(frozen=True) right above its class.")
     if method.name in INSTALLED:
         raise UserError(f"There is a method '{method.name}' already: give yours another name.")
+    if "card" not in vars(method):  # an inherited card is about another method
+        method.card = dataclasses.replace(method.card, title="", paper="unpublished", published_gb=None)
+    if not method.card.title:
+        method.card = dataclasses.replace(method.card, title=method.name)
     METHODS[method.name] = method
     return method
 
 
-INSTALLED: frozenset[str] = frozenset()  # the names of what comes with the package
+INSTALLED: frozenset[str] = frozenset()  # the names of the package's own methods
 for _method in (
     *(StandAlone, FedAvg, FedProx, ClusteredFL, PerFedAvg, FedFOMO, PFedPara, FactorizedFL, FactorizedFLBeta),
     *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout, FactorizedPeers),
@@ -53,9 +58,9 @@ INSTALLED = frozenset(METHODS)
 
 
 def find_method(name: str) -> type[Method]:
-    """The method of that name."""
+    """The method of that name; raises UserError if there is none."""
     if not isinstance(name, str) or name not in METHODS:
-        raise UserError(f"{unknown('method', str(name), METHODS)} One of your own needs `ffl --load FILE.py`.")
+        raise UserError(f"{unknown('method', str(name), METHODS)} A method of your own needs `ffl --load FILE.py`.")
     return METHODS[name]
 
 
@@ -64,18 +69,4 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
     return make(find_method(name), options, f"option of {name}")
 
 
-__all__ = [
-    "INSTALLED",
-    "METHODS",
-    "Batch",
-    "Cost",
-    "Local",
-    "Method",
-    "Mixing",
-    "Roles",
-    "Server",
-    "Tensors",
-    "find_method",
-    "make_method",
-    "register",
-]
+__all__ = ["INSTALLED", "METHODS", "Card", "Method", "find_method", "make_method", "register"]

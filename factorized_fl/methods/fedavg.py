@@ -1,26 +1,31 @@
-"""FedAvg: everybody receives the mean of all, weighted by their numbers of images."""
+"""FedAvg: all clients receive the mean of all models, weighted by their numbers of images."""
 
 from dataclasses import dataclass
 
 from factorized_fl.core.mixing import weighted_mean
-from factorized_fl.methods.base import Method, Mixing, Server
-from factorized_fl.nn import Role
+from factorized_fl.core.roles import Role
+from factorized_fl.core.views import Mixing, Server
+from factorized_fl.methods.base import Method
+from factorized_fl.methods.cards import Card
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Down: the mean. Up: the trained model."""
+    """Each round sends the mean down and the trained model up."""
 
     name = "fedavg"
-    title = "FedAvg"
-    paper = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017"
-    row = ("dense", "SGD", "all but statistics", "sample-weighted mean")
-    published_gb = 20.39
+    card = Card(
+        "FedAvg",
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017",
+        travels="all but statistics",
+        mixing="sample-weighted mean",
+        published_gb=20.39,
+    )
 
     def shares(self, role: Role) -> bool:
-        """Everything; the federation itself keeps statistics and disagreeing classifiers at home."""
+        """All tensors; running statistics and disagreeing classifiers are kept at home by the round itself."""
         return True
 
     def mix(self, server: Server) -> Mixing:
-        """The same row for everybody: n_i / n over all who have answered."""
+        """The same weights n_i / n for all, over the clients from which the server has received a model."""
         return Mixing(weighted_mean(server.sizes, server.received))

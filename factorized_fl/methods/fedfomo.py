@@ -1,42 +1,64 @@
-"""FedFOMO: try other clients' models on own images that were not trained on and take from those that help."""
+"""FedFOMO: each client tries the models of others on held-out images and takes from those that lower its loss."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from factorized_fl.core.mixing import Dense
 from factorized_fl.core.options import option
-from factorized_fl.methods.base import Cost, Mixing, Roles, Server, Tensors
+from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.base import Method
+from factorized_fl.methods.cards import count_model
 from factorized_fl.methods.fedavg import FedAvg
+
+
+def _count_models(method: Method, tensors: Tensors, roles: Roles) -> Cost:
+    """One model up, M down."""
+    assert isinstance(method, FedFOMO)
+    up = count_model(method, tensors, roles).up
+    return Cost(up, method.models * up)
+
+
+def _models_down(method: Method) -> int:
+    """All models that are tried but the client's own."""
+    assert isinstance(method, FedFOMO)
+    return method.models - 1
 
 
 @dataclass(frozen=True)
 class FedFOMO(FedAvg):
     """Client i weighs model n by (L_i(start_i) - L_i(theta_n)) / ||theta_n - start_i||, keeping positive weights.
 
-    When labels differ the classifier does not travel, so L_i tries n's body under i's own classifier.
+    When labels differ the classifier does not travel: L_i tries the body of model n under the classifier of client i.
     """
 
     name = "fedfomo"
-    title = "FedFOMO"
-    paper = "Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021"
-    row = ("dense", "SGD", "all but statistics, M models down", "first-order weights from held-out loss")
-    published_gb = 122.33
+    card = replace(
+        FedAvg.card,
+        title="FedFOMO",
+        paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021",
+        travels="all but statistics, M models down",
+        mixing="first-order weights from held-out loss",
+        published_gb=122.33,
+        cost=_count_models,
+        models_down=_models_down,
+    )
     needs_start = True
 
-    models: int = option(10, "M: models a client tries, its own included", low=1)
+    models: int = option(10, "M: models that a client tries, its own included", low=1)
     explore: float = option(0.3, "probability of trying a random client, falling by 0.05 a round", low=0, high=1)
     held_out: float = option(0.2, "share of the training images kept for trying", above=0, high=0.5)
     tried_on: str = option(
         "holdout", "where models are tried: own held-out images, or validation", choices=("holdout", "validation")
     )
     fallback: str = option(
-        "start", "where whom nothing helps goes on: its last start, or its current model", choices=("start", "current")
+        "start", "if no candidate helps: previous start or current model", choices=("start", "current")
     )
 
     @property
     def holdout(self) -> float:
-        """The images to try models on, unless those are of the validation split."""
+        """The share of training images to try models on; none if the validation split serves."""
         return 0.0 if self.tries_validation else self.held_out
 
     @property
@@ -44,20 +66,11 @@ class FedFOMO(FedAvg):
         """Whether the validation split serves instead of a hold-out."""
         return self.tried_on == "validation"
 
-    @property
-    def models_down(self) -> int:
-        """All it tries but its own."""
-        return self.models - 1
-
-    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
-        """One model up, M down."""
-        up = super().formula(tensors, roles).up
-        return Cost(up, self.models * up)
-
     def mix(self, server: Server) -> Mixing:
-        """Try, weigh, remember; whom nothing helps goes back to where its last training began, or keeps what it has.
+        """Tries and weighs the candidates of each participant and remembers the weights as preferences.
 
-        Who cannot say how good that beginning was, as it diverged or the client is too slow, keeps what it has.
+        A client for which no candidate lowers the loss reverts to its previous start, or keeps its current model. If
+        the baseline loss is not finite (divergence or timeout), the client keeps its current model.
         """
         count = len(server.sizes)
         matrix = torch.eye(count, dtype=torch.float64)
@@ -67,7 +80,7 @@ class FedFOMO(FedAvg):
         for i in server.clients:
             tried = self.candidates(preference[i].numpy(), i, server)
             weights = self.weigh(server, i, tried)
-            downloads[i] = len(tried) - (i in tried)  # a client need not be sent its own model
+            downloads[i] = len(tried) - (i in tried)  # a client is not sent its own model
             if weights is None:
                 continue
             if total := weights.sum().abs():
@@ -78,10 +91,10 @@ class FedFOMO(FedAvg):
                 matrix[i, tried] = positive / positive.sum()
             else:
                 revert[i] = server.received[i] and self.fallback == "start"
-        return Mixing(matrix, preference, {"preference": preference}, downloads, revert)
+        return Mixing(Dense(matrix), preference, {"preference": preference}, downloads, revert)
 
     def candidates(self, preference: np.ndarray, i: int, server: Server) -> list[int]:
-        """Oneself and up to M - 1 others: the most preferred, now and then a random one; ties fall at random."""
+        """The client and up to M - 1 others: the most preferred, sometimes a random one; ties are broken at random."""
         pool = [n for n in server.received.nonzero().flatten().tolist() if n != i]
         tried = [i] if server.received[i] else []
         chance = max(0.0, self.explore - 0.05 * (server.round - 1))
@@ -96,7 +109,7 @@ class FedFOMO(FedAvg):
         return tried
 
     def weigh(self, server: Server, i: int, tried: list[int]) -> torch.Tensor | None:
-        """First-order weights of the tried models, if there is a start to compare them with."""
+        """First-order weights of the tried models; None if the loss of the baseline is not finite."""
         models = {name: torch.cat([server.start[name][[i]], stacked[tried]]) for name, stacked in server.stack.items()}
         losses = torch.tensor(server.validation_losses(i, models), dtype=torch.float64)
         if not losses[0].isfinite():
@@ -105,5 +118,5 @@ class FedFOMO(FedAvg):
         for stacked in models.values():
             square = (stacked[1:] - stacked[0]).double().flatten(1).square().sum(1) + square.to(stacked.device)
         weights = (losses[0] - losses[1:]) / (square.sqrt().cpu() + 1e-5)
-        # A model that diverged says nothing about anybody.
+        # The loss of a model that diverged is no evidence for or against it.
         return weights.nan_to_num(0.0, 0.0, 0.0)

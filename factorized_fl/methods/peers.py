@@ -1,18 +1,20 @@
-"""Factorized-Peers: share everything with those whose images look like one's own."""
+"""Factorized-Peers: aggregate all tensors among clients whose images have similar statistics."""
 
 from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.core.mixing import weighted_mean
+from factorized_fl.core.mixing import Dense, weighted_mean
 from factorized_fl.core.options import option
-from factorized_fl.methods.base import SETTLE, Mixing, Server
-from factorized_fl.methods.factorized import FactorizedByImages
+from factorized_fl.core.views import Mixing, Server
+from factorized_fl.methods.base import SETTLE
+from factorized_fl.methods.cards import Card
+from factorized_fl.methods.factorized import FactorizedByImages, count_factors
 from factorized_fl.methods.fingerprints import likeness, trust
 
 
 def peer_weights(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Rows that sum to 1: everybody by likeness, trust in its labels and images; oneself by images alone."""
+    """Rows that sum to 1: others weigh likeness times trust times images, the client itself weighs its images."""
     weights = alike * (trust(fingerprints, alike, sizes) * sizes)
     weights.diagonal().copy_(sizes)
     return weights / weights.sum(1, keepdim=True)
@@ -20,26 +22,33 @@ def peer_weights(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.T
 
 @dataclass(frozen=True)
 class FactorizedPeers(FactorizedByImages):
-    """Weights by likeness of the clients' images: no threshold, no number of peers, no number of groups.
+    """Weights by the likeness of the clients' images: no threshold, no number of peers, no number of groups.
 
-    Clients that chance can explain count by their images, so that equal clients end in the global mean; one that is
-    like nobody trains alone; one whose labels tell much less than those of its like counts little.
+    Clients whose statistics differ by no more than chance count by their numbers of images, so equal clients receive
+    the global mean. A client that is unlike all others trains alone. Clients whose labels are much less informative
+    than those of their peers are down-weighted.
     """
 
     name = "factorized-peers"
-    title = "Factorized-Peers"
-    paper = "ours"
-    row = ("u v^T + mu", "SGD + L1 on mu", "u, v, mu, norm, bias; statistics up", "likeness of images, trust, size")
+    card = Card(
+        "Factorized-Peers",
+        "ours",
+        "u v^T + mu",
+        "SGD + L1 on mu",
+        "u, v, mu, norm, bias; statistics up",
+        "likeness of images, trust, size",
+        cost=count_factors,
+    )
 
     settle: bool = option(True, SETTLE)
-    general: int = option(0, "first blocks of the network that are shared with everybody", low=0)
+    general: int = option(0, "number of first blocks of the network that are averaged over all clients", low=0)
 
     def mix(self, server: Server) -> Mixing:
-        """Peers by likeness; the first blocks by size alone."""
+        """Weights by likeness; for the first blocks by numbers of images alone."""
         assert server.fingerprints is not None
         alike = likeness(server.fingerprints, server.received)
         matrix = peer_weights(server.fingerprints, alike, server.sizes)
         blocks = list(dict.fromkeys(name.split(".")[0] for name in server.stack))[: self.general]
         everybody = weighted_mean(server.sizes, server.received)
         others = {name: everybody for name in server.stack if name.split(".")[0] in blocks}
-        return Mixing(matrix, alike, others=others)
+        return Mixing(Dense(matrix), alike, others=others)

@@ -1,18 +1,18 @@
-"""Per-FedAvg: meta-learn a start from which one step makes a good personal model."""
+"""Per-FedAvg: meta-learn a starting point from which one step makes a good personal model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.options import option
-from factorized_fl.methods.base import Batch, Local, Mixing, Server, Tensors
+from factorized_fl.core.views import Batch, Local, Mixing, Server, Tensors
 from factorized_fl.methods.fedavg import FedAvg
 
 
 def moved(parameters: Tensors, direction: Tensors, by: float) -> Tensors:
-    """Parameters some way along a direction; fit to be differentiated at."""
+    """Parameters moved along a direction, as leaves that require a gradient."""
     with torch.no_grad():
         return {n: torch.add(p, direction[n], alpha=by).requires_grad_() for n, p in parameters.items()}
 
@@ -27,9 +27,13 @@ class PerFedAvg(FedAvg):
     """
 
     name = "per-fedavg"
-    title = "Per-FedAvg"
-    paper = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, 2020"
-    row = ("dense", "meta step (FO or HF)", "all but statistics", "plain mean")
+    card = replace(
+        FedAvg.card,
+        title="Per-FedAvg",
+        paper="Fallah et al., Personalized Federated Learning with Theoretical Guarantees, 2020",
+        local_step="meta step (FO or HF)",
+        mixing="plain mean",
+    )
     side_by_side = True
 
     inner: float = option(1e-3, "alpha: size of the inner step", above=0)
@@ -49,16 +53,21 @@ class PerFedAvg(FedAvg):
 
     @property
     def passes(self) -> int:
-        """How often an epoch's data is gone through."""
+        """The passes over an epoch's data."""
         return self.batches_per_step if self.compensate else 1
 
     @property
-    def tests_start(self) -> bool:
-        """The protocol of the method's own paper."""
+    def personal(self) -> bool:
+        """Whether the protocol of the method's own paper is used."""
         return self.test == "adapted"
 
+    @property
+    def keeps_start(self) -> bool:
+        """The adapted model is made from the one that the round began with."""
+        return self.personal
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
-        """g(w - alpha g(w; D); D'), for HF less alpha times the Hessian at w along it."""
+        """g(w - alpha g(w; D); D'), for HF minus alpha times the product of the Hessian at w with it."""
         first = local.loss_gradient(parameters, batches[0])
         outer = local.loss_gradient(moved(parameters, first, -self.inner), batches[1])
         if not self.hessian_free:
@@ -67,10 +76,12 @@ class PerFedAvg(FedAvg):
         behind = local.loss_gradient(moved(parameters, outer, -self.delta), batches[2])
         return {n: g - self.inner * (ahead[n] - behind[n]) / (2 * self.delta) for n, g in outer.items()}
 
-    def adapt(self, local: Local, parameters: Tensors, batch: Batch) -> Tensors:
-        """One inner step on a training batch."""
-        return moved(parameters, local.loss_gradient(parameters, batch), -self.inner)
+    def tested(self, local: Local) -> Tensors:
+        """The model that the round began with, after one inner step on the round's first training batch."""
+        parameters = {name: local.start[name].requires_grad_() for name in local.trained}
+        gradient = local.loss_gradient(parameters, next(local.batches()))
+        return local.start | moved(parameters, gradient, -self.inner)
 
     def mix(self, server: Server) -> Mixing:
-        """Everybody counts the same."""
+        """All clients count the same."""
         return Mixing(weighted_mean(torch.ones_like(server.sizes), server.received))

@@ -7,9 +7,18 @@ from torch import nn
 
 from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.options import option
-from factorized_fl.methods.base import Cost, Method, Mixing, Roles, Server, Tensors
-from factorized_fl.nn import Role, find_head
+from factorized_fl.core.roles import Role, find_head
+from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.base import Method
+from factorized_fl.methods.cards import Card
 from factorized_fl.nn.lowrank import low_rank
+
+
+def _count_shared(method: Method, tensors: Tensors, roles: Roles) -> Cost:
+    """What is shared, and BatchNorm's statistics, each way."""
+    counted = (tensors[n] for n, role in roles.items() if method.shares(role) or role.kind == "stat")
+    count = sum(tensor.numel() for tensor in counted if tensor.dim())
+    return Cost(count, count)
 
 
 @dataclass(frozen=True)
@@ -17,10 +26,15 @@ class PFedPara(Method):
     """A classifier that stays at home is left dense."""
 
     name = "pfedpara"
-    title = "pFedPara"
-    paper = "Hyeon-Woo et al., FedPara: Low-rank Hadamard Product for Communication-Efficient Federated Learning, 2022"
-    row = ("W1 * (W2 + 1), low rank", "SGD", "W1, norm", "sample-weighted mean")
-    published_gb = 7.4
+    card = Card(
+        "pFedPara",
+        "Hyeon-Woo et al., FedPara: Low-rank Hadamard Product for Communication-Efficient Federated Learning, 2022",
+        parametrisation="W1 * (W2 + 1), low rank",
+        travels="W1, norm",
+        mixing="sample-weighted mean",
+        published_gb=7.4,
+        cost=_count_shared,
+    )
 
     gamma: float = option(
         0.95, "rank between the least (0) and the largest (1); 0.95 holds 93% of ResNet-9", low=0, high=1
@@ -31,20 +45,14 @@ class PFedPara(Method):
     )
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
-        """Low rank everywhere, but for a classifier that would not travel or is to be dense."""
+        """Puts low rank on all layers except a classifier that stays at home or is configured to be dense."""
         skip = () if labels_agree and self.head == "low-rank" else (find_head(model),)
         return low_rank(model, gamma=self.gamma, capacity=self.capacity, skip=skip, generator=generator)
 
     def shares(self, role: Role) -> bool:
-        """The shared halves and the normalisation, and a dense classifier with its bias; other biases stay."""
+        """The shared halves, the normalisation, and a dense classifier with its bias; other biases stay at home."""
         return role.kind in ("w1", "norm") or (role.head and self.head == "dense")
 
-    def formula(self, tensors: Tensors, roles: Roles) -> Cost:
-        """What is shared and BatchNorm's statistics, each way."""
-        counted = (tensors[n] for n, role in roles.items() if self.shares(role) or role.kind == "stat")
-        count = sum(tensor.numel() for tensor in counted if tensor.dim())
-        return Cost(count, count)
-
     def mix(self, server: Server) -> Mixing:
-        """As FedAvg."""
+        """The same weights as in FedAvg."""
         return Mixing(weighted_mean(server.sizes, server.received))

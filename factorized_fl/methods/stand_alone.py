@@ -1,8 +1,9 @@
-"""Stand-Alone: every client trains on its own; the floor that a federation has to beat."""
+"""Stand-Alone: every client trains on its own; the baseline that a federation has to beat."""
 
 from dataclasses import dataclass
 
 from factorized_fl.methods.base import Method
+from factorized_fl.methods.cards import Card
 
 
 @dataclass(frozen=True)
@@ -10,6 +11,4 @@ class StandAlone(Method):
     """Local training without communication."""
 
     name = "stand-alone"
-    title = "Stand-Alone"
-    paper = "-"
-    row = ("dense", "SGD", "nothing", "identity")
+    card = Card("Stand-Alone", "-", travels="nothing", mixing="identity")

@@ -7,7 +7,8 @@ import torch
 from factorized_fl.core.ledger import formula_bytes
 from factorized_fl.core.payload import measure
 from factorized_fl.core.roles import roles
-from factorized_fl.methods import INSTALLED, METHODS, Method, Tensors
+from factorized_fl.core.views import Tensors
+from factorized_fl.methods import METHODS, Method
 from factorized_fl.nn import Role, build_model
 
 CLIENTS, ROUNDS, CLASSES = 20, 50, 10
@@ -31,7 +32,7 @@ def method_cost(method: Method) -> MethodCost:
         name: torch.ones_like(tensor) if role_of[name].kind == "mu" else tensor
         for name, tensor in model.state_dict().items()
     }
-    cost = method.formula(tensors, role_of)
+    cost = method.card.cost(method, tensors, role_of)
     formula = formula_bytes((round_number, cost.up, cost.down) for round_number in range(1, ROUNDS + 1))
     up, down = _serialised(method, tensors, role_of)
     return MethodCost(
@@ -43,9 +44,8 @@ def method_cost(method: Method) -> MethodCost:
 
 
 def _published(method: Method) -> float | None:
-    """Return the paper's number; a user's method does not inherit it from the paper's method it derives from."""
-    own = method.name in INSTALLED or "published_gb" in vars(type(method))
-    return method.published_gb if own else None
+    """Return the paper's number, if there is one."""
+    return method.card.published_gb
 
 
 def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> t
         for name, role in role_of.items()
         if role.kind != "stat" and method.shares(role)
     }
-    down = measure(shared)[1] * method.models_down
+    down = measure(shared)[1] * method.card.models_down(method)
     vector = method.fingerprint(tensors, role_of) if shared else None
     if vector is not None and not method.fingerprint_is_shared:
         shared["fingerprint"] = (tuple(vector.shape), vector.dtype, vector.numel())

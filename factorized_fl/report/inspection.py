@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from factorized_fl.data.own import SPLITS, Inspection
+from factorized_fl.data.local_images import SPLITS, Inspection
 
 
 def inspection_line(found: Inspection) -> str:

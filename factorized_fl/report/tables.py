@@ -22,9 +22,6 @@ def format_bytes(count: float | None) -> str:
     return f"{count:.1f} TB"
 
 
-size = format_bytes  # for callers that have not been changed yet
-
-
 def scenario_table(scenario: Scenario) -> Table:
     """Return each client's domain, numbers of images and label permutation."""
     agree = "labels agree" if scenario.labels_agree else "labels differ, so classifiers are not shared"

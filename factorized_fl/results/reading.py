@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
+import torch
 from safetensors import SafetensorError
 
 from factorized_fl.config import read_table
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.mixing import dense, weights_from
 from factorized_fl.methods import METHODS
 from factorized_fl.results import schema
 from factorized_fl.results.schema import ClientEntry, FinalResult, MetricsLine, Record, Summary
@@ -201,6 +203,9 @@ class RunFiles:
         path = RunReader(self.path).round_file(folder, round_number)
         try:
             tensors = safetensors.numpy.load_file(path)
+            if folder == schema.MIXING and "matrix" not in tensors:
+                stored = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+                tensors["matrix"] = dense(weights_from(stored)).numpy()
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             note = f"{folder}/{path.name} cannot be read ({_reason(error)}): that round is left out."
             self.notes += [note] if note not in self.notes else []
@@ -285,7 +290,7 @@ def divergence_line(clients: Iterable[int]) -> str:
 
 def method_title(name: str) -> str:
     """Return a method's full name; the name itself for a method that is not loaded."""
-    return METHODS[name].title if name in METHODS else name
+    return METHODS[name].card.title if name in METHODS else name
 
 
 def find_runs(paths: list[Path]) -> list[Path]:

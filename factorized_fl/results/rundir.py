@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from factorized_fl.config import Config, from_table
 from factorized_fl.core.errors import Busy, Damaged, UserError, is_lack_of_memory
 from factorized_fl.core.files import PART, plain_errors, write_atomically
+from factorized_fl.core.mixing import dense, weights_from
+from factorized_fl.core.views import Mixing
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.methods import Mixing
 from factorized_fl.results import schema
 from factorized_fl.results.reading import RESTORE, RunReader
 from factorized_fl.results.schema import Record
@@ -166,7 +167,8 @@ class RunDirectory(RunReader):
 
     def save_mixing(self, round_number: int, mixing: Mixing) -> None:
         """Write the round's matrices and the state that the method keeps of it."""
-        tensors = {"matrix": mixing.matrix} | {f"state.{name}": tensor for name, tensor in mixing.state.items()}
+        tensors = mixing.weights.tensors()
+        tensors |= {f"state.{n}": t for n, t in mixing.state.items() if t.numel() <= schema.LARGEST_STATE}
         for name, tensor in (("similarity", mixing.similarity), ("revert", mixing.revert)):
             if tensor is not None:
                 tensors[name] = tensor
@@ -264,7 +266,8 @@ class RunDirectory(RunReader):
 
     def mixing(self, round_number: int) -> dict[str, torch.Tensor]:
         """Return `matrix` of a round and, where the method has them, `similarity`, `revert` and its `state.*`."""
-        return safetensors.torch.load_file(self.round_file(schema.MIXING, round_number))
+        tensors = safetensors.torch.load_file(self.round_file(schema.MIXING, round_number))
+        return tensors if "matrix" in tensors else {**tensors, "matrix": dense(weights_from(tensors))}
 
     def traces(self) -> dict[int, dict[str, torch.Tensor]]:
         """Return the measurements of the factors by round: `cosine.u`, `cosine.v`, `mu`; empty if there are none."""

@@ -24,6 +24,7 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 ANALYSIS, SUMMARY = "analysis.json", "summary.json"
 CHECKPOINT, PREVIOUS, LOCK = "checkpoint.safetensors", "previous.safetensors", ".lock"
 MIXING, TRACES = "mixing", "traces"
+LARGEST_STATE = 100_000  # entries of a tensor of a method's memory that is kept for the report
 
 # The kit of a party of a federation between organisations holds run directories of its own.
 FEDERATION = "federation.toml"  # the file that marks a kit

@@ -7,24 +7,24 @@ import safetensors
 import torch
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.ledger import FINGERPRINT
 from factorized_fl.core.payload import decode
-from factorized_fl.methods import Tensors
+from factorized_fl.core.views import Tensors
 from factorized_fl.silo.messages import BadMessage
 
-LARGEST_GROWTH = 10.0  # of a tensor's norm in one round; training never comes near
-# What a tensor may grow from at least, as the size of its numbers: some begin at zero and must leave it somehow.
+LARGEST_GROWTH = 10.0  # of a tensor's norm in one round; far above what training causes
+# The least norm that growth is measured from, as the size of an entry: some tensors begin at zero.
 _LEAST, _LEAST_OF_FINGERPRINTS = 1.0, 100.0
-FINGERPRINT = "fingerprint"  # the name of the matching vector among the tensors that travel
 _SPARE = 200  # bytes of a payload's header for each tensor
 
 
 def largest_message(expected: Mapping[str, torch.Tensor]) -> int:
-    """Bytes that no honest message with these tensors exceeds."""
+    """An upper bound on the bytes of a message with these tensors."""
     return 200_000 + sum(t.numel() * t.element_size() + len(name) + _SPARE for name, t in expected.items())
 
 
 def read_tensors(payload: bytes, expected: Mapping[str, torch.Tensor]) -> Tensors:
-    """The tensors of a payload, if they are exactly those expected, finite and of a plausible norm."""
+    """The tensors of a payload; raises BadMessage unless they are those expected, finite and of a plausible norm."""
     _check_claims(payload, expected)
     try:
         tensors = decode(payload) if payload else {}
@@ -43,7 +43,7 @@ def read_tensors(payload: bytes, expected: Mapping[str, torch.Tensor]) -> Tensor
 
 
 def check_growth(tensors: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors that are not finite, or larger than a round's training makes them."""
+    """Raises BadMessage for tensors that are not finite, or that grew more than a round's training can cause."""
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise BadMessage(f"{name} is not finite")
@@ -55,7 +55,7 @@ def check_growth(tensors: Mapping[str, torch.Tensor], before: Mapping[str, torch
 
 
 def _check_claims(payload: bytes, expected: Mapping[str, torch.Tensor]) -> None:
-    """Look at the header before anything is made from it: a few bytes could claim a tensor that fills all memory."""
+    """Checks the header before anything is allocated: a few bytes can claim a tensor that would fill all memory."""
     if not payload:
         return
     try:

@@ -15,19 +15,19 @@ from hashlib import blake2b
 
 from factorized_fl.core.errors import Damaged, UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.core.ledger import Load, Traffic
+from factorized_fl.core.ledger import Load, Traffic, count_traffic
 from factorized_fl.core.payload import encode
-from factorized_fl.methods import Mixing, Tensors
+from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo import control
+from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.mailbox import HOLD, Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
-from factorized_fl.silo.plan import Kit
 from factorized_fl.silo.status import read_status, write_status
-from factorized_fl.silo.updates import Update, load_of, read_result, read_update
-from factorized_fl.simulate.rounds import choose, make_record
+from factorized_fl.silo.updates import Update, read_result, read_update
+from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import summarise
 
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
@@ -68,10 +68,10 @@ class Coordinator:
             self.round = done
             if not done:
                 self._gather()
-            for round in range(done + 1, self.config.rounds + 1):
+            for round_number in range(done + 1, self.config.rounds + 1):
                 if self.stop.is_set():
                     return False
-                self._one_round(round)
+                self._one_round(round_number)
             if self.stop.is_set():
                 return False
             self.directory.save_summary(summarise(self.directory))
@@ -156,13 +156,14 @@ class Coordinator:
             self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
             self.stop.wait(0.2)
 
-    def _one_round(self, round: int) -> None:
+    def _one_round(self, round_number: int) -> None:
         began, before = time.monotonic(), self.mailbox.wire_bytes
-        self.round = round
+        self.round = round_number
         self._control()
-        chosen, _ = choose(self.config, round)
+        chosen, _ = self.memory.sampling.draw(round_number)
         mixing: Mixing | None = None
         sent: dict[int, Tensors] = {}
+        down: dict[int, Load] = {}
         good: dict[int, Update] = {}
         again = True
         while again:
@@ -170,45 +171,54 @@ class Coordinator:
                 self._learn_size(k)
             self._tell("mixing")
             asked = [k for k in chosen if k not in good and not self.memory.aside[k]]
-            newest, mixed = self.memory.mix(round, asked, partial(self._validation_losses, round))
-            mixing, sent = newest or mixing, sent | mixed
-            again = self._ask(round, chosen, mixing, sent, good)
+            downloads, mixed = self.memory.prepare(round_number, asked, partial(self._validation_losses, round_number))
+            mixing, sent, down = downloads.mixing or mixing, sent | mixed, down | downloads.loads()
+            again = self._ask(round_number, chosen, mixing, sent, good)
         if self.stop.is_set():
             return
+        self.memory.server.begin_updates()
         records = []
         for k in sorted({*sent, *good}):
-            down = load_of(sent[k], self.memory.roles) * self._models(k, mixing) if k in sent else Load()
+            load = down.get(k, Load())
             if k in good:
-                if not self.memory.received[k]:  # it may have come, and said how many images it has, during the round
+                if not self.memory.received[k]:  # it may have connected and declared its size during the round
                     self._learn_size(k)
-                self.memory.keep(k, good[k].tensors, sent.get(k, {}))
-                formula = self.memory.formula(good[k].tensors)
-                records.append(good[k].record(round, k, self.sites[k], down, self.memory.roles, formula))
+                update = good[k]
+                up = self.memory.keep(k, update.tensors, sent.get(k, {}))
+                cost = count_traffic(load, up, self.memory.formula(update.tensors))
+                records.append(make_record(round_number, k, self.sites[k], update.result, update.trained, cost))
             else:
-                cost = Traffic(down_parameters=down.parameters, down_bytes=down.bytes, down_roles=down.roles)
-                records.append(make_record(round, k, self.sites[k], None, None, cost))
-        if round == self.config.rounds:
-            records += self._last_tests(round, set(good))
+                records.append(
+                    make_record(round_number, k, self.sites[k], None, None, count_traffic(load, None, Cost(0, 0)))
+                )
+        if round_number == self.config.rounds:
+            records += self._last_tests(round_number, set(good))
         if mixing is not None:
-            self.directory.save_mixing(round, mixing)
+            self.directory.save_mixing(round_number, mixing)
         self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
         self.accuracy |= _accuracies(records)
         seconds = time.monotonic() - began
         self.seconds.append(seconds)
         working = max((update.seconds for update in good.values()), default=0.0)
-        up, down_bytes = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
-        timing = {"round": round, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down_bytes}
+        wire_up, wire_down = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
+        timing = {
+            "round": round_number,
+            "seconds": seconds,
+            "slowest_site": working,
+            "wire_up": wire_up,
+            "wire_down": wire_down,
+        }
         self.directory.append("timing.jsonl", [timing])
         self.directory.keep_previous()
-        self.directory.save_checkpoint(round, self.memory.tensors, federation=self.kit.plan.id)
+        self.directory.save_checkpoint(round_number, self.memory.tensors, federation=self.kit.plan.id)
         write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())
         missing = [self.sites[k] for k in chosen if k not in good]
         without = f", without {', '.join(missing)}" if missing else ""
-        self.log(f"round {round} of {self.config.rounds} is complete{without}")
+        self.log(f"round {round_number} of {self.config.rounds} is complete{without}")
 
     def _ask(
         self,
-        round: int,
+        round_number: int,
         chosen: Sequence[int],
         mixing: Mixing | None,
         sent: dict[int, Tensors],
@@ -232,7 +242,7 @@ class Coordinator:
                     break
                 continue
             self._tell("waiting for answers")
-            self.mailbox.post({self.sites[k]: self._request(round, k, mixing, sent.get(k)) for k in ask})
+            self.mailbox.post({self.sites[k]: self._request(round_number, k, mixing, sent.get(k)) for k in ask})
             wanted = {self.sites[k] for k in ask}
             answers = self.mailbox.collect(
                 wanted, enough - len(good), self.kit.plan.deadline, self.stop, tick=self._tell
@@ -250,7 +260,7 @@ class Coordinator:
                 self.log(f"{self.sites[k]}: refused this round: {answer.text('reason')}")
                 self.declined.add(k)
                 return
-            update = read_update(answer, self.memory.expected(k, sent.get(k, {})))
+            update = read_update(answer, self.memory.server.expected(k, sent.get(k, {})))
             self.memory.check(update.tensors)
             good[k], self.memory.strikes[k] = update, 0
         except BadMessage as error:
@@ -263,8 +273,8 @@ class Coordinator:
         names = ", ".join(self.sites[k] for k in sorted(self.declined))
         return f"waiting: {names} refused this round: exclude who spoiled it, or readmit {names} to ask again"
 
-    def _request(self, round: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
-        fields = {"request": f"round-{round}", "round": round, "download": bool(tensors)}
+    def _request(self, round_number: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
+        fields = {"request": f"round-{round_number}", "round": round_number, "download": bool(tensors)}
         fields["models"] = self._models(k, mixing)
         return Message("round", self.kit.plan.id, fields, encode(tensors) if tensors else b"")
 
@@ -279,22 +289,22 @@ class Coordinator:
             self._remember_aside()
             self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
 
-    def _validation_losses(self, round: int, k: int, candidates: Tensors) -> list[float]:
+    def _validation_losses(self, round_number: int, k: int, candidates: Tensors) -> list[float]:
         """Site k's losses with each candidate; who leaves one out is asked for no other, and none of them counts."""
         losses: list[float] = []
         for tensors in zip(*candidates.values(), strict=True):
-            loss = self._validation_loss(round, k, dict(zip(candidates, tensors, strict=True)))
+            loss = self._validation_loss(round_number, k, dict(zip(candidates, tensors, strict=True)))
             if loss is None:
                 return [math.nan] * len(next(iter(candidates.values())))
             losses.append(loss)
         return losses
 
-    def _validation_loss(self, round: int, k: int, tensors: Tensors) -> float | None:
+    def _validation_loss(self, round_number: int, k: int, tensors: Tensors) -> float | None:
         """Site k's loss on its held-out images with these tensors, if it answers; NaN if they diverged."""
         payload = encode(tensors)
-        name = f"loss-{round}-{blake2b(payload, digest_size=8).hexdigest()}"
+        name = f"loss-{round_number}-{blake2b(payload, digest_size=8).hexdigest()}"
         site = self.sites[k]
-        self.mailbox.post({site: Message("loss", self.kit.plan.id, {"request": name, "round": round}, payload)})
+        self.mailbox.post({site: Message("loss", self.kit.plan.id, {"request": name, "round": round_number}, payload)})
         answers = self.mailbox.collect({site}, 0, min(_LOSS_DEADLINE, self.kit.plan.deadline), self.stop)
         if site not in answers or "loss" not in answers[site].fields:
             return None
@@ -305,17 +315,17 @@ class Coordinator:
             return None
         return math.nan if loss is None else loss
 
-    def _last_tests(self, round: int, answered: set[int]) -> list[Record]:
+    def _last_tests(self, round_number: int, answered: set[int]) -> list[Record]:
         """At the end everybody who ever answered is tested."""
         ask = {self.sites[k] for k in self.memory.received.nonzero().flatten().tolist() if k not in answered}
-        fields = {"request": f"test-{round}", "round": round}
+        fields = {"request": f"test-{round_number}", "round": round_number}
         self.mailbox.post({site: Message("test", self.kit.plan.id, fields) for site in ask})
         answers = self.mailbox.collect(ask, 0, self.kit.plan.deadline, self.stop) if ask else {}
         records = []
         for site, answer in answers.items():
             k = self.sites.index(site)
             try:
-                records.append(make_record(round, k, site, read_result(answer), None, Traffic()))
+                records.append(make_record(round_number, k, site, read_result(answer), None, Traffic()))
             except BadMessage as error:
                 self._strike(k, str(error))
         return records

@@ -1,162 +1,134 @@
-"""What the coordinator knows from round to round: what travels, who sent it, and who is trusted. Nothing else."""
+"""The coordinator's state: the server's half of the round, and the roster of sites with strikes and quarantine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from factorized_fl.config import Config
+from factorized_fl.core.ledger import FINGERPRINT, Load
 from factorized_fl.core.roles import roles
-from factorized_fl.methods import Cost, Mixing, Server, Tensors
+from factorized_fl.core.server import Downloads, Losses, Sampling, ServerState
+from factorized_fl.core.views import Cost, Tensors
 from factorized_fl.methods.fingerprints import plausible
-from factorized_fl.silo.checks import FINGERPRINT
 from factorized_fl.silo.messages import BadMessage
-from factorized_fl.simulate.build import initial_model, travels
-from factorized_fl.simulate.rounds import mixed_rows, mixing_rng
+from factorized_fl.simulate.build import initial_model, travels, untied_state
 
-STRIKES = 3  # bad updates in a row after which a site is set aside
+STRIKES = 3  # bad updates in a row after which a site is quarantined
 
 
 class Memory:
-    """Shared tensors as every site last sent them, and the roster; a checkpoint holds all of it."""
+    """What travels, as every site last sent it, and the roster of sites; a checkpoint holds all of it."""
 
     def __init__(self, config: Config, sites: Sequence[str]) -> None:
         self.config, self.method = config, config.build_method()
+        self.sampling = Sampling(config.seed, config.clients, config.fraction, config.dropout)
         count = len(sites)
         # The body of a model does not depend on the number of classes, and the rest never comes here.
         model = initial_model(config, 2, config.channels, labels_agree=False)
-        first = model.state_dict()
-        self.roles = roles(model)
+        first = untied_state(model)
+        self.roles = {name: role for name, role in roles(model).items() if name in first}
         self.body = {name: first[name] for name, role in self.roles.items() if not role.head}
         shared = [name for name, role in self.roles.items() if travels(self.method, role, labels_agree=False)]
-        self.stack: Tensors = {name: torch.stack([first[name]] * count) for name in shared}
-        # Where each site's last training began, for methods that look at it.
-        self.start: Tensors = {name: t.clone() for name, t in self.stack.items()} if self.method.needs_start else {}
-        vector = self.method.fingerprint(first, self.roles) if shared else None
-        sent = vector is not None and not self.method.fingerprint_is_shared
-        self.vectors = torch.stack([vector] * count) if vector is not None and sent else None
-        self.sizes = torch.ones(count, dtype=torch.float64)
-        self.received = torch.zeros(count, dtype=torch.bool)
+        stack = {name: torch.stack([first[name]] * count) for name in shared}
+        self.server = ServerState(
+            self.method,
+            self.roles,
+            seed=config.seed,
+            stack=stack,
+            initial=first,
+            sizes=torch.ones(count, dtype=torch.float64),
+            start={name: t.clone() for name, t in stack.items()} if self.method.needs_start else {},
+        )
         self.strikes = torch.zeros(count, dtype=torch.int64)
         self.aside = torch.zeros(count, dtype=torch.bool)
-        self.method_state: Tensors = {}
+
+    @property
+    def received(self) -> torch.Tensor:
+        """Whether each site's last update is used: bool [K]."""
+        return self.server.received
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """The number of training images of each site, float64 [K]."""
+        return self.server.sizes
 
     @property
     def tensors(self) -> Tensors:
         """The checkpoint."""
-        known = {"received": self.received, "sizes": self.sizes, "strikes": self.strikes, "aside": self.aside}
-        if self.vectors is not None:
-            known["vectors"] = self.vectors
-        return {
-            **known,
-            **{f"stack/{name}": tensor for name, tensor in self.stack.items()},
-            **{f"start/{name}": tensor for name, tensor in self.start.items()},
-            **{f"method/{name}": tensor for name, tensor in self.method_state.items()},
-        }
+        return self.server.tensors | {"strikes": self.strikes, "aside": self.aside}
 
     def load(self, tensors: Tensors) -> None:
-        """Go back to a checkpoint."""
-        for name, tensor in self.tensors.items():
-            if not name.startswith("method/"):
-                tensor.copy_(tensors[name])
-        self.method_state = {
-            name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
-        }
+        """Goes back to a checkpoint."""
+        self.server.load(tensors)
+        self.strikes.copy_(tensors["strikes"])
+        self.aside.copy_(tensors["aside"])
+
+    # -- sizes
 
     def learn_size(self, k: int, declared: int | None) -> str:
-        """How many training images a site has counts as it said before it first answered: they cannot change.
+        """Takes a declared number of training images, which is fixed with the site's first update.
 
-        Answers what is to be noted of a site that says otherwise.
+        Returns what to note about a site that later declares another number, or an empty string.
         """
         before = int(self.sizes[k])
         if declared is None or declared == before:
             return ""
         if self.received[k]:
-            return f"says that it has {declared} training images; it counts with {before}, as before"
+            return f"declares {declared} training images; it counts with {before}, as before"
         self.sizes[k] = declared
         return ""
 
     def images(self, k: int, declared: int | None) -> int | None:
-        """How many training images a site counts with, or says that it has; nothing if it never said so."""
+        """The number of training images that a site counts with, or else the declared one; None if unknown."""
         kept = int(self.sizes[k])
-        if self.received[k] or (declared is None and kept > 1):  # 1 may also be that of who was never heard
+        if self.received[k] or (declared is None and kept > 1):  # 1 is also the value before any declaration
             return kept
         return declared
 
-    def fingerprints(self) -> torch.Tensor | None:
-        """The vectors that sites are matched by, [K, D]."""
-        if self.vectors is not None or not self.method.fingerprint_is_shared:
-            return self.vectors
-        rows = [{name: stacked[k] for name, stacked in self.stack.items()} for k in range(len(self.sizes))]
-        known = [self.method.fingerprint(row, self.roles) for row in rows]
-        return torch.stack([vector for vector in known if vector is not None])
+    # -- a round
 
-    def mix(
-        self, round: int, clients: Sequence[int], losses: Callable[[int, Tensors], list[float]]
-    ) -> tuple[Mixing | None, dict[int, Tensors]]:
-        """What each of the clients is to begin the round with; nothing before anybody has answered."""
-        if not clients or not self.stack or not self.received.any():
-            return None, {}
-        server = Server(
-            round=round,
-            clients=clients,
-            stack=self.stack,
-            start=self.start,
-            fingerprints=self.fingerprints(),
-            sizes=self.sizes,
-            received=self.received,
-            state=self.method_state,
-            rng=mixing_rng(self.config, round),
-            validation_losses=losses,
-        )
-        mixing = self.method.mix(server)
-        self.method_state = mixing.state
+    def prepare(
+        self, round_number: int, clients: Sequence[int], losses: Losses
+    ) -> tuple[Downloads, dict[int, Tensors]]:
+        """The downloads of some sites, and the tensors that each of them is to begin the round with."""
+        downloads = self.server.prepare(round_number, clients, losses)
         sent: dict[int, Tensors] = {k: {} for k in clients}
-        for name, rows in mixed_rows(mixing, server):
+        for name, rows in downloads.items():
             for row, k in enumerate(clients):
-                back = mixing.revert is not None and bool(mixing.revert[k])
-                sent[k][name] = self.start[name][k].clone() if back else rows[row]
-        return mixing, sent
+                sent[k][name] = rows[row]
+        return downloads, sent if downloads.mixing is not None else {}
 
-    def expected(self, k: int, sent: Tensors) -> Tensors:
-        """What site k's upload is compared with: what it began with, or its last one."""
-        expected = {name: sent.get(name, stacked[k]) for name, stacked in self.stack.items()}
-        if self.vectors is not None:
-            expected[FINGERPRINT] = self.vectors[k]
-        return expected
-
-    def check(self, sent: Tensors) -> None:
-        """Refuse a fingerprint of images that no images have."""
-        if self.vectors is not None and self.method.looks_at_images and not plausible(sent[FINGERPRINT]):
+    def check(self, update: Tensors) -> None:
+        """Raises BadMessage for a fingerprint that no images can have."""
+        if self.server.sends_fingerprints and self.method.looks_at_images and not plausible(update[FINGERPRINT]):
             raise BadMessage("its fingerprint has a variance that no images have")
 
-    def formula(self, sent: Tensors) -> Cost:
-        """The paper's cost of a site that sent these tensors, without the classifier: that would tell its classes."""
-        tensors = self.body | {name: tensor for name, tensor in sent.items() if name in self.body}
-        return self.method.formula(tensors, {name: self.roles[name] for name in tensors})
+    def keep(self, k: int, update: Tensors, sent: Tensors) -> Load:
+        """Keeps site k's update, which began with the tensors in `sent`; returns the size of the update."""
+        for name, start in self.server.start.items():
+            start[k] = sent.get(name, start[k])
+        return self.server.keep([k], ((name, tensor[None]) for name, tensor in update.items()))[k]
 
-    def keep(self, k: int, tensors: Tensors, sent: Tensors) -> None:
-        """Site k has sent these tensors after beginning with what it was sent."""
-        for name, stacked in self.stack.items():
-            if name in self.start:
-                self.start[name][k] = sent.get(name, self.start[name][k])
-            stacked[k] = tensors[name]
-        if self.vectors is not None:
-            self.vectors[k] = tensors[FINGERPRINT]
-        self.received[k] = True
+    def formula(self, update: Tensors) -> Cost:
+        """The paper's cost formula for a site, without the classifier, which would tell its number of classes."""
+        tensors = self.body | {name: tensor for name, tensor in update.items() if name in self.body}
+        return self.method.card.cost(self.method, tensors, {name: self.roles[name] for name in tensors})
+
+    # -- trust
 
     def strike(self, k: int) -> bool:
-        """Count a bad update; says whether the site is set aside for it. Nobody is then given its tensors."""
+        """Counts a bad update; returns whether the site is quarantined."""
         self.strikes[k] += 1
         if self.strikes[k] >= STRIKES:
             self.set_aside(k)
         return bool(self.aside[k])
 
     def set_aside(self, k: int) -> None:
-        """Ask a site for nothing, and give nobody what it sent."""
+        """Quarantines a site: it gets no requests, and its tensors are sent to no other site."""
         self.aside[k], self.received[k] = True, False
 
     def trust_all_but(self, aside: set[int]) -> None:
-        """Set these aside and nobody else."""
+        """Quarantines these sites and no others."""
         for k in range(len(self.aside)):
             if k in aside:
                 self.set_aside(k)
@@ -164,5 +136,5 @@ class Memory:
                 self.readmit(k)
 
     def readmit(self, k: int) -> None:
-        """Trust a site again."""
+        """Ends the quarantine of a site."""
         self.aside[k], self.strikes[k] = False, 0

@@ -1,7 +1,7 @@
-"""One site: its own data, its own model, and answers to what the coordinator asks.
+"""One site: its own data, its own model, and answers to the coordinator's requests.
 
-A round that was trained is kept before it is answered: state, metrics and the answer itself are on disk, tagged with
-federation and round, the round before it too. A request that comes again is answered from there, never trained twice.
+A trained round is saved before it is answered: state, metrics and the answer are on disk, tagged with federation and
+round, and so is the round before. A repeated request is answered from disk and never trained twice.
 """
 
 import json
@@ -18,29 +18,27 @@ from safetensors import SafetensorError, safe_open
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
-from factorized_fl.core.ledger import Load, Traffic, traffic, upload_loads
+from factorized_fl.core.ledger import EXTRA, Load, Traffic, count_traffic, measured
 from factorized_fl.core.payload import encode
-from factorized_fl.data.own import read_own
+from factorized_fl.core.views import Evaluated, Tensors, Trained
+from factorized_fl.data.local_images import read_local_images
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
-from factorized_fl.engine import Evaluated, Trained
 from factorized_fl.export.export import Exported, export_client
-from factorized_fl.methods import Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
-from factorized_fl.silo.checks import FINGERPRINT, check_growth, read_tensors
+from factorized_fl.silo.agreement import NOISE_SEED, Kit
+from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.plan import NOISE_SEED, Kit
-from factorized_fl.silo.updates import load_of
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
-from factorized_fl.simulate.rounds import make_record, train_from_here
+from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import run, summarise
 
 
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
-    """A site's own images, split by the federation's seed unless they come split; its labels agree with nobody's."""
-    images = read_own(data, name, size=config.image_size, channels=config.channels)
+    """A site's own images, split by the federation's seed unless they are split; labels agree with no other."""
+    images = read_local_images(data, name, size=config.image_size, channels=config.channels)
     scenario = build_scenario(
         [images],
         normalisation("folder", config.channels),
@@ -50,21 +48,21 @@ def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
     )
     (client,) = scenario.clients
     if not len(client.test):
-        raise UserError(f"{data} has no test images: without any, nobody can tell whether the federation helps.")
+        raise UserError(f"{data} has no test images: without any, there is no verdict on whether federation helps.")
     return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
 
 
 def site_federation(
     kit: Kit, scenario: Scenario, device: str = "cpu", engine: str = "reference", noise_seed: int = 0
 ) -> Federation:
-    """The site as a federation of one at its start, unless its data are not those that it has trained with."""
+    """The site as a federation of one client at its start; raises UserError if its data changed since it trained."""
     federation = build_federation(kit.config, scenario, torch.device(device), engine, noise_seed)
     RunDirectory(kit.run).refuse_other_data(describe_clients(federation.scenario))
     return federation
 
 
 def _noise_seed(kit: Kit) -> int:
-    """A number that nobody else knows, drawn once: noise drawn twice would average out."""
+    """The site's private seed of noise, drawn once: noise drawn again could be averaged out."""
     path = kit.path / NOISE_SEED
     if not path.exists():
         write_atomically(path, str(secrets.randbits(63)).encode())
@@ -72,11 +70,11 @@ def _noise_seed(kit: Kit) -> int:
     try:
         return int(path.read_text(encoding="ascii"))
     except ValueError:
-        raise UserError(f"'{path}' is damaged: put the number back that was there, or take a new kit.") from None
+        raise UserError(f"'{path}' is damaged: restore its number, or take a new kit.") from None
 
 
 def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int:
-    """Load the last round that is safely on disk, or the one before it; returns its number, 0 if there is none."""
+    """Loads the last complete round on disk, or the one before it; returns its number, 0 if there is none."""
     directory = RunDirectory(kit.run)
     for path in (directory.checkpoint_path, directory.previous_path):
         if not path.exists():
@@ -94,7 +92,7 @@ def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int
 
 
 def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
-    """A site's model as it is after its last round, without disturbing anybody at work."""
+    """Exports a site's model after its last round, without disturbing running processes."""
     federation = site_federation(kit, site_scenario(kit.config, kit.party, kit.seat, data))
     rounds = restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2))
     if not rounds:
@@ -125,27 +123,27 @@ class Site:
 
     # -- what survives a crash
 
-    def _answer_path(self, round: int) -> Path:
-        return self.directory.path / f"answer-{round % 2}.message"
+    def _answer_path(self, round_number: int) -> Path:
+        return self.directory.path / f"answer-{round_number % 2}.message"
 
-    def _save(self, round: int, answer: Message) -> None:
-        """Keep a trained round; the checkpoint comes last, for it is what makes the round count."""
-        write_atomically(self._answer_path(round), pack(answer))
+    def _save(self, round_number: int, answer: Message) -> None:
+        """Saves a trained round; the checkpoint is written last because it marks the round as complete."""
+        write_atomically(self._answer_path(round_number), pack(answer))
         self.directory.keep_previous()
-        self.directory.save_checkpoint(round, self.federation.tensors, federation=self.kit.plan.id)
-        self.done = round
+        self.directory.save_checkpoint(round_number, self.federation.tensors, federation=self.kit.plan.id)
+        self.done = round_number
 
-    def _kept(self, round: int) -> Message | None:
-        """The answer to an earlier request, if it is one of the last two rounds."""
+    def _kept(self, round_number: int) -> Message | None:
+        """The saved answer to a request of one of the last two rounds, or None."""
         try:
-            content = self._answer_path(round).read_bytes()
+            content = self._answer_path(round_number).read_bytes()
         except FileNotFoundError:
             return None
         kept = unpack(content, self.kit.plan.id, len(content))
-        return kept if kept.fields.get("request") == f"round-{round}" else None
+        return kept if kept.fields.get("request") == f"round-{round_number}" else None
 
     def _go_back(self) -> None:
-        """To the last round that is kept, or to the start."""
+        """Restores the last saved round, or the start."""
         if not restore(self.kit, self.federation, self.log):
             self.federation = self._start()
 
@@ -155,7 +153,7 @@ class Site:
     # -- answers
 
     def answer(self, request: Message) -> Message:
-        """Do what the coordinator asks, if it is in order."""
+        """Carries out a request and returns the answer; a request that is not in order is refused in the answer."""
         try:
             if request.kind == "round":
                 return self._round(request)
@@ -163,7 +161,7 @@ class Site:
                 return self._reply(request, {"loss": self._loss(request)})
             if request.kind == "test":
                 return self._reply(request, self._test(request))
-            raise BadMessage(f"nobody here knows what {request.kind[:40]!r} means")
+            raise BadMessage(f"{request.kind[:40]!r} is not a known kind of request")
         except BadMessage as error:
             self.log(f"refused what the coordinator sent: {error}")
             return self._reply(request, {"result": "refused", "reason": str(error)[:200]})
@@ -173,94 +171,96 @@ class Site:
         return Message("answer", self.kit.plan.id, {"request": name, **fields}, payload)
 
     def _round(self, request: Message) -> Message:
-        round = request.whole("round", low=1, high=self.config.rounds)
-        if request.text("request") != f"round-{round}":
+        round_number = request.whole("round", low=1, high=self.config.rounds)
+        if request.text("request") != f"round-{round_number}":
             raise BadMessage("its name and its round differ")
-        if round <= self.done:
-            if kept := self._kept(round):
-                self.log(f"answered round {round} again from disk")
+        if round_number <= self.done:
+            if kept := self._kept(round_number):
+                self.log(f"answered round {round_number} again from disk")
                 return kept
-            raise BadMessage(f"round {round} is over here: {self.done} rounds are done")
+            raise BadMessage(f"round {round_number} is over here: {self.done} rounds are done")
         began = time.monotonic()
-        federation = self.federation
-        down = Load()
-        began_with: Tensors = {}
+        federation, clients, engine = self.federation, self.federation.clients, self.federation.engine
+        down, received = Load(), dict[str, torch.Tensor]()
         if request.fields.get("download"):
-            tensors = read_tensors(request.payload, self._shared())
-            down = load_of(tensors, federation.roles) * request.whole("models", high=10_000)
-            for name, tensor in tensors.items():
-                federation.state.common[name][0] = tensor
-            began_with = tensors
-        trained = train_from_here(federation, round, [0])[0]
+            received, load = measured(
+                ((name, t[None]) for name, t in read_tensors(request.payload, self._due()).items()), federation.roles
+            )
+            down = load * request.whole("models", high=10_000)
+        clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
+        trained = clients.train(round_number, [0], engine)[0]
+        began_with = {name: tensor for name, tensor in received.items() if not name.startswith(EXTRA)}
         try:
             check_growth({name: self._shared()[name] for name in began_with}, began_with)
         except BadMessage as error:
             self._go_back()
-            raise BadMessage(f"what came does not train here ({error})") from None
-        up = upload_loads(federation, [0])[0]
-        result = federation.engine.evaluate(round, [0], federation.state, federation.start)[0]
-        cost = traffic(federation, 0, down, up)
-        record = make_record(round, 0, self.kit.party, result, trained, cost)
+            raise BadMessage(f"training diverges from the received weights ({error})") from None
+        upload, up = measured(clients.send([0]), federation.roles)
+        result = engine.evaluate(round_number, [0], clients)[0]
+        formula = federation.method.card.cost(federation.method, clients.state.client(0), federation.roles)
+        record = make_record(round_number, 0, self.kit.party, result, trained, count_traffic(down, up, formula))
         self.directory.append("metrics.jsonl", [record])
-        upload = dict(self._shared())
-        vector = federation.method.fingerprint(federation.state.client(0), federation.roles)
-        if upload and vector is not None and not federation.method.fingerprint_is_shared:
-            upload[FINGERPRINT] = vector
         seconds = time.monotonic() - began
-        self.directory.append("timing.jsonl", [{"round": round, "seconds": seconds}])
+        self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds}])
         fields = {
             "result": "trained",
-            "round": round,
+            "round": round_number,
             "steps": trained.steps,
             "seconds": seconds,
             **self._reported(result, trained),
         }
         answer = self._reply(request, fields, encode(upload) if upload else b"")
-        self._save(round, answer)
-        self.log(f"trained round {round} of {self.config.rounds}: {100 * result.accuracy:.2f}% on own test images")
+        self._save(round_number, answer)
+        self.log(
+            f"trained round {round_number} of {self.config.rounds}: {100 * result.accuracy:.2f}% of own test images"
+        )
         return answer
 
     def _reported(self, result: Evaluated, trained: Trained | None) -> dict[str, object]:
-        """What the coordinator learns of how well it goes here: nothing, unless the site wants to tell."""
+        """The results that the coordinator is sent: none, unless the site chose to report them."""
         if not self.report:
             return {}
         record = make_record(0, 0, "", result, trained, Traffic())
         return {name: record[name] for name in ("accuracy", "correct", "total", "loss", "train_loss")}
 
     def _shared(self) -> Tensors:
-        return {name: self.federation.state.common[name][0] for name in sorted(self.federation.shared)}
+        return {name: self.federation.clients.state.common[name][0] for name in sorted(self.federation.shared)}
+
+    def _due(self) -> Tensors:
+        """The tensors of a download, with the values that their growth is measured from."""
+        return self._shared() | {EXTRA + name: like for name, like in self.federation.clients.expected_down.items()}
 
     def _loss(self, request: Message) -> float | None:
-        """The loss on held-out images with somebody's shared tensors in this site's own model."""
+        """The loss on held-out images of this site's model with the shared tensors of another site."""
         if not len(self.federation.scenario.clients[0].holdout):
             raise BadMessage("this method holds no images out")
         tensors = read_tensors(request.payload, self._shared())
         asked, path = request.text("request"), self.directory.path / "losses.json"
         known = json.loads(path.read_text()) if path.exists() else {}
-        if asked not in known:  # else a coordinator that died asks again, perhaps when this site has gone on
+        if asked not in known:  # a restarted coordinator may repeat a request after this site has trained on
             candidate = {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
-            (loss,) = self.federation.engine.validation_losses(0, self.federation.state.client(0), candidate)
-            round = f"loss-{request.whole('round')}-"
-            known = {old: value for old, value in known.items() if old.startswith(round)}
+            (loss,) = self.federation.engine.validation_losses(0, self.federation.clients.state.client(0), candidate)
+            round_number = f"loss-{request.whole('round')}-"
+            known = {old: value for old, value in known.items() if old.startswith(round_number)}
             known[asked] = loss if abs(loss) < 1e30 else None
             write_atomically(path, json.dumps(known).encode())
         return known[asked]
 
     def _test(self, request: Message) -> dict[str, object]:
-        round = request.whole("round", low=1, high=self.config.rounds)
+        round_number = request.whole("round", low=1, high=self.config.rounds)
         federation = self.federation
-        result = federation.engine.evaluate(round, [0], federation.state, federation.start)[0]
-        if not any(record["round"] == round for record in self.directory.metrics()):
-            record = make_record(round, 0, self.kit.party, result, None, Traffic())
+        result = federation.engine.evaluate(round_number, [0], federation.clients)[0]
+        if not any(record["round"] == round_number for record in self.directory.metrics()):
+            record = make_record(round_number, 0, self.kit.party, result, None, Traffic())
             self.directory.append("metrics.jsonl", [record])
         return {"result": "tested", **self._reported(result, None)}
 
     # -- the end
 
     def finish(self, alone: bool = True) -> Exported | None:
-        """The model out: with its accuracy, and with a Stand-Alone model's beside it unless that is not wanted.
+        """Exports the model with its accuracy, beside that of a Stand-Alone model if `alone`.
 
-        Who never trained with the others has no model of the federation: the Stand-Alone model is all it has.
+        A site that took part in no round exports its Stand-Alone model; returns None if it has none either.
         """
         if self.done:
             self.directory.save_analysis(analyse(self.federation))
@@ -279,9 +279,9 @@ class Site:
         return exported
 
     def _train_alone(self, rounds: int) -> Record | None:
-        """A model of as many rounds as this site trained: more would count against the federation."""
+        """Trains a Stand-Alone model for as many rounds as this site trained; more would be an unfair comparison."""
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
-        same = {"settle": self.config.options["settle"]}  # or that would count as the federation's help
+        same = {"settle": self.config.options["settle"]}  # recalibration is not help of the federation
         config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
         return run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
 

@@ -1,4 +1,4 @@
-"""A site's answer to a round, read once and checked as a whole: afterwards nothing of it can surprise anybody."""
+"""A site's answer to a round, read once and checked as a whole."""
 
 import math
 from collections.abc import Mapping
@@ -6,13 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.core.ledger import Load, Payloads, Traffic
-from factorized_fl.engine import Evaluated, Trained
-from factorized_fl.methods import Cost, Roles, Tensors
-from factorized_fl.results.rundir import Record
+from factorized_fl.core.views import Evaluated, Tensors, Trained
 from factorized_fl.silo.checks import read_tensors
 from factorized_fl.silo.messages import BadMessage, Message
-from factorized_fl.simulate.rounds import make_record
 
 
 @dataclass(frozen=True)
@@ -21,27 +17,12 @@ class Update:
 
     tensors: Tensors
     trained: Trained
-    result: Evaluated | None  # its test, if it chooses to report that
+    result: Evaluated | None  # its test result, if the site reports it
     seconds: float  # of its own work
-
-    def record(self, round: int, k: int, site: str, down: Load, roles: Roles, formula: Cost) -> Record:
-        """The line of the coordinator's metrics."""
-        up = load_of(self.tensors, roles)
-        cost = Traffic(
-            up_parameters=up.parameters,
-            down_parameters=down.parameters,
-            up_bytes=up.bytes,
-            down_bytes=down.bytes,
-            up_formula=formula.up,
-            down_formula=formula.down,
-            up_roles=up.roles,
-            down_roles=down.roles,
-        )
-        return make_record(round, k, site, self.result, self.trained, cost)
 
 
 def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update:
-    """The update in an answer, if it is one in every respect."""
+    """The update in an answer; raises BadMessage if anything in it is malformed."""
     if answer.text("result") != "trained":
         raise BadMessage(f"it is {answer.text('result')}: {answer.text('reason')}")
     loss = answer.number("train_loss")
@@ -54,16 +35,8 @@ def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update
 
 
 def read_result(answer: Message) -> Evaluated | None:
-    """The test result that a site chose to report, if any."""
+    """The test result that a site chose to report, or None."""
     if answer.fields.get("total") is None:
         return None
     loss, total = answer.number("loss"), answer.whole("total", low=1)
     return Evaluated(answer.whole("correct", high=total), total, math.nan if loss is None else loss)
-
-
-def load_of(tensors: Tensors, roles: Roles) -> Load:
-    """What these tensors cost to send."""
-    payloads = Payloads([0], roles)
-    for name, tensor in tensors.items():
-        payloads.add(name, tensor.unsqueeze(0))
-    return payloads.loads()[0]

@@ -1,27 +1,27 @@
-"""What a run keeps for those who want to look inside it: cheap beside a round, and nothing depends on it."""
+"""Measurements of a federation for the report: cheap beside a round, and nothing depends on them."""
 
 from typing import Any
 
 import torch
 
 from factorized_fl.core.mixing import cosine
-from factorized_fl.methods import Tensors
+from factorized_fl.core.views import Tensors
 from factorized_fl.simulate.build import Federation
 
 
 def trace(federation: Federation) -> Tensors:
-    """How the factors stand at the end of a round: nothing for a method without them.
+    """Similarity and sparsity of the factors at the end of a round; empty for a method without factors.
 
-    `cosine.u`, `cosine.v`: [K, K] of the last factorised layer before the classifier (the paper's u^{L-1}, v^{L-1});
-    a client that has not trained yet is like nobody (nan). `mu`: [K, L], the share of each layer's mu that counts at
-    test time. All float64: the cosines are close to 1, and clients are ranked by them.
+    `cosine.u`, `cosine.v`: [K, K] of the last factorised layer before the classifier (the paper's u^{L-1}, v^{L-1}),
+    NaN for clients that have not trained yet. `mu`: [K, L], the share of each layer's mu that is not pruned at test
+    time. All are float64: the cosines are close to 1, and clients are ranked by them.
     """
     found: Tensors = {}
     for kind in ("u", "v"):
         names = _names(federation, kind, head=False)
         if names:
-            similarity = cosine(federation.state.common[names[-1]].flatten(1))
-            similarity[~federation.received] = similarity[:, ~federation.received] = torch.nan
+            similarity = cosine(federation.clients.state.common[names[-1]].flatten(1))
+            similarity[~federation.clients.trained] = similarity[:, ~federation.clients.trained] = torch.nan
             found[f"cosine.{kind}"] = similarity
     if layers := _names(federation, "mu"):
         threshold = getattr(federation.method, "sparsity", 0.0)
@@ -34,24 +34,24 @@ def _names(federation: Federation, kind: str, head: bool = True) -> list[str]:
 
 
 def _kept(federation: Federation, name: str, threshold: float) -> torch.Tensor:
-    """Share of the numbers that are not zero and reach the threshold, per client."""
-    common, own = federation.state.common, federation.state.own
+    """The share of entries that are not zero and reach the threshold, for each client."""
+    common, own = federation.clients.state.common, federation.clients.state.own
     groups = [common[name]] if name in common else [tensors[name][None] for tensors in own]
     counts = [((mu != 0) & (mu.abs() >= threshold)).flatten(1).sum(1).double() / mu[0].numel() for mu in groups]
     return torch.cat(counts)
 
 
 def analyse(federation: Federation) -> dict[str, Any]:
-    """At the end of a run: every client's confusion matrix in its own classes, and the names of mu's layers.
+    """At the end of a run: every client's confusion matrix in its own classes, and the names of the layers with mu.
 
-    `sizes` has for u, v and mu, where a method has them, how many numbers each layer's has, client by client.
+    `sizes` holds for u, v and mu, where a method has them, the number of entries in each layer, client by client.
     """
-    tested = federation.received.nonzero().flatten().tolist()
-    counts = federation.engine.confusion(federation.config.rounds, tested, federation.state, federation.start)
+    tested = federation.clients.trained.nonzero().flatten().tolist()
+    counts = federation.engine.confusion(federation.config.rounds, tested, federation.clients)
     of = {k: matrix.tolist() for k, matrix in zip(tested, counts, strict=True)}
-    confusion = [of.get(k) for k in range(len(federation.state))]
+    confusion = [of.get(k) for k in range(len(federation.clients.state))]
     layers = [name.split(".parametrizations.")[0] for name in _names(federation, "mu")]
-    clients = [federation.state.client(k) for k in range(len(federation.state))]
+    clients = [federation.clients.state.client(k) for k in range(len(federation.clients.state))]
     sizes = {
         kind: [[tensors[name].numel() for name in names] for tensors in clients]
         for kind in ("u", "v", "mu")

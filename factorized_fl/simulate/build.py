@@ -1,5 +1,6 @@
 """From a configuration to a federation at its start: scenario, method, models, stacked state, engine."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,57 +9,60 @@ import torch
 from torch import nn
 
 from factorized_fl.config import Config
+from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.roles import roles
-from factorized_fl.core.seeds import derive, torch_rng
+from factorized_fl.core.roles import Role, canonical_names, roles, trainable
+from factorized_fl.core.seeds import global_rng, torch_rng
+from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack
+from factorized_fl.core.views import Tensors
 from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation, scramble, try_validation
 from factorized_fl.data.sources import load, normalisation
-from factorized_fl.engine import Engine, Task
+from factorized_fl.engine import Task
 from factorized_fl.engine.choice import build_engine
-from factorized_fl.methods import Method, Tensors, fingerprints
-from factorized_fl.nn import Role, build_model
+from factorized_fl.methods import Method, fingerprints
+from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.tasks.augment import normalise
 
 
 @dataclass
 class Federation:
-    """Everything a run needs in memory. Built from the configuration alone; a checkpoint fills in the rest."""
+    """Everything a run needs in memory. It is built from the configuration; a checkpoint fills in the rest."""
 
     config: Config
     scenario: Scenario
     method: Method
     roles: dict[str, Role]
     shared: frozenset[str]
-    state: ClientStack
-    momentum: ClientStack
-    start: ClientStack  # where each client's last training began: the names that the method wants to know
-    initial: Tensors  # [K, ...]: what the method resets
-    received: torch.Tensor  # bool [K]
-    method_state: Tensors
+    clients: ClientState
+    server: ServerState
     engine: Engine
+
+    def parameters(self) -> tuple[dict[str, int], int]:
+        """The numbers of the first client's model by role, and how many of them are shared."""
+        tensors, counts = self.clients.state.client(0), Counter[str]()
+        for name, role in self.roles.items():
+            if tensors[name].dim():  # a step counter is not a parameter
+                counts[role.kind] += tensors[name].numel()
+        return dict(counts), sum(tensors[name].numel() for name in self.shared)
 
     @property
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
-        return {
-            **self.state.flat("state"),
-            **self.momentum.flat("momentum"),
-            **{f"method/{name}": tensor for name, tensor in self.method_state.items()},
-            **self.start.flat("start"),
-            "received": self.received,
-        }
+        server = {name: tensor for name, tensor in self.server.tensors.items() if name != "vectors"}
+        return self.clients.tensors | server
 
     def load(self, tensors: Tensors) -> None:
-        """Go back to where a checkpoint was taken."""
-        self.state.load("state", tensors)
-        self.momentum.load("momentum", tensors)
-        self.start.load("start", tensors)
-        self.received.copy_(tensors["received"])
-        self.method_state = {
-            name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
-        }
+        """Goes back to where a checkpoint was taken; fingerprints are made again from the clients' tensors."""
+        self.clients.load(tensors)
+        known = {} if self.server.vectors is None else {"vectors": self.server.vectors}
+        self.server.load(known | tensors)
+        if self.server.vectors is not None:
+            for k in self.server.received.nonzero().flatten().tolist():
+                vector = self.method.fingerprint(self.clients.state.client(k), self.roles)
+                assert vector is not None
+                self.server.vectors[k] = vector
 
 
 def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
@@ -86,58 +90,84 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
 def build_federation(
     config: Config, scenario: Scenario, device: torch.device, engine: str = "auto", noise_seed: int | None = None
 ) -> Federation:
-    """All clients at their common start; `engine` is "reference" or "auto", the fastest that can do it.
+    """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
-    Who hides something from others by noise draws it from a seed of its own, not from the one that all know.
+    `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
     """
     method = config.build_method()
-    if method.holdout:
-        scenario = hold_out(scenario, method.holdout, config.seed)
-    if method.tries_validation:
-        if config.score == "validation":
-            raise UserError("Images that models are tried on cannot score them, too: set score or tried_on otherwise.")
-        scenario = try_validation(scenario)
-    channels, *pixels = scenario.images.shape[1:]
-    if min(pixels) < FEWEST_PIXELS:
-        size = " x ".join(map(str, pixels))
-        raise UserError(f"Images of {size} pixels are too small: set image_size to {FEWEST_PIXELS} or more.")
+    scenario = _scenario_for(method, config, scenario)
+    channels = scenario.images.shape[1]
     counts = {len(client.classes) for client in scenario.clients}
     models = {classes: initial_model(config, classes, channels, scenario.labels_agree) for classes in counts}
-    initial = {classes: model.state_dict() for classes, model in models.items()}
+    initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
-    role_of = roles(model)
+    role_of = {name: role for name, role in roles(model).items() if name in next(iter(initial.values()))}
     shared = frozenset(name for name, role in role_of.items() if travels(method, role, scenario.labels_agree))
-    trained = [name for name, _ in model.named_parameters()]
     state = ClientStack(
         {name: t.to(device) for name, t in state.common.items()},
         [{name: t.to(device) for name, t in own.items()} for own in state.own],
     )
+    # Every client begins with these; a fingerprint of images is not known to the server before the first update.
+    common = {name: stacked[0].clone() for name, stacked in state.common.items()}
     if method.looks_at_images:
         seed = config.seed if noise_seed is None else noise_seed
         _fingerprint_images(seed, method, scenario, models, state)
-    kept = set(role_of) if method.tests_start else shared if method.needs_start else set()
-    reset = {name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)}
-    return Federation(
-        config=config,
-        scenario=scenario,
-        method=method,
-        roles=role_of,
-        shared=shared,
+    templates = {name: torch.zeros_like(common[name]) for name in common if name in shared}
+    clients = ClientState(
+        method,
+        role_of,
+        shared,
         state=state,
-        momentum=state.zeros_like(trained),
-        start=state.copy_of(kept),
-        initial={name: state.common[name].clone() for name in sorted(reset)},
-        received=torch.zeros(len(scenario.clients), dtype=torch.bool),
-        method_state={},
-        engine=build_engine(engine, Task(config, method, scenario, models, role_of, shared, device)),
+        trained=trainable(model),
+        started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
+        reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
+        kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
+        models=method.further_models,
+        extra_up=method.extra_up(templates),
+        extra_down=method.extra_down(templates),
     )
+    server = ServerState(
+        method,
+        role_of,
+        seed=config.seed,
+        stack={name: stacked for name, stacked in state.common.items() if name in shared},
+        initial=common,
+        sizes=scenario.sizes,
+        start=clients.start.common,
+        aliased=True,
+    )
+    task = Task(config, method, scenario, models, role_of, shared, device)
+    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, task))
+
+
+def _scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
+    """The scenario with the images set aside that the method tries models on; raises UserError if it cannot serve."""
+    if method.holdout:
+        scenario = hold_out(scenario, method.holdout, config.seed)
+    if method.tries_validation:
+        if config.score == "validation":
+            raise UserError(
+                "tried_on=validation conflicts with score=validation: the same images would select and score models."
+            )
+        scenario = try_validation(scenario)
+    pixels = scenario.images.shape[2:]
+    if min(pixels) < FEWEST_PIXELS:
+        size = " x ".join(map(str, pixels))
+        raise UserError(f"Images of {size} pixels are too small: set image_size to {FEWEST_PIXELS} or more.")
+    return scenario
+
+
+def untied_state(model: nn.Module) -> Tensors:
+    """The model's tensors, each under its canonical name: a tensor that two modules share occurs once."""
+    names = canonical_names(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if names[name] == name}
 
 
 def _fingerprint_images(
     seed: int, method: Method, scenario: Scenario, models: Mapping[int, nn.Module], state: ClientStack
 ) -> None:
-    """Every client looks at its training images through the first layer, before anybody trains."""
+    """Fills in the fingerprint of every client's training images, as seen through the untrained first layer."""
     for k, client in enumerate(scenario.clients):
         tensors = state.client(k)
         device = tensors[fingerprints.NAME].device
@@ -151,9 +181,8 @@ def _fingerprint_images(
 
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
-    """The configured network with the method's parametrisation, as every client with so many classes begins."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "model"))
+    """The configured network with the method's parametrisation: the start of every client with so many classes."""
+    with global_rng(config.seed, "model"):
         model = build_model(
             config.model,
             classes,
@@ -167,5 +196,5 @@ def initial_model(config: Config, classes: int, channels: int, labels_agree: boo
 
 
 def travels(method: Method, role: Role, labels_agree: bool) -> bool:
-    """Whether tensors of this role leave a client: what the method shares, within what nobody may share."""
+    """Whether tensors of this role leave a client: the method shares them and sharing them is permitted."""
     return role.kind != "stat" and (labels_agree or not role.head) and method.shares(role)

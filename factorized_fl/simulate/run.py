@@ -1,4 +1,4 @@
-"""A whole run: rounds until the end, everything on disk as it goes, resumable at any moment."""
+"""A whole run: rounds until the end, written to a run directory round by round and resumable at any moment."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ import torch
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.ledger import summarise_traffic
+from factorized_fl.core.ledger import total_traffic
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
@@ -20,25 +20,25 @@ from factorized_fl.simulate.analysis import analyse, trace
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.rounds import run_round
 
-_METRICS_SIZE = "metrics_size"  # in a checkpoint: bytes of metrics.jsonl at its moment
-_CHECKPOINT_SHARE = 0.01  # checkpoints may take so much of a run's time; small ones are written every round
+_METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
+_CHECKPOINT_SHARE = 0.01  # of a run's time may be spent on checkpoints; small ones are written every round
 
 
 class Stopped(Exception):
-    """Raised by an observer at a round's end to leave a run that is to go on later; a checkpoint is written first."""
+    """Raised by an observer at a round's end to interrupt a run; a checkpoint is written first."""
 
 
 class Observer(Protocol):
-    """Somebody who watches a run: a progress bar, a log."""
+    """A progress bar or a log: its methods are called while a run goes on."""
 
     def started(self, federation: "Federation", done: int) -> None:
-        """The run begins, or goes on after `done` rounds."""
+        """Called when the run begins, or continues after `done` rounds."""
 
-    def client_done(self, round: int, client: int) -> None:
-        """A client finished its local training."""
+    def client_done(self, round_number: int, client: int) -> None:
+        """Called when a client has finished its local training."""
 
-    def round_done(self, round: int, records: Sequence[Record]) -> None:
-        """A round is complete; its metrics are on disk."""
+    def round_done(self, round_number: int, records: Sequence[Record]) -> None:
+        """Called when a round is complete and its metrics are on disk."""
 
 
 def run(
@@ -51,10 +51,10 @@ def run(
     observers: Sequence[Observer] = (),
     device: str = "auto",
 ) -> RunDirectory:
-    """Run a federation to its end, or on to its end, in the directory `out`.
+    """Runs a federation in the directory `out`, from the beginning or from its checkpoint, and returns the directory.
 
-    A run that is complete is only given back, even if its checkpoint was removed meanwhile. The scenario is the
-    configured one, made from `data`, unless it is given.
+    A complete run is returned as it is, even if its checkpoint was removed. Without `scenario` the configured one is
+    made from `data`. Raises UserError if the directory, the data or the configuration do not fit.
     """
     config.refuse_unkept()
     directory = RunDirectory(out)
@@ -64,9 +64,10 @@ def run(
         done = directory.rounds_done(config, resume)
         if directory.summary():
             if data is not None:
-                warnings.warn(f"'{directory.path}' was complete already: nobody looked at '{data}'.", stacklevel=2)
+                warnings.warn(f"'{directory.path}' was already complete; '{data}' was ignored.", stacklevel=2)
             return directory
         if place.type == "cuda":
+            torch.cuda.set_device(place)  # kernels and streams of the fast engine use the current device
             torch.cuda.reset_peak_memory_stats(place)
         federation = build_federation(config, scenario or build_scenario_of(config, data), place)
         who = describe_clients(federation.scenario)
@@ -81,7 +82,7 @@ def run(
 
 
 def find_device(name: str) -> str:
-    """The device to train on; "auto" takes a GPU if there is one."""
+    """The device to train on; "auto" is a GPU if there is one. Raises UserError if there is no such device."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu" or (name.startswith("cuda") and torch.cuda.is_available()):
@@ -89,13 +90,13 @@ def find_device(name: str) -> str:
     raise UserError(f"There is no device '{name}' here: use cpu or auto.")
 
 
-def _client_done(observers: Sequence[Observer], round: int, client: int) -> None:
+def _client_done(observers: Sequence[Observer], round_number: int, client: int) -> None:
     for observer in observers:
-        observer.client_done(round, client)
+        observer.client_done(round_number, client)
 
 
 def peak_memory(device: torch.device) -> Record:
-    """The most memory that tensors of this process took on a GPU since the run began; nothing on a CPU."""
+    """The peak memory of this process's tensors on a GPU since the run began; empty on a CPU."""
     if device.type != "cuda":
         return {}
     return {"peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3)}
@@ -106,46 +107,46 @@ def _go_on(
 ) -> None:
     config = federation.config
     writing, written = 0.0, time.monotonic()
-    for round in range(done + 1, config.rounds + 1):
+    for round_number in range(done + 1, config.rounds + 1):
         began = time.monotonic()
-        records, mixing = run_round(federation, round, partial(_client_done, observers, round))
+        records, mixing = run_round(federation, round_number, partial(_client_done, observers, round_number))
         if mixing is not None:
-            directory.save_mixing(round, mixing)
-        directory.save_trace(round, trace(federation))
+            directory.save_mixing(round_number, mixing)
+        directory.save_trace(round_number, trace(federation))
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
-        directory.append("timing.jsonl", [{"round": round, "seconds": now - began, **peak_memory(device)}])
-        due = round == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
+        directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **peak_memory(device)}])
+        due = round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
         if due:
-            _save(federation, directory, round)
+            _save(federation, directory, round_number)
             written = time.monotonic()
             writing = written - now
         try:
             for observer in observers:
-                observer.round_done(round, records)
+                observer.round_done(round_number, records)
         except Stopped:
             if not due:
-                _save(federation, directory, round)
+                _save(federation, directory, round_number)
             raise
     directory.save_analysis(analyse(federation))
     directory.save_summary(summarise(directory))
 
 
 def _restore(federation: Federation, directory: RunDirectory) -> int | None:
-    """Go back to the checkpoint; returns the size that metrics.jsonl had then, if it says so."""
+    """Goes back to the checkpoint; returns the size that metrics.jsonl had then, if it is recorded."""
     with directory.reading_checkpoint():
         tensors = directory.load_checkpoint()
         federation.load(tensors)
         return int(tensors[_METRICS_SIZE]) if _METRICS_SIZE in tensors else None
 
 
-def _save(federation: Federation, directory: RunDirectory, round: int) -> None:
+def _save(federation: Federation, directory: RunDirectory, round_number: int) -> None:
     size = torch.tensor(directory.metrics_size())
-    directory.save_checkpoint(round, {**federation.tensors, _METRICS_SIZE: size})
+    directory.save_checkpoint(round_number, {**federation.tensors, _METRICS_SIZE: size})
 
 
 def summarise(directory: RunDirectory) -> Record:
-    """Final accuracies and total traffic, from the run's metrics."""
+    """The final accuracies and the total traffic, from the run's metrics."""
     records = directory.metrics()
     last = {record["client"]: record for record in records if record["accuracy"] is not None}
     clients = [last[k] for k in sorted(last)]
@@ -158,5 +159,5 @@ def summarise(directory: RunDirectory) -> Record:
         ],
         "accuracy_mean": statistics.fmean(accuracies) if clients else None,
         "accuracy_spread": statistics.pstdev(accuracies) if clients else None,
-        **summarise_traffic(records),
+        **total_traffic(records),
     }

@@ -73,7 +73,7 @@ def test_bytes_of_a_real_round_are_those_of_the_encoded_payload(method: str) -> 
     run_round(federation, 1)
     records, _ = run_round(federation, 2)
     for record in records:
-        tensors = federation.state.client(record["client"])
+        tensors = federation.clients.state.client(record["client"])
         payload = {name: tensors[name] for name in tensors if name in federation.shared}
         vector = federation.method.fingerprint(tensors, federation.roles)
         if payload and vector is not None and not federation.method.fingerprint_is_shared:
@@ -92,7 +92,7 @@ def test_pruning_each_round_makes_the_upload_sparse() -> None:
 
 def test_factorized_fl_sends_u_norm_and_one_v_and_receives_u_and_norm() -> None:
     federation = tiny_federation("factorized-fl")
-    tensors = federation.state.client(0)
+    tensors = federation.clients.state.client(0)
     shared = sum(
         tensors[name].numel() for name, role in federation.roles.items() if role.kind in ("u", "norm") and not role.head
     )

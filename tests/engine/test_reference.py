@@ -14,7 +14,7 @@ from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 
 
 def train(federation, round: int = 1, clients=(0,)) -> dict[int, Trained]:
-    return federation.engine.train(round, clients, federation.state, federation.momentum, lambda client: None)
+    return federation.engine.train(round, clients, federation.clients, lambda client: None)
 
 
 @pytest.mark.parametrize("method", ["stand-alone", "factorized-fl-beta"])
@@ -23,7 +23,7 @@ def test_two_rounds_equal_a_plain_pytorch_loop(method: str) -> None:
     federation = tiny_federation(method, epochs=2, weight_decay=1e-2)
     engine, config = federation.engine, federation.config
     model = copy.deepcopy(engine.models[3])
-    model.load_state_dict(federation.state.client(0))
+    model.load_state_dict(federation.clients.state.client(0))
     optimiser = torch.optim.SGD(
         model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
     )
@@ -42,7 +42,7 @@ def test_two_rounds_equal_a_plain_pytorch_loop(method: str) -> None:
         assert result.steps == len(losses)
         assert result.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     for name, tensor in model.state_dict().items():
-        assert torch.allclose(tensor, federation.state.client(0)[name], rtol=1e-5, atol=1e-6), name
+        assert torch.allclose(tensor, federation.clients.state.client(0)[name], rtol=1e-5, atol=1e-6), name
 
 
 def test_epochs_shuffle_drop_the_last_incomplete_batch_and_repeat_by_seed() -> None:
@@ -74,12 +74,12 @@ def test_labels_are_the_clients_own() -> None:
 def test_evaluation_scores_every_test_image_under_own_labels() -> None:
     federation = tiny_federation("factorized-fl", epochs=20)
     train(federation)
-    result = federation.engine.evaluate(1, [0], federation.state, {})[0]
+    result = federation.engine.evaluate(1, [0], federation.clients)[0]
     client, scenario = federation.scenario.clients[0], federation.scenario
     model = federation.engine.models[3].eval()
     images = (scenario.images[client.test].float() / 255 - 0.5) / 0.25
     with torch.no_grad():
-        logits = functional_call(model, federation.state.client(0), (images,))
+        logits = functional_call(model, federation.clients.state.client(0), (images,))
     right = logits.argmax(1) == client.labelling[scenario.labels[client.test]]
     assert (result.correct, result.total) == (int(right.sum()), len(client.test))
     assert result.correct > 0.5 * result.total
@@ -88,17 +88,17 @@ def test_evaluation_scores_every_test_image_under_own_labels() -> None:
 def test_evaluation_changes_nothing() -> None:
     federation = tiny_federation("factorized-fl")
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
-    federation.engine.evaluate(1, range(4), federation.state, {})
+    federation.engine.evaluate(1, range(4), federation.clients)
     assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
 
 
 def test_training_touches_only_the_clients_named() -> None:
     federation = tiny_federation("fedavg")
-    before = {name: tensor.clone() for name, tensor in federation.state.common.items()}
+    before = {name: tensor.clone() for name, tensor in federation.clients.state.common.items()}
     train(federation, clients=(2,))
-    for name, tensor in federation.state.common.items():
+    for name, tensor in federation.clients.state.common.items():
         assert torch.equal(tensor[[0, 1, 3]], before[name][[0, 1, 3]])
-    assert any(not torch.equal(t[2], before[name][2]) for name, t in federation.state.common.items())
+    assert any(not torch.equal(t[2], before[name][2]) for name, t in federation.clients.state.common.items())
 
 
 def test_momentum_is_kept_across_rounds() -> None:
@@ -119,7 +119,7 @@ def test_bodies_start_equal_whatever_the_number_of_classes() -> None:
     for method in ("stand-alone", "factorized-fl"):
         federation = tiny_federation(method)
         body = [name for name, role in federation.roles.items() if not role.head]
-        first, last = federation.state.client(0), federation.state.client(3)
+        first, last = federation.clients.state.client(0), federation.clients.state.client(3)
         assert all(torch.equal(first[name], last[name]) for name in body)
 
 
@@ -198,10 +198,10 @@ def test_a_normalisation_inside_the_classifier_is_settled_too() -> None:
     federation = tiny_federation("stand-alone", head_layers=2, head_norm=True, options={"settle": True})
     (name,) = (name for name in federation.roles if name.startswith("head.") and name.endswith("running_mean"))
     train(federation)
-    once = federation.state.client(0)[name].clone()
-    federation.state.client(0)[name].fill_(7.0)
-    federation.engine._settle(0, federation.state.client(0))
-    assert torch.equal(federation.state.client(0)[name], once)
+    once = federation.clients.state.client(0)[name].clone()
+    federation.clients.state.client(0)[name].fill_(7.0)
+    federation.engine._settle(0, federation.clients.state.client(0))
+    assert torch.equal(federation.clients.state.client(0)[name], once)
     assert once.abs().max() < 5
 
 
@@ -213,9 +213,9 @@ def test_factorized_peers_settles_unless_told_otherwise() -> None:
 def test_what_is_adapted_before_the_test_is_settled_after_that() -> None:
     federation = tiny_federation("per-fedavg", options={"test": "adapted", "settle": True, "inner": 0.3})
     run_round(federation, 1)
-    tested = federation.engine.tested(1, 0, federation.state, federation.start)
+    tested = federation.engine.tested(1, 0, federation.clients)
     again = {name: tensor.clone() for name, tensor in tested.items()}
     federation.engine._settle(0, again)
     for name in (name for name in again if "running" in name):
         assert torch.allclose(again[name], tested[name])
-        assert not torch.allclose(again[name], federation.state.client(0)[name])
+        assert not torch.allclose(again[name], federation.clients.state.client(0)[name])

@@ -103,7 +103,7 @@ def test_every_network_and_parametrisation(method: str, settings: dict, tmp_path
     assert int((read_back == client.labelling[scenario.labels[client.test]]).sum()) == exported.correct
     assert exported.largest_difference < 1e-4
     assert exported.same_class == exported.images == len(federation.scenario.clients[2].test)
-    test = federation.engine.evaluate(2, [2], federation.state, federation.start)[2]
+    test = federation.engine.evaluate(2, [2], federation.clients)[2]
     assert exported.correct == test.correct
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from factorized_fl.methods import Batch, Local, Server, Tensors
+from factorized_fl.core.views import Batch, Local, Server, Tensors
 from factorized_fl.nn import Role
 
 

@@ -110,12 +110,12 @@ def test_factorized_fedavg_sends_all_factors() -> None:
     federation = tiny_federation("factorized-fedavg")
     assert {federation.roles[name].kind for name in federation.shared} == {"u", "v", "mu", "norm"}
     run_round(federation, 1)
-    before = {name: federation.state.common[name].clone() for name in federation.shared}
+    before = {name: federation.clients.state.common[name].clone() for name in federation.shared}
     download(federation, 2, range(4), range(4))
     share = (federation.scenario.sizes / federation.scenario.sizes.sum()).float()
     for name in federation.shared:
         mean = torch.einsum("k,k...->...", share, before[name])
-        assert torch.allclose(federation.state.common[name], mean.expand_as(before[name]), atol=1e-6)
+        assert torch.allclose(federation.clients.state.common[name], mean.expand_as(before[name]), atol=1e-6)
 
 
 def test_without_mu_a_weight_is_rank_one_and_resnet9_has_270882_factors() -> None:
@@ -125,7 +125,7 @@ def test_without_mu_a_weight_is_rank_one_and_resnet9_has_270882_factors() -> Non
     run_round(federation, 1)
     assert {federation.roles[name].kind for name in federation.shared} == {"u", "v", "norm"}
     model = federation.engine.models[3]
-    model.load_state_dict(federation.state.client(0))
+    model.load_state_dict(federation.clients.state.client(0))
     weight = model.conv2.conv.weight.detach()
     singular = torch.linalg.svdvals(weight.flatten(2).flatten(0, 1))  # I*O x taps
     assert singular[0] > 0.1

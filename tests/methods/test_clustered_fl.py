@@ -147,10 +147,10 @@ def test_a_cluster_in_which_nobody_answered_leaves_everybody_alone() -> None:
 def test_in_a_federation_each_cluster_gets_its_own_mean() -> None:
     federation = tiny_federation("clustered-fl", options={"eps1": 1e6, "eps2": 0.0, "warm_up": 0})
     run_round(federation, 1)
-    trained = {name: federation.state.common[name].clone() for name in federation.shared}
+    trained = {name: federation.clients.state.common[name].clone() for name in federation.shared}
     records, mixing = run_round(federation, 2)
     assert len(records) == 4
     assert mixing is not None
-    assert len(federation.method_state["clusters"].unique()) == 2
-    for name, start in federation.start.common.items():
+    assert len(federation.server.state["clusters"].unique()) == 2
+    for name, start in federation.clients.start.common.items():
         assert torch.equal(start, mix(mixing.matrix, trained[name]))

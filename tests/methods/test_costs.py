@@ -8,7 +8,8 @@ import torch
 
 from factorized_fl.core.ledger import formula_bytes
 from factorized_fl.core.roles import roles
-from factorized_fl.methods import Cost, make_method
+from factorized_fl.core.views import Cost
+from factorized_fl.methods import make_method
 from factorized_fl.nn import Role, build_model
 
 CLIENTS, ROUNDS = range(20), range(1, 51)

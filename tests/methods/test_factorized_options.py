@@ -62,27 +62,27 @@ def test_reset_classifier_starts_every_round_anew_and_never_travels() -> None:
     heads = [name for name, role in federation.roles.items() if role.head]
     assert len(heads) == 4  # u, v, mu, bias
     assert not federation.shared & set(heads)
-    initial = {name: federation.state.common[name].clone() for name in heads}
+    initial = {name: federation.clients.state.common[name].clone() for name in heads}
     run_round(federation, 1)
-    trained = {name: federation.state.common[name].clone() for name in heads}
-    momentum = {name: tensor.clone() for name, tensor in federation.momentum.common.items()}
+    trained = {name: federation.clients.state.common[name].clone() for name in heads}
+    momentum = {name: tensor.clone() for name, tensor in federation.clients.momentum.common.items()}
     assert all(not torch.equal(trained[name], initial[name]) for name in heads)
     download(federation, 2, range(4), [0, 1, 3])
     for name in heads:
-        now = federation.state.common[name]
+        now = federation.clients.state.common[name]
         assert torch.equal(now[[0, 1, 3]], initial[name][[0, 1, 3]])
         assert torch.equal(now[2], trained[name][2])  # who takes no part keeps what it has
-    assert all(torch.equal(tensor, momentum[name]) for name, tensor in federation.momentum.common.items())
+    assert all(torch.equal(tensor, momentum[name]) for name, tensor in federation.clients.momentum.common.items())
 
 
 def test_reset_is_every_round_not_only_the_first() -> None:
     federation = agreeing(head="reset")
-    initial = federation.state.common["head.bias"].clone()
+    initial = federation.clients.state.common["head.bias"].clone()
     for round in (1, 2, 3):
         run_round(federation, round)
-        assert not torch.equal(federation.state.common["head.bias"], initial)
+        assert not torch.equal(federation.clients.state.common["head.bias"], initial)
     download(federation, 4, range(4), range(4))
-    assert torch.equal(federation.state.common["head.bias"], initial)
+    assert torch.equal(federation.clients.state.common["head.bias"], initial)
 
 
 @pytest.mark.parametrize("method", ["factorized-fl", "factorized-fl-beta"])
@@ -96,7 +96,7 @@ def test_reset_does_not_touch_a_classifier_whose_labels_differ(method: str) -> N
         for k in range(4):
             heads = [name for name, role in each.roles.items() if role.head]
             assert all(torch.equal(each.state.client(k)[name], before[k][name]) for name in heads)
-    assert federation.initial == {}
+    assert federation.clients.initial == {}
     assert federation.shared == shared.shared
 
 
@@ -104,7 +104,7 @@ def test_a_shared_classifier_sends_its_u_only_and_with_beta_everything() -> None
     for method, kinds in (("factorized-fl", {"u"}), ("factorized-fl-beta", {"u", "v", "mu", "bias"})):
         federation = agreeing(method)
         assert {federation.roles[name].kind for name in federation.shared if federation.roles[name].head} == kinds
-        assert federation.initial == {}
+        assert federation.clients.initial == {}
         reset = agreeing(method, head="reset")
         assert not any(reset.roles[name].head for name in reset.shared)
 

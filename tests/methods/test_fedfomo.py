@@ -182,7 +182,7 @@ def test_whom_nothing_helps_goes_back_to_where_its_training_began_or_stays(
     def loss(client, tensors):
         """Client 0 likes nothing but its start; everybody else client 3's model."""
         name = "conv1.conv.weight"
-        liked = federation.start.common[name][0] if client == 0 else before[f"state/all/{name}"][3]
+        liked = federation.clients.start.common[name][0] if client == 0 else before[f"state/all/{name}"][3]
         return float((tensors[name] - liked).norm() > 1e-9)
 
     monkeypatch.setattr(federation.engine, "validation_losses", lambda k, own, stacked: each(loss)(k, stacked))
@@ -192,7 +192,7 @@ def test_whom_nothing_helps_goes_back_to_where_its_training_began_or_stays(
     assert mixing.revert.tolist() == [fallback == "start", False, False, False]
     kept = "start/all" if fallback == "start" else "state/all"
     for name in federation.shared:
-        now = federation.state.common[name]
+        now = federation.clients.state.common[name]
         assert torch.equal(now[0], before[f"{kept}/{name}"][0])
         assert torch.equal(now[1:], before[f"state/all/{name}"][[3, 3, 3]])
     assert not torch.equal(before["start/all/conv1.conv.weight"][0], before["state/all/conv1.conv.weight"][0])
@@ -245,8 +245,8 @@ def test_models_are_tried_on_images_that_were_not_trained_on_in_evaluation_mode(
     run_round(federation, 1)
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
     client = federation.scenario.clients[1]
-    tensors = federation.state.client(1)
-    other = federation.state.client(0)
+    tensors = federation.clients.state.client(1)
+    other = federation.clients.state.client(0)
     candidates = {name: torch.stack([tensors[name], other[name]]) for name in federation.shared}
     found = federation.engine.validation_losses(1, tensors, candidates)
     tried = getattr(client, tried_on)
@@ -268,7 +268,7 @@ def test_others_bodies_are_tried_under_ones_own_classifier(monkeypatch: pytest.M
     local = [name for name in federation.roles if name not in federation.shared]
     assert heads
     assert set(heads) < set(local)
-    snapshot = [{n: t.clone() for n, t in federation.state.client(k).items()} for k in range(4)]
+    snapshot = [{n: t.clone() for n, t in federation.clients.state.client(k).items()} for k in range(4)]
     tried: dict[int, set[int]] = {}
 
     def losses(client, own, candidates):
@@ -289,7 +289,7 @@ def test_a_model_that_diverged_has_no_weight_and_is_forgotten() -> None:
     federation = tiny_federation("fedfomo")
     run_round(federation, 1)
     for name in federation.shared:
-        federation.state.common[name][3] = float("nan")
+        federation.clients.state.common[name][3] = float("nan")
     for round in (2, 8):
         mixing, _ = download(federation, round, [0, 1, 2], [0, 1, 2])
         assert mixing is not None

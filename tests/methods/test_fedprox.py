@@ -1,6 +1,6 @@
 import torch
 
-from factorized_fl.methods import Local
+from factorized_fl.core.views import Local
 from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.methods.fedprox import FedProx
 from factorized_fl.simulate.rounds import download, run_round
@@ -53,11 +53,11 @@ def test_the_pull_is_towards_what_was_just_downloaded() -> None:
     federation = tiny_federation("fedprox")
     run_round(federation, 1)
     download(federation, 2, range(4), range(4))
-    downloaded = {name: tensor.clone() for name, tensor in federation.state.client(2).items()}
+    downloaded = {name: tensor.clone() for name, tensor in federation.clients.state.client(2).items()}
     federation.engine.method = Watching()
-    federation.engine.train(2, [2], federation.state, federation.momentum, lambda client: None)
+    federation.engine.train(2, [2], federation.clients, lambda client: None)
     assert len(seen) > 1
     for step in seen:
         assert all(torch.equal(tensor, downloaded[name]) for name, tensor in step.start.items())
         assert step.shared == federation.shared
-    assert not torch.equal(federation.state.client(2)["conv1.conv.weight"], downloaded["conv1.conv.weight"])
+    assert not torch.equal(federation.clients.state.client(2)["conv1.conv.weight"], downloaded["conv1.conv.weight"])

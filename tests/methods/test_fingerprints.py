@@ -208,7 +208,7 @@ def test_neither_the_names_of_classes_nor_the_numbering_of_clients_matters(seed,
 def test_matching_costs_less_than_a_kilobyte_with_the_papers_network() -> None:
     config = tiny_config("factorized-peers", model="resnet9", width=1.0)
     federation = build_federation(config, tiny_scenario(config), torch.device("cpu"))
-    assert federation.state.common["fingerprint"].shape[1] == 130
+    assert federation.clients.state.common["fingerprint"].shape[1] == 130
     with_it, without = (
         upload_loads(federation, [0])[0].bytes,
         upload_loads(tiny_federation("factorized-fl-beta", model="resnet9", width=1.0), [0])[0].bytes,
@@ -220,13 +220,13 @@ def test_matching_costs_less_than_a_kilobyte_with_the_papers_network() -> None:
 def test_every_matched_method_may_look_at_images(method: str) -> None:
     options = {} if method == "factorized-peers" else {"match": "statistics"}
     federation = tiny_federation(method, options=options)
-    before = federation.state.common["fingerprint"].clone()
+    before = federation.clients.state.common["fingerprint"].clone()
     assert before.abs().sum() > 0
     for round in (1, 2):
         _, mixing = run_round(federation, round)
     assert mixing is not None
     assert mixing.similarity is not None
-    assert torch.equal(federation.state.common["fingerprint"], before)
+    assert torch.equal(federation.clients.state.common["fingerprint"], before)
     assert torch.allclose(mixing.similarity, likeness(before, everybody(before)))
 
 

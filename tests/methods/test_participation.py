@@ -64,7 +64,7 @@ def test_partial_participation(method: str) -> None:
             checkpoint = copy(federation)
         before = copy(federation)
         chosen, clients = choose(federation.config, round)
-        answered = federation.received.clone()
+        answered = federation.server.received.clone()
         records, mixing = run_round(federation, round)
         by_client = {record["client"]: record for record in records}
 
@@ -77,7 +77,7 @@ def test_partial_participation(method: str) -> None:
             assert changed >= {"state", "momentum"}
         expected = answered.clone()
         expected[clients] = True
-        assert torch.equal(federation.received, expected)
+        assert torch.equal(federation.server.received, expected)
 
         for k in chosen:
             record = by_client[k]
@@ -95,7 +95,7 @@ def test_partial_participation(method: str) -> None:
                 assert (record["down_formula"] > 0) == bool(federation.shared)
 
         if mixing is not None:
-            found = {name: (tensor.shape, tensor.dtype) for name, tensor in federation.method_state.items()}
+            found = {name: (tensor.shape, tensor.dtype) for name, tensor in federation.server.state.items()}
             assert shapes in (None, found)
             shapes = found
             assert torch.allclose(mixing.matrix.sum(1), torch.ones(6, dtype=torch.float64))
@@ -113,11 +113,11 @@ def test_a_methods_memory_belongs_to_the_checkpoint(method: str) -> None:
     federation = build(method)
     for round in range(1, ROUNDS + 1):
         run_round(federation, round)
-    assert federation.method_state
+    assert federation.server.state
     kept = copy(federation)
     resumed = build(method)
     resumed.load(kept)
-    for name, tensor in federation.method_state.items():
+    for name, tensor in federation.server.state.items():
         assert torch.equal(resumed.method_state[name], tensor)
     blank = {name: tensor for name, tensor in kept.items() if not name.startswith("method/")}
     resumed.load(blank)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from factorized_fl.methods import Batch
+from factorized_fl.core.views import Batch
 from factorized_fl.methods.per_fedavg import PerFedAvg
 from factorized_fl.simulate.rounds import run_round
 from tests.methods.hand import local, server
@@ -116,14 +116,14 @@ def put_to_the_test(federation, monkeypatch, round: int) -> dict[int, dict[str, 
 def test_adapted_protocol_tests_the_rounds_start_after_one_inner_step(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = tiny_federation("per-fedavg", options={"test": "adapted", "inner": 0.3})
     run_round(federation, 1)
-    mean = {name: federation.state.common[name].mean(0) for name in federation.shared}
-    before = {k: {n: t.clone() for n, t in federation.state.client(k).items()} | mean for k in (1, 2)}
+    mean = {name: federation.clients.state.common[name].mean(0) for name in federation.shared}
+    before = {k: {n: t.clone() for n, t in federation.clients.state.client(k).items()} | mean for k in (1, 2)}
     found = put_to_the_test(federation, monkeypatch, 2)
     assert sorted(found) == [0, 1, 2, 3]
     for k in (1, 2):
-        own = federation.state.client(k)
+        own = federation.clients.state.client(k)
         begin = {name: tensor.clone() for name, tensor in before[k].items()}  # the classifier's among them
-        parameters = {n: begin[n].requires_grad_() for n in federation.momentum.client(k)}
+        parameters = {n: begin[n].requires_grad_() for n in federation.clients.momentum.client(k)}
         model = federation.engine._model(k).train()
         batch = next(federation.engine.batches(2, k))
         logits = functional_call(model, begin | parameters, (batch.images,))
@@ -138,8 +138,8 @@ def test_adapted_evaluation_changes_no_state() -> None:
     federation = tiny_federation("per-fedavg", options={"test": "adapted", "inner": 0.3})
     run_round(federation, 1)
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
-    first = federation.engine.evaluate(1, range(4), federation.state, federation.start)
-    second = federation.engine.evaluate(1, range(4), federation.state, federation.start)
+    first = federation.engine.evaluate(1, range(4), federation.clients)
+    second = federation.engine.evaluate(1, range(4), federation.clients)
     assert first == second
     assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
 
@@ -156,4 +156,4 @@ def test_common_protocol_tests_the_trained_model(monkeypatch: pytest.MonkeyPatch
     federation = tiny_federation("per-fedavg")
     found = put_to_the_test(federation, monkeypatch, 1)
     for k, tensors in found.items():
-        assert all(torch.equal(tensor, tensors[name]) for name, tensor in federation.state.client(k).items())
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in federation.clients.state.client(k).items())

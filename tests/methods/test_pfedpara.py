@@ -17,11 +17,11 @@ def agreeing(**options) -> Federation:
 def test_shared_halves_are_averaged_factor_by_factor_and_personal_ones_stay() -> None:
     federation = tiny_federation("pfedpara", options={"gamma": 0.5})
     run_round(federation, 1)
-    before = {name: tensor.clone() for name, tensor in federation.state.common.items()}
+    before = {name: tensor.clone() for name, tensor in federation.clients.state.common.items()}
     download(federation, 2, range(4), range(4))
     weights = federation.scenario.sizes / federation.scenario.sizes.sum()
     kinds = {}
-    for name, tensor in federation.state.common.items():
+    for name, tensor in federation.clients.state.common.items():
         kind = federation.roles[name].kind
         kinds[kind] = kinds.get(kind, 0) + 1
         if kind in ("w1", "norm"):
@@ -36,9 +36,9 @@ def test_shared_halves_are_averaged_factor_by_factor_and_personal_ones_stay() ->
 
 def test_both_halves_are_trained() -> None:
     federation = tiny_federation("pfedpara", options={"gamma": 0.5})
-    before = {name: tensor.clone() for name, tensor in federation.state.common.items()}
+    before = {name: tensor.clone() for name, tensor in federation.clients.state.common.items()}
     run_round(federation, 1)
-    for name, tensor in federation.state.common.items():
+    for name, tensor in federation.clients.state.common.items():
         if federation.roles[name].kind in ("w1", "w2"):
             assert not torch.equal(tensor[0], before[name][0])
 
@@ -65,10 +65,10 @@ def test_a_dense_classifier_travels_whole_when_labels_agree_and_stays_when_they_
         assert {name: role.kind for name, role in each.roles.items() if role.head} == whole
     assert federation.shared == apart.shared | whole.keys()
     counted, usual = (
-        method.formula(federation.state.client(0), federation.roles).up
+        method.formula(federation.clients.state.client(0), federation.roles).up
         for method in (PFedPara(head="dense"), PFedPara())
     )
-    assert counted - usual == sum(federation.state.client(0)[name].numel() for name in whole)
+    assert counted - usual == sum(federation.clients.state.client(0)[name].numel() for name in whole)
 
 
 def test_options_reach_the_ranks() -> None:

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorized_fl.methods import METHODS, Server, make_method
+from factorized_fl.core.views import Server
+from factorized_fl.methods import METHODS, make_method
 from tests.methods.hand import server
 
 K = 5

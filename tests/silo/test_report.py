@@ -1,4 +1,4 @@
-"""The page of a party: from its own kit, with what that party may see and nothing else."""
+"""The page of a party, made from its own kit: it shows only what that party may see."""
 
 import json
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ import pytest
 
 from factorized_fl import api
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.files import write_atomically
 from factorized_fl.report.collect import collect
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.plan import COORDINATOR, FEDERATION, Kit, write_kit
+from factorized_fl.silo.agreement import COORDINATOR, Kit, write_kit
 from factorized_fl.silo.site import Site
-from tests.silo.parties import NAMES, Loopback, kits_of, trio_config, write_trio
+from factorized_fl.silo.transport.loopback import Loopback
+from tests.silo.parties import NAMES, kits_of, trio_config, write_trio
 
 pytestmark = pytest.mark.xdist_group("network-report")  # a worker of its own would make the federation again
 
@@ -38,10 +38,10 @@ class Parties:
 
 def federate(root: Path, data: Path, reporting: set[str]) -> Parties:
     kits = kits_of(root, trio_config(rounds=2))
-    for party, kit in kits.items():
-        write_atomically(kit.path / FEDERATION, write_kit(kit.path, party, kit.plan, kit.config).encode())
+    for kit in kits.values():
+        write_kit(kit)
     sites = {name: Site(kits[name], data / name, print, report=name in reporting) for name in NAMES}
-    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    assert Loopback(kits, sites).run()
     return Parties(kits, sites)
 
 
@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def silent(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Parties:
-    """Nobody reports; aster has also trained alone."""
+    """No site reports; aster has also trained alone."""
     parties = federate(tmp_path_factory.mktemp("silent"), data, set())
     parties.sites["aster"].finish()
     return parties
@@ -114,7 +114,7 @@ def test_a_site_may_look_before_the_end(silent: Parties) -> None:
 
 def test_a_kit_that_has_not_begun_is_one_clear_error(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
-    (kit.path / FEDERATION).write_text(write_kit(kit.path, "aster", kit.plan, kit.config))
+    write_kit(kit)
     with pytest.raises(UserError, match="has not begun"):
         api.report(kit.path)
     assert not (kit.path / "report.html").exists()

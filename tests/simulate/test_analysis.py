@@ -15,14 +15,14 @@ from tests.tiny import tiny_config, tiny_federation, write_folder
 
 def test_trace_of_factors_set_by_hand() -> None:
     federation = tiny_federation("factorized-fl", options={"sparsity": 0.1})
-    federation.received[:3] = True
+    federation.server.received[:3] = True
     names = {kind: [n for n, r in federation.roles.items() if r.kind == kind and not r.head] for kind in ("u", "v")}
-    u, v = (federation.state.common[names[kind][-1]].flatten(1) for kind in ("u", "v"))
+    u, v = (federation.clients.state.common[names[kind][-1]].flatten(1) for kind in ("u", "v"))
     u.copy_(torch.ones_like(u))
     v.zero_()
     v[0, 0], v[1, 0], v[2, 1] = 1.0, -2.0, 3.0
     first = next(name for name, role in federation.roles.items() if role.kind == "mu")
-    mu = federation.state.common[first].flatten(1)
+    mu = federation.clients.state.common[first].flatten(1)
     mu.copy_(torch.full_like(mu, 0.05))  # below the threshold: counts as zero
     mu[0, : mu.shape[1] // 2] = -0.1
     found = trace(federation)
@@ -37,9 +37,9 @@ def test_trace_of_factors_set_by_hand() -> None:
 
 def test_cosines_that_differ_by_less_than_float32_can_say_are_told_apart() -> None:
     federation = tiny_federation("factorized-fl")
-    federation.received[:] = True
+    federation.server.received[:] = True
     name = [n for n, role in federation.roles.items() if role.kind == "u" and not role.head][-1]
-    u = federation.state.common[name].flatten(1)
+    u = federation.clients.state.common[name].flatten(1)
     u.copy_(torch.ones_like(u))
     u[1, 0], u[2, 0] = 1.0001, 1.0002
     cosines = trace(federation)["cosine.u"]
@@ -101,7 +101,7 @@ def test_sizes_of_the_factors_are_those_of_each_clients_layers() -> None:
     run_round(federation, 1)
     sizes = analyse(federation)["sizes"]
     for k in range(4):
-        model = federation.state.client(k)
+        model = federation.clients.state.client(k)
         for kind, counts in sizes.items():
             names = [name for name, role in federation.roles.items() if role.kind == kind]
             assert counts[k] == [model[name].numel() for name in names]
@@ -120,9 +120,9 @@ def test_bytes_by_role_and_the_headers_make_up_the_payload() -> None:
     records, _ = run_round(federation, 2)
     numbers = dict.fromkeys(("u", "norm"), 0)
     for name in federation.shared:
-        numbers[federation.roles[name].kind] += federation.state.common[name][0].numel()
+        numbers[federation.roles[name].kind] += federation.clients.state.common[name][0].numel()
     for record in records:
-        vector = federation.method.fingerprint(federation.state.client(record["client"]), federation.roles)
+        vector = federation.method.fingerprint(federation.clients.state.client(record["client"]), federation.roles)
         assert vector is not None
         assert record["down_roles"] == {kind: 4 * count for kind, count in numbers.items()}
         assert record["up_roles"] == record["down_roles"] | {"fingerprint": 4 * vector.numel()}

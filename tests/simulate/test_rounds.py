@@ -7,7 +7,8 @@ import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import mix
-from factorized_fl.methods import METHODS, Batch, Local, Method, Mixing, Server, Tensors
+from factorized_fl.core.views import Batch, Local, Mixing, Server, Tensors
+from factorized_fl.methods import METHODS, Method
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import choose, download, run_round
 from factorized_fl.simulate.run import run
@@ -62,18 +63,18 @@ def test_classifier_travels_when_labels_agree() -> None:
 def test_fedavg_gives_everybody_the_weighted_mean_of_a_snapshot() -> None:
     federation = tiny_federation("fedavg")
     run_round(federation, 1)
-    before = {name: tensor.clone() for name, tensor in federation.state.common.items()}
+    before = {name: tensor.clone() for name, tensor in federation.clients.state.common.items()}
     mixing, _ = download(federation, 2, range(4), range(4))
     assert mixing is not None
     sizes = federation.scenario.sizes
     for name in federation.shared:
         expected = mix((sizes / sizes.sum()).expand(4, 4), before[name])
-        assert torch.equal(federation.state.common[name], expected)
+        assert torch.equal(federation.clients.state.common[name], expected)
 
 
 def test_first_round_has_no_mixing_and_all_start_alike() -> None:
     federation = tiny_federation("factorized-fl-beta")
-    for tensor in federation.state.common.values():
+    for tensor in federation.clients.state.common.values():
         assert torch.equal(tensor, tensor[:1].expand_as(tensor))
     records, mixing = run_round(federation, 1)
     assert mixing is None
@@ -93,7 +94,7 @@ def test_only_the_chosen_take_part_and_at_the_end_all_who_ever_did_are_tested() 
         assert [r["client"] for r in records if r["steps"]] == chosen
         if round < 4:
             assert [r["client"] for r in records] == chosen
-        for name, tensor in federation.state.flat("state").items():
+        for name, tensor in federation.clients.state.flat("state").items():
             for k in set(range(4)) - set(chosen):
                 if name.startswith("state/all/"):
                     assert torch.equal(tensor[k], before[name][k])
@@ -208,7 +209,7 @@ def test_a_gradient_that_is_none_for_every_parameter_is_refused(spoil: str, monk
 def test_who_matches_is_not_lost_with_somebody_whose_training_diverged(method: str) -> None:
     federation = tiny_federation(method)
     run_round(federation, 1)
-    for tensor in federation.state.client(3).values():
+    for tensor in federation.clients.state.client(3).values():
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)
     records, mixing = run_round(federation, 2)

@@ -1,0 +1,178 @@
+"""The clients' half of a round: receive, train, send, evaluate.
+
+One `ClientState` holds the tensors of K clients as stacks: all clients of a simulation, or the one client of a site. It
+knows no device and no mathematics: an engine trains on the stacks in place.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from factorized_fl.core.answers import checked_payload
+from factorized_fl.core.ledger import EXTRA, FINGERPRINT
+from factorized_fl.core.stack import ClientStack
+from factorized_fl.core.views import Evaluated, Local, Roles, Tensors, Trained
+
+
+class Engine(Protocol):
+    """Local training and evaluation of some clients, in place on the stacks of a `ClientState`."""
+
+    def describe(self) -> dict[str, str | int]:
+        """Returns the engine's name and how it computes convolutions: a run may ask for more than it gets."""
+
+    def train(
+        self, round_number: int, ks: Sequence[int], clients: "ClientState", done: Callable[[int], None]
+    ) -> dict[int, Trained]:
+        """Trains each client for its local epochs and calls `done` after each."""
+
+    def evaluate(self, round_number: int, ks: Sequence[int], clients: "ClientState") -> dict[int, Evaluated]:
+        """Tests each client's own model on its test images under its own labels."""
+
+    def tested(self, round_number: int, k: int, clients: "ClientState") -> Tensors:
+        """Returns the tensors of the model of client k that `evaluate` tests."""
+
+    def confusion(self, round_number: int, ks: Sequence[int], clients: "ClientState") -> list[torch.Tensor]:
+        """Returns for each client the counts by true class (rows) and predicted class: int64 [C, C] on the CPU."""
+
+    def validation_losses(self, k: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
+        """Returns the mean losses on client k's held-out images of its model with each of M candidates, [M, ...]."""
+
+    def local(self, round_number: int, k: int, clients: "ClientState") -> Local:
+        """Returns the view of client k for the hooks outside training; its tensors are copies."""
+
+
+class ClientMethod(Protocol):
+    """The part of a method that the clients' half of a round needs."""
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+
+    @property
+    def fingerprint_is_shared(self) -> bool:
+        """Whether the fingerprint is part of the shared tensors."""
+
+    @property
+    def receives(self) -> bool:
+        """Whether `receive` is the method's own."""
+
+    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
+        """The vector that a client is matched by."""
+
+    def receive(self, local: Local, given: Tensors) -> Tensors:
+        """The tensors that a client begins a round with."""
+
+
+class ClientState:
+    """Everything that stays with K clients: tensors, momentum, kept tensors, further models."""
+
+    def __init__(
+        self,
+        method: ClientMethod,
+        roles: Roles,
+        shared: frozenset[str],
+        *,
+        state: ClientStack,
+        trained: Iterable[str],
+        started: Iterable[str],
+        reset: Iterable[str] = (),
+        kept: Sequence[Tensors] = (),
+        models: Sequence[str] = (),
+        extra_up: Tensors | None = None,
+        extra_down: Tensors | None = None,
+    ) -> None:
+        self.method, self.roles, self.shared = method, roles, shared
+        self.state, self.momentum = state, state.zeros_like(trained)
+        self.start = state.copy_of(started)  # where each client's last training began
+        self.initial = {name: state.common[name].clone() for name in sorted(reset)}
+        self.kept = ClientStack.of(kept) if kept else ClientStack({}, [{} for _ in range(len(state))])
+        self.models = {name: state.copy_of([*state.common, *state.own[0]]) for name in models}
+        self.momenta = {
+            name: self.momentum.zeros_like([*self.momentum.common, *self.momentum.own[0]]) for name in models
+        }
+        self.expected_up, self.expected_down = extra_up or {}, extra_down or {}
+        self.trained = torch.zeros(len(state), dtype=torch.bool)  # has this client ever trained?
+        self.inbox: Tensors = {}  # extra payloads of this round, [K, ...]
+        self.outbox: dict[int, Tensors] = {}  # extra payloads of this round's training, by client
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    # -- a round, in order
+
+    def reset(self, ks: Sequence[int]) -> None:
+        """Sets what the method resets back to its initial values."""
+        for name, initial in self.initial.items():
+            self.state.common[name][list(ks)] = initial[list(ks)]
+
+    def receive(
+        self,
+        round_number: int,
+        items: Iterable[tuple[str, torch.Tensor]],
+        rows: Mapping[int, int],
+        engine: Engine,
+    ) -> None:
+        """Takes a download; `rows` says which row of its tensors belongs to which client.
+
+        Rows of other clients are ignored, but every item is consumed. Tensors are replaced one at a time unless the
+        method has a hook of its own, which sees all of them.
+        """
+        device = next(iter(self.state.common.values())).device
+        ks, places = (torch.tensor(list(side), dtype=torch.int64, device=device) for side in (rows, rows.values()))
+        self.inbox = {name: torch.zeros(len(self), *like.shape).to(like) for name, like in self.expected_down.items()}
+        together: dict[str, torch.Tensor] = {}
+        for name, mixed in items:
+            if name.startswith(EXTRA):
+                self.inbox[name.removeprefix(EXTRA)][ks] = mixed[places]
+            elif self.method.receives:
+                together[name] = mixed[places]
+            else:
+                self.state.common[name][ks] = mixed[places]
+        if not together:
+            return
+        for row, k in enumerate(rows):
+            given = {name: mixed[row] for name, mixed in together.items()}
+            begun = self.method.receive(engine.local(round_number, k, self), dict(given))
+            for name, tensor in checked_payload(self.method.name, "receive", begun, given).items():
+                self.state.client(k)[name].copy_(tensor)
+
+    def train(
+        self, round_number: int, ks: Sequence[int], engine: Engine, done: Callable[[int], None] = lambda k: None
+    ) -> dict[int, Trained]:
+        """Remembers where training begins, as far as the method asks for it, and trains."""
+        self.start.take(self.state, ks)
+        self.outbox = {}
+        self.trained[list(ks)] = True
+        return engine.train(round_number, ks, self, done)
+
+    def send(self, ks: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        """What some clients send after training, tensor by tensor: a name that travels and its rows, [n, ...]."""
+        if not self.shared or not ks:
+            return
+        places = list(ks)
+        for name, stacked in self.state.common.items():
+            if name in self.shared:
+                yield name, stacked[places]
+        vectors = [self.method.fingerprint(self.state.client(k), self.roles) for k in places]
+        if not self.method.fingerprint_is_shared and all(vector is not None for vector in vectors):
+            yield FINGERPRINT, torch.stack([vector for vector in vectors if vector is not None])
+        for name in self.expected_up:
+            yield EXTRA + name, torch.stack([self.outbox[k][name] for k in places])
+
+    # -- what a checkpoint holds
+
+    @property
+    def tensors(self) -> Tensors:
+        """All that changes from round to round, under distinct names."""
+        further = [f"models/{name}" for name in self.models]
+        stacks = dict(zip(further, self.models.values(), strict=True))
+        momenta = {f"momenta/{name}": stack for name, stack in self.momenta.items()}
+        named = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
+        flat = [stack.flat(prefix).items() for prefix, stack in (named | stacks | momenta).items()]
+        return {"trained": self.trained, **{name: tensor for items in flat for name, tensor in items}}
+
+    def load(self, tensors: Tensors) -> None:
+        """Goes back to where `tensors` was taken."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(tensors[name])

@@ -1,0 +1,197 @@
+"""The server's half of a round: sample participants, mix what was last received, account for what travels.
+
+One `ServerState` serves every driver. A simulation gives it the clients' own tensors (`aliased=True`), so that nothing
+is held twice; a coordinator gives it tensors of its own and fills in what arrives.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from factorized_fl.core.answers import MixingMethod, checked_mixing
+from factorized_fl.core.ledger import EXTRA, FINGERPRINT, Load, Payloads
+from factorized_fl.core.seeds import numpy_rng
+from factorized_fl.core.views import Mixing, Roles, Server, Tensors
+
+Losses = Callable[[int, Tensors], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the participants of each round are drawn."""
+
+    seed: int
+    clients: int
+    fraction: float = 1.0
+    dropout: float = 0.0
+
+    @property
+    def per_round(self) -> int:
+        """The number of sampled clients: the fraction, rounded half up, at least one."""
+        return max(1, int(self.fraction * self.clients + 0.5))
+
+    def draw(self, round_number: int) -> tuple[list[int], list[int]]:
+        """The sampled clients of a round, and those of them that send an update.
+
+        A client that drops out receives its download and then fails: it keeps the state it had before the round.
+        """
+        rng = numpy_rng(self.seed, "choose", round_number)
+        sampled = sorted(rng.permutation(self.clients)[: self.per_round].tolist())
+        return sampled, [client for client in sampled if rng.random() >= self.dropout]
+
+
+def mixing_rng(seed: int, round_number: int) -> np.random.Generator:
+    """The generator of a round's mixing."""
+    return numpy_rng(seed, "mix", round_number)
+
+
+class Downloads:
+    """What the participants of a round are sent: a mixing, and the rows made from it, one tensor at a time."""
+
+    def __init__(self, server: "ServerState", clients: Sequence[int], mixing: Mixing | None) -> None:
+        self.server, self.clients, self.mixing = server, list(clients), mixing
+        self._sent = Payloads(self.clients, server.roles)
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor's name and rows, [n, ...]: all rows of a tensor are made before any is used."""
+        return self._sent.noting(self._items())
+
+    def _items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.mixing is None:
+            return
+        mixing, server = self.mixing, self.server
+        back = [] if mixing.revert is None else [row for row, k in enumerate(self.clients) if mixing.revert[k]]
+        for name, stacked in server.stack.items():
+            if name in mixing.rows:
+                rows = mixing.rows[name].expand(len(self.clients), *stacked.shape[1:])
+            else:
+                rows = mixing.others.get(name, mixing.weights).apply(stacked, self.clients)
+            if back:
+                rows = rows.clone()
+                rows[back] = server.start[name][[self.clients[row] for row in back]]
+            yield name, rows
+        for name, payload in mixing.extra.items():
+            yield EXTRA + name, payload.expand(len(self.clients), *payload.shape[1:])
+
+    def loads(self) -> dict[int, Load]:
+        """The size of each participant's download; complete once `items` is."""
+        copies = None if self.mixing is None else self.mixing.downloads
+        return self._sent.loads(copies)
+
+
+class ServerState:
+    """What the server remembers between rounds: what it last received, and the method's own memory."""
+
+    def __init__(
+        self,
+        method: MixingMethod,
+        roles: Roles,
+        *,
+        seed: int,
+        stack: Tensors,
+        initial: Tensors,
+        sizes: torch.Tensor,
+        start: Tensors | None = None,
+        aliased: bool = False,
+    ) -> None:
+        count = len(sizes)
+        self.method, self.roles, self.seed, self.aliased = method, roles, seed, aliased
+        self.stack, self.initial, self.sizes = stack, initial, sizes
+        self.start = start or {}
+        self.received = torch.zeros(count, dtype=torch.bool)
+        self.updated = torch.zeros(count, dtype=torch.bool)
+        self.state: Tensors = {}
+        vector = method.fingerprint(initial, roles) if stack else None
+        self.vectors = None if vector is None else vector.expand(count, -1).clone()
+        shared = {name: initial[name] for name in stack}
+        self.extra = {
+            name: tensor.expand(count, *tensor.shape).clone() for name, tensor in method.extra_up(shared).items()
+        }
+
+    @property
+    def sends_fingerprints(self) -> bool:
+        """Whether clients send a vector to be matched by, besides the shared tensors."""
+        return self.vectors is not None and not self.method.fingerprint_is_shared
+
+    def prepare(self, round_number: int, clients: Sequence[int], losses: Losses) -> Downloads:
+        """Mixes for these participants what the server last received; before any update there is nothing to send."""
+        if not clients or not self.stack or not self.received.any():
+            return Downloads(self, clients, None)
+        view = Server(
+            round=round_number,
+            clients=clients,
+            stack=self.stack,
+            start=self.start,
+            fingerprints=self.vectors,
+            sizes=self.sizes,
+            received=self.received,
+            state=self.state,
+            rng=mixing_rng(self.seed, round_number),
+            validation_losses=losses,
+            initial={name: self.initial[name] for name in self.stack},
+            updated=self.updated,
+            extra=self.extra,
+        )
+        mixing = checked_mixing(self.method, view)
+        self.state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
+        return Downloads(self, clients, mixing)
+
+    def begin_updates(self) -> None:
+        """Forgets which clients sent an update in the round before."""
+        self.updated = torch.zeros_like(self.updated)
+
+    def keep(self, clients: Sequence[int], payload: Iterable[tuple[str, torch.Tensor]]) -> dict[int, Load]:
+        """Keeps the updates of some clients, [n, ...] under the names that travel; returns the size of each."""
+        places = list(clients)
+        sent = Payloads(places, self.roles)
+        for name, rows in sent.noting(payload):
+            if name == FINGERPRINT:
+                assert self.vectors is not None
+                self.vectors[places] = rows
+            elif name.startswith(EXTRA):
+                self.extra[name.removeprefix(EXTRA)][places] = rows
+            elif not self.aliased:
+                self.stack[name][places] = rows
+        if self.vectors is not None and self.method.fingerprint_is_shared:
+            for k in places:
+                self.vectors[k] = self._vector(k)
+        self.received[places] = True
+        self.updated[places] = True
+        return sent.loads()
+
+    def _vector(self, k: int) -> torch.Tensor:
+        vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
+        assert vector is not None
+        return vector
+
+    def expected(self, k: int, begun_with: Tensors) -> Tensors:
+        """What client k's update is compared with: what it began the round with, or else its last update."""
+        expected = {name: begun_with.get(name, stacked[k]) for name, stacked in self.stack.items()}
+        if self.sends_fingerprints:
+            assert self.vectors is not None
+            expected[FINGERPRINT] = self.vectors[k]
+        return expected | {EXTRA + name: stacked[k] for name, stacked in self.extra.items()}
+
+    @property
+    def tensors(self) -> Tensors:
+        """All that changes from round to round, under distinct names; what is aliased belongs to the clients."""
+        own = {"received": self.received, "updated": self.updated}
+        own |= {f"extra/{name}": tensor for name, tensor in self.extra.items()}
+        if self.vectors is not None:
+            own["vectors"] = self.vectors
+        if not self.aliased:
+            own["sizes"] = self.sizes
+            own |= {f"stack/{name}": tensor for name, tensor in self.stack.items()}
+            own |= {f"start/{name}": tensor for name, tensor in self.start.items()}
+        return own | {f"method/{name}": tensor for name, tensor in self.state.items()}
+
+    def load(self, tensors: Tensors) -> None:
+        """Goes back to where `tensors` was taken."""
+        self.state = {}
+        for name, tensor in self.tensors.items():
+            tensor.copy_(tensors[name])
+        self.state = {
+            name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
+        }
