@@ -212,7 +212,7 @@ def test_the_last_request_about_a_site_counts(tmp_path: Path) -> None:
     assert coordinator._control()  # what was mixed with its tensors has to be mixed anew
     assert coordinator.memory.aside.tolist() == [True, False, True]
     assert not coordinator._control()
-    assert "aster: excluded by the operator; nobody is given its tensors any more" in said
+    assert "aster: excluded by the operator; its tensors are no longer sent to any site" in said
     assert control.recall_aside(coordinator.kit) == {"aster", "cedar"}  # for one that is started after a crash
     after_a_crash, _ = waiting_coordinator(tmp_path)
     after_a_crash.memory.trust_all_but({0, 2})
