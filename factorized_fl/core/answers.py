@@ -41,12 +41,17 @@ def checked_mixing(method: MixingMethod, server: Server) -> Mixing:
     """The method's mixing; raises UserError if it is malformed or if `mix` changed its inputs in place."""
     parts = (server.stack, server.start, server.state, server.extra, server.initial)
     given = [item for part in parts for item in part.items()]
+    for name in ("fingerprints", "sizes", "received", "updated"):  # the server keeps them: a change would stay
+        if (tensor := getattr(server, name)) is not None:
+            given.append((name, tensor))
     before = [tensor._version for _, tensor in given]  # PyTorch counts changes in place
     mixing = method.mix(server)
     if changed := [name for (name, tensor), version in zip(given, before, strict=True) if tensor._version != version]:
         raise UserError(f"The mix of {method.name} changes {changed[0]} in place: make a new tensor instead.")
     count = len(server.sizes)
-    if not isinstance(mixing, Mixing) or any(w.count != count for w in (mixing.weights, *mixing.others.values())):
+    if not isinstance(mixing, Mixing) or any(
+        getattr(weights, "count", None) != count for weights in (mixing.weights, *mixing.others.values())
+    ):
         raise UserError(f"The mix of {method.name} must return a Mixing of {count} x {count} clients.")
     for weights in (mixing.weights, *mixing.others.values()):
         if complaint := weights.complaint():
@@ -57,7 +62,8 @@ def checked_mixing(method: MixingMethod, server: Server) -> Mixing:
     complaints = {
         "others names a tensor that does not travel": mixing.others.keys() - shapes.keys(),
         "rows names a tensor that does not travel": mixing.rows.keys() - shapes.keys(),
-        "rows must have the tensor's shape after one row, or one for each participant": any(
+        "rows must have the tensor's shape after one row, or one for each participant": not _tensors(mixing.rows)
+        or any(
             name in shapes and (rows.shape[1:] != shapes[name] or rows.shape[0] not in (1, here))
             for name, rows in mixing.rows.items()
         ),
