@@ -298,7 +298,7 @@ def test_a_checkpoint_that_one_may_not_read_is_not_called_damaged(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs tests may be allowed everything
     directory = RunDirectory(tmp_path)
     with (
-        pytest.raises(UserError, match="Permission denied reading .* no data was lost"),
+        pytest.raises(UserError, match=r"Permission denied reading .* no data was lost"),
         directory.reading_checkpoint(),
     ):
         raise FileNotFoundError
