@@ -103,7 +103,7 @@ def test_square_brackets_are_printed_unchanged(capsys, monkeypatch, config: Path
         (["compare", "--methods", "fedavg", "--set", "method=fedprox"], "given twice"),
         (
             ["compare", "--methods", "fedavg", "--set", "dropout=0.95", "--set", "rounds=1"],
-            "Nobody was tested with fedavg",
+            "No client was tested with fedavg",
         ),
         (
             ["compare", "--methods", "fedavg", "--set", "preset=demo"],

@@ -10,7 +10,7 @@ from factorized_fl.api import configure, run
 from factorized_fl.config import Config, from_table, parse_setting, read_config, resolve
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.options import option
-from factorized_fl.methods import METHODS, Method, register
+from factorized_fl.methods import METHODS, Card, Method, register
 from factorized_fl.methods.stand_alone import StandAlone
 from factorized_fl.presets import PRESETS, preset_values
 
@@ -126,7 +126,7 @@ def test_parse_setting(text: str, expected: tuple) -> None:
         ({"method": "fedavg"}, "given twice: 'factorized-fl' and 'fedavg'"),
         ({"preset": "demo"}, "The preset cannot be a setting: give it as the argument"),
         ({"alpha": 0.01}, "alpha = 0.01 has no effect with partition = 'iid': use partition = 'dirichlet'"),
-        ({"blur": 0.9}, "blur = 0.9 hides nothing where no statistics travel: set match=statistics"),
+        ({"blur": 0.9}, "blur = 0.9 has no effect where no statistics travel: set match=statistics"),
         ({"lr": 1e308}, "must be at most"),
     ],
 )
@@ -149,10 +149,9 @@ def test_a_file_may_start_with_a_byte_order_mark(tmp_path) -> None:
 
 def test_register_needs_the_parts_of_a_method() -> None:
     class Nameless(Method):
-        name = "nameless"
-        title = "Nameless"
+        card = Card(title="Nameless")
 
-    with pytest.raises(UserError, match="The method Nameless has no 'row'"):
+    with pytest.raises(UserError, match="The method Nameless has no 'name'"):
         register(Nameless)
     with pytest.raises(UserError, match=r"inherit ffl\.Method"):
         register(dict)  # type: ignore[arg-type]
@@ -161,18 +160,25 @@ def test_register_needs_the_parts_of_a_method() -> None:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"name": 5}, "The name 5 is none for a method"),
+        ({"name": 5}, "The name 5 is not valid for a method"),
         ({"name": "../../x"}, "use small letters, digits and hyphens"),
-        ({"row": ("dense",)}, "The row of mine must be four texts"),
-        ({"row": "abcd"}, "The row of mine must be four texts"),
+        ({"card": ("dense", "SGD", "body", "mean")}, "The card of mine must be a Card"),
+        ({"card": Card}, "The card of mine must be a Card"),
         ({"k": option(3, "how many")}, r"Mine has options: put @dataclass\(frozen=True\) right above its class"),
     ],
 )
 def test_register_refuses_malformed_parts(parts: dict[str, Any], words: str) -> None:
-    whole = {"name": "mine", "title": "Mine", "row": ("a", "b", "c", "d")}
+    whole = {"name": "mine", "card": Card(title="Mine")}
     with pytest.raises(UserError, match=words):
         register(type("Mine", (Method,), whole | parts))
     assert "mine" not in METHODS
+
+
+def test_a_registered_method_does_not_inherit_the_card_of_another(monkeypatch) -> None:
+    monkeypatch.setattr("factorized_fl.methods.METHODS", dict(METHODS))
+    mine = register(type("Mine", (StandAlone,), {"name": "mine"}))
+    assert (mine.card.title, mine.card.paper, mine.card.published_gb) == ("mine", "unpublished", None)
+    assert mine.card.row == StandAlone.card.row
 
 
 def test_the_default_of_an_option_must_fit_into_a_file() -> None:

@@ -10,8 +10,7 @@ PACKAGE = Path(factorized_fl.__file__ or "").parent
 
 # Names that still exist twice; the set is emptied at the merge.
 STILL_TWICE = {
-    *("Plan", "apply", "augment", "compare", "describe", "main", "moments", "normalise", "plan", "run", "serve"),
-    *("settle", "split", "stop", "sums"),
+    *("Line", "compare", "describe", "main", "run", "serve"),
 }
 
 

@@ -56,11 +56,11 @@ def common_options(
             load_methods(file)
 
 
-def main() -> None:
+def main(application: typer.Typer = app) -> None:
     """Run the command of sys.argv; a UserError becomes one sentence and exit code 2."""
     warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False, soft_wrap=True)
     try:
-        app()
+        application()
     except UserError as error:
         _fail(str(error))
     except OSError as error:

@@ -17,10 +17,10 @@ def fetch_command(
 ) -> None:
     """Download a dataset from the Hugging Face hub, verify it and keep it."""
     from factorized_fl.data.fetch import fetch_dataset
-    from factorized_fl.report.tables import size
+    from factorized_fl.report.tables import format_bytes
 
     def progress(file: str, done: int, total: int) -> None:
-        console.print(f"{file}: {size(done)} of {size(total)}", highlight=False)
+        console.print(f"{file}: {format_bytes(done)} of {format_bytes(total)}", highlight=False)
 
     console.print(f"{name} is in {fetch_dataset(name, dest, on_progress=progress)}", highlight=False)
 

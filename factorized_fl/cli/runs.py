@@ -41,7 +41,7 @@ class StartPrinter:
         from factorized_fl.report.tables import model_line, scenario_table
 
         console.print(scenario_table(federation.scenario))
-        console.print(model_line(federation), highlight=False)
+        console.print(model_line(federation.config.model, *federation.parameters()), highlight=False)
 
     def client_done(self, round_number: int, client: int) -> None:
         """Print nothing."""

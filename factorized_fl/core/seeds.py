@@ -5,6 +5,9 @@ PyTorch and NumPy are imported when a generator is made, because processes witho
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+_GLOBAL = threading.RLock()
 PERMUTATION_SEED = 1234  # the paper's "fixed global seed" of the label permutations
 
 
@@ -33,3 +37,17 @@ def numpy_rng(seed: int, *path: int | str) -> np.random.Generator:
     import numpy as np
 
     return np.random.default_rng(derive(seed, *path))
+
+
+@contextmanager
+def global_rng(seed: int, *path: int | str, device: torch.device | None = None) -> Iterator[None]:
+    """Gives PyTorch's global generators, which initialisers and dropout draw from, the stream of one purpose.
+
+    The generators are restored afterwards. One thread at a time: they belong to the whole process.
+    """
+    import torch
+
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with _GLOBAL, torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derive(seed, *path))
+        yield

@@ -17,7 +17,7 @@ keeper       that process as the agent sees it
 finish       a site's last phase, which needs no coordinator
 gateway      the coordinator's side of the transport
 agent        a site's side of the transport
-transport    the interface of transports; FLARE between machines, loopback in one process
+transport    the interface of a transport, and two of them: between machines, and within one process
 supervise    run a party's process, and restart it when it dies
 journal      one line of text for each event
 status       the state of a running federation

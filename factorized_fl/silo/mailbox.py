@@ -22,7 +22,7 @@ _TWICE = 60.0  # seconds without a message after which a copy of a kit counts as
 
 
 @dataclass
-class Line:
+class Connection:
     """The state of one site's connection."""
 
     request: Message | None = None  # the open request
@@ -52,13 +52,13 @@ class Mailbox:
     log: Callable[[str], None] = lambda line: None
     agreement: str = ""  # the digest that all messages must carry
     clock: Callable[[], float] = time.monotonic
-    lines: dict[str, Line] = field(init=False)
+    lines: dict[str, Connection] = field(init=False)
     changed: threading.Condition = field(default_factory=threading.Condition)
     absent: set[str] = field(default_factory=set)
     ended: bool = False
 
     def __post_init__(self) -> None:
-        self.lines = {site: Line() for site in self.sites}
+        self.lines = {site: Connection() for site in self.sites}
 
     def exchange(self, site: str, news: Message, hold: float = HOLD) -> Message:
         """Take a site's news and return its next request; without one, "wait" or "end" after `hold` seconds."""
@@ -67,7 +67,7 @@ class Mailbox:
             reply = self._exchange(site, line, news, hold)
             return replace(reply, fields={**reply.fields, "twice": True}) if self._twice(line) else reply
 
-    def _exchange(self, site: str, line: Line, news: Message, hold: float) -> Message:
+    def _exchange(self, site: str, line: Connection, news: Message, hold: float) -> Message:
         if self._differs(site, line, news):
             return Message("refused", self.federation, {"version": __version__})
         line.seen = self.clock()
@@ -93,7 +93,7 @@ class Mailbox:
         line.told_end = self.ended
         return Message("end" if self.ended else "wait", self.federation)
 
-    def _differs(self, site: str, line: Line, news: Message) -> bool:
+    def _differs(self, site: str, line: Connection, news: Message) -> bool:
         """True if the site's agreement differs from the coordinator's; logged once."""
         before, line.refused = line.refused, news.fields.get("agreement", "") != self.agreement
         if line.refused and not before:
@@ -118,10 +118,10 @@ class Mailbox:
                 line.doubled = now
             line.marks, line.marked = (new, mark), now
 
-    def _twice(self, line: Line) -> bool:
+    def _twice(self, line: Connection) -> bool:
         return self.clock() - line.doubled < _TWICE
 
-    def _take(self, site: str, line: Line, news: Message) -> None:
+    def _take(self, site: str, line: Connection, news: Message) -> None:
         name = news.text("request")
         line.slow = False
         if line.request is None or line.request.text("request") != name:

@@ -82,7 +82,7 @@ def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int
         try:
             with safe_open(path, "pt") as file:
                 tags = file.metadata()
-                if tags.get("federation") != kit.plan.id:
+                if tags.get("federation") != kit.agreement.id:
                     raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
                 federation.load({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
                 return int(tags["round"])
@@ -130,7 +130,7 @@ class Site:
         """Saves a trained round; the checkpoint is written last because it marks the round as complete."""
         write_atomically(self._answer_path(round_number), pack(answer))
         self.directory.keep_previous()
-        self.directory.save_checkpoint(round_number, self.federation.tensors, federation=self.kit.plan.id)
+        self.directory.save_checkpoint(round_number, self.federation.tensors, federation=self.kit.agreement.id)
         self.done = round_number
 
     def _kept(self, round_number: int) -> Message | None:
@@ -139,7 +139,7 @@ class Site:
             content = self._answer_path(round_number).read_bytes()
         except FileNotFoundError:
             return None
-        kept = unpack(content, self.kit.plan.id, len(content))
+        kept = unpack(content, self.kit.agreement.id, len(content))
         return kept if kept.fields.get("request") == f"round-{round_number}" else None
 
     def _go_back(self) -> None:
@@ -168,7 +168,7 @@ class Site:
 
     def _reply(self, request: Message, fields: dict[str, object], payload: bytes = b"") -> Message:
         name = request.fields.get("request")
-        return Message("answer", self.kit.plan.id, {"request": name, **fields}, payload)
+        return Message("answer", self.kit.agreement.id, {"request": name, **fields}, payload)
 
     def _round(self, request: Message) -> Message:
         round_number = request.whole("round", low=1, high=self.config.rounds)

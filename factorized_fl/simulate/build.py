@@ -1,5 +1,6 @@
 """From a configuration to a federation at its start: scenario, method, models, stacked state, engine."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.roles import Role, canonical_names, roles, trainable
-from factorized_fl.core.seeds import derive, torch_rng
+from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack
 from factorized_fl.core.views import Tensors
@@ -37,6 +38,14 @@ class Federation:
     clients: ClientState
     server: ServerState
     engine: Engine
+
+    def parameters(self) -> tuple[dict[str, int], int]:
+        """The numbers of the first client's model by role, and how many of them are shared."""
+        tensors, counts = self.clients.state.client(0), Counter[str]()
+        for name, role in self.roles.items():
+            if tensors[name].dim():  # a step counter is not a parameter
+                counts[role.kind] += tensors[name].numel()
+        return dict(counts), sum(tensors[name].numel() for name in self.shared)
 
     @property
     def tensors(self) -> Tensors:
@@ -173,8 +182,7 @@ def _fingerprint_images(
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
     """The configured network with the method's parametrisation: the start of every client with so many classes."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "model"))
+    with global_rng(config.seed, "model"):
         model = build_model(
             config.model,
             classes,

@@ -1,4 +1,4 @@
-"""A site with a valid certificate and bad intentions: it sends what no honest agent would, and notes what happens."""
+"""A malicious site with a valid certificate: it sends what no honest agent would, and stores the replies."""
 
 import json
 import time
@@ -58,7 +58,7 @@ class EvilAgent(SiteComponent):
 
 
 class Idler(SiteComponent):
-    """A site whose FLARE is up and that does nothing: whatever happens to it, others did."""
+    """A site that starts FLARE and does nothing else."""
 
     def work(self) -> None:
         (self.kit.path / "up").touch()
@@ -67,7 +67,7 @@ class Idler(SiteComponent):
 
 
 class Commander(SiteComponent):
-    """Speaks FLARE's own languages: orders to another site, passed on by the coordinator, and an event for that one."""
+    """Sends FLARE's own kinds of message: orders to another site through the coordinator, an event to it."""
 
     def work(self) -> None:
         event = Shareable()

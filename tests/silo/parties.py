@@ -1,4 +1,4 @@
-"""Three parties of a small federation: two know the same kind of picture, none agrees with another about classes."""
+"""Three sites of a small federation: two have the same kind of image, all have different classes."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""All parties run on the same agreement, each in one place."""
+"""All parties run on the same agreement, each on one machine."""
 
 import subprocess
 import sys
@@ -151,14 +151,14 @@ def test_copies_of_one_kit_are_told_apart_from_a_restart() -> None:
 
 
 class Login:
-    """A site's process as FLARE's server knows it."""
+    """The entry of a site's process in FLARE's server."""
 
     def __init__(self, token: str) -> None:
         self.token = token
 
 
 class Server:
-    """As much of FLARE's server as a gateway sees."""
+    """The part of FLARE's server that the coordinator's component uses."""
 
     def __init__(self) -> None:
         self.server = self.client_manager = self.cell = self
@@ -169,7 +169,7 @@ class Server:
 
 
 def asking(kit: Kit, token: str) -> Any:
-    """A site's question as FLARE hands it on."""
+    """A site's question as FLARE passes it on."""
     about = {"train": 5, "agreement": kit.mark, "version": __version__}
     request = components.new_cell_message({}, pack(Message("ready", kit.agreement.id, about)))
     for name, value in (("CLIENT_NAME", kit.party), ("TOKEN", token)):
@@ -178,7 +178,7 @@ def asking(kit: Kit, token: str) -> Any:
     return request
 
 
-def test_a_second_place_is_named_even_if_only_its_login_comes_through(
+def test_a_second_place_is_named_even_if_only_its_login_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kits = kits_of(tmp_path, trio_config())

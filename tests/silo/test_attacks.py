@@ -1,4 +1,4 @@
-"""Attacks on a coordinator that is up and listening: strangers, impostors, administrators, a malicious member."""
+"""Attacks on a running coordinator: strangers, impostors, administrators, a malicious member."""
 
 import contextlib
 import json
@@ -60,7 +60,7 @@ def reached(port: int) -> bool:
 
 
 def greets(port: int, kit: Path | None) -> bool:
-    """Whether the coordinator talks to somebody with this kit's certificate: the first bytes of HTTP/2."""
+    """True if the coordinator accepts this kit's certificate and answers the first bytes of HTTP/2."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -120,7 +120,7 @@ def test_a_site_cannot_claim_anothers_name(server: Party, folder: Path, tmp_path
 
 @pytest.fixture(scope="module")
 def administrator(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The worst case: somebody has the authority's key and makes himself a project administrator."""
+    """The worst case: an attacker has the authority's key and makes a certificate of a project administrator."""
     scratch = tmp_path_factory.mktemp("stolen")
     agreement = read_kit(folder / COORDINATOR).agreement
     shutil.copytree(folder / "authority", scratch / agreement.name / "state")
@@ -128,7 +128,7 @@ def administrator(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def administer(kit: Path, user: str, *jobs: Path) -> dict[str, str]:
-    """What comes of each attempt, by its name."""
+    """The outcome of each attempt, by its name."""
     command = [sys.executable, "-m", "tests.silo.administer", str(kit), user, *map(str, jobs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     lines = [line.partition(": ") for line in done.stdout.splitlines()]
@@ -136,7 +136,7 @@ def administer(kit: Path, user: str, *jobs: Path) -> dict[str, str]:
 
 
 def write_job(job: Path, executor: str, code: str = "") -> Path:
-    """A job for all sites that runs a class, perhaps from code that it brings."""
+    """A job for all sites that runs a class, optionally from code inside the job."""
     config = job / "app" / "config"
     config.mkdir(parents=True)
     if code:
@@ -160,8 +160,8 @@ def test_a_site_cannot_act_as_administrator(server: Party, folder: Path, adminis
         assert found["log in"].startswith("refused"), found
 
 
-def test_not_even_an_administrator_is_heard(server: Party, administrator: Path, tmp_path: Path) -> None:
-    """With or without shipped code: nobody listens, nobody has the right, and nothing is there to launch it."""
+def test_messages_of_an_administrator_are_dropped(server: Party, administrator: Path, tmp_path: Path) -> None:
+    """With or without shipped code: the message is dropped, no right is granted, no launcher is installed."""
     write_job(tmp_path / "shipped", "mine.Mine", "raise SystemExit")
     write_job(tmp_path / "plain", "subprocess.Popen")
     found = administer(administrator, "boss@evil.example", tmp_path / "shipped", tmp_path / "plain")
@@ -172,7 +172,7 @@ def test_not_even_an_administrator_is_heard(server: Party, administrator: Path, 
 
 @pytest.fixture
 def as_agent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kit, str], "subprocess.Popen[bytes]"]:
-    """Start a site with another class of ours in the agent's place: its owner can do what he likes on his machine."""
+    """Start a site with another class in place of the agent: its owner controls the machine."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
     def start(kit: Kit, name: str) -> "subprocess.Popen[bytes]":
@@ -210,10 +210,10 @@ def test_a_malicious_member_is_refused_and_named(
     assert "invalid auth token signature" in flare_log(server.kit)
 
 
-def test_nobody_can_command_another_partys_flare(
+def test_a_site_cannot_give_orders_to_another_partys_flare(
     server: Party, folder: Path, as_agent: Callable[[Kit, str], "subprocess.Popen[bytes]"]
 ) -> None:
-    """FLARE runs shell commands, stops and starts again for whoever asks without saying that it needs the right to."""
+    """FLARE obeys orders from any member whose message does not ask for an authorization check."""
     birch, cedar = read_kit(folder / "birch"), read_kit(folder / "cedar")
     victim = as_agent(birch, "Idler")
     try:
@@ -254,7 +254,7 @@ def test_nobody_can_command_another_partys_flare(
         ("cedar", {}, False),
     ],
 )
-def test_a_site_hears_its_coordinator_about_this_federation_alone(
+def test_a_site_accepts_only_messages_of_its_coordinator_about_this_federation(
     sender: str, headers: dict[str, object], due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = {
@@ -274,7 +274,7 @@ def test_a_site_hears_its_coordinator_about_this_federation_alone(
 
 
 def test_a_coordinator_takes_few_and_small_pieces_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams that are begun and never ended would take all of FLARE's threads, and pieces of them all memory."""
+    """Unfinished streams could occupy all of FLARE's threads, and their pieces all memory."""
     monkeypatch.setenv(setup.LIMIT, str(2**20))
 
     def task(sender: str, eos: bool) -> SimpleNamespace:
@@ -308,19 +308,25 @@ def test_a_coordinator_takes_few_and_small_pieces_from_each(monkeypatch: pytest.
     assert not is_due(7, b"x" * 1_200_000)
 
 
-def test_a_party_listens_where_it_has_to_and_nowhere_else(
+def test_only_the_coordinator_listens_and_on_one_port(
     server: Party, folder: Path, as_agent: Callable[[Kit, str], "subprocess.Popen[bytes]"]
 ) -> None:
-    """FLARE would open a second port, on loopback and without certificates, for children that nobody has here."""
+    """FLARE by itself opens a second port, on loopback and without certificates, for child processes."""
     (kit := read_kit(folder / "birch")).path.joinpath("up").unlink(missing_ok=True)
     agent = as_agent(kit, "Idler")
     try:
         wait_for((kit.path / "up").exists, "birch's start")
         assert listening(agent.pid) == []
+        assert not loads_torch(agent.pid)
     finally:
         supervise.end(agent)
     assert server.process is not None
     assert listening(server.pid("process")) == [server.kit.agreement.port]
+    assert not loads_torch(server.process.pid)  # the supervisor
+
+
+def loads_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def listening(pid: int) -> list[int]:
@@ -368,8 +374,10 @@ def marking(mark: Path) -> str:
     return f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
 
 
-def test_nothing_in_a_kit_says_what_code_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configuration in either folder, modules wherever Python or FLARE might look for them: none is used."""
+def test_nothing_in_a_kit_decides_which_code_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configuration in either folder and modules on any search path of Python or FLARE are not used."""
     shutil.copytree(folder / "cedar", tmp_path / "kit", ignore=shutil.ignore_patterns("workspace"))
     kit, mark = read_kit(tmp_path / "kit"), tmp_path / "mark"
     evil = {"components": [{"id": "x", "path": "subprocess.Popen", "args": {"args": ["touch", str(mark)]}}]}

@@ -1,4 +1,4 @@
-"""Every method gives between organisations what it gives in one process with the same seeds."""
+"""Every method gives the same results between organisations as in one process with the same seeds."""
 
 from pathlib import Path
 
@@ -43,8 +43,8 @@ def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> 
 
     federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"))
     wanted = []
-    for round in range(1, config.rounds + 1):
-        records, mixing = run_round(federation, round)
+    for round_number in range(1, config.rounds + 1):
+        records, mixing = run_round(federation, round_number)
         wanted += records
     for k, site in enumerate(sites.values()):
         own, theirs = site.federation.clients.state.client(0), federation.clients.state.client(k)

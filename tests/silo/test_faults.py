@@ -1,4 +1,4 @@
-"""Processes killed, stalled and starved while a federation runs: it ends with all its rounds and the same numbers.
+"""Processes killed and stalled while a federation runs: it completes all rounds with the same numbers.
 
 Minutes of real processes: `make test-network` runs these and writes what they found to results/network/faults.json.
 """
@@ -54,7 +54,7 @@ def kill_agent(federation: Federation) -> None:
 
 
 def kill_site(federation: Federation) -> None:
-    """A power cut at a site: everything is gone, and joins again after the reboot."""
+    """A power cut at a site, which joins again after the reboot."""
     federation.sites["cedar"].kill_all()
     time.sleep(3)
     federation.sites["cedar"].start()
@@ -72,7 +72,7 @@ def kill_whole_server(federation: Federation) -> None:
 
 
 def stall(federation: Federation, until: Callable[[], bool] | None = None) -> None:
-    """A site's processes stand still for 30 s, or until something has happened."""
+    """Stop a site's processes for 30 s, or until a condition holds."""
     supervisor = federation.sites["aster"].process
     assert supervisor is not None
     group = [psutil.Process(supervisor.pid), *psutil.Process(supervisor.pid).children(recursive=True)]
@@ -98,7 +98,9 @@ FAULTS: dict[str, tuple[Callable[[Federation], None], str, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_a_fault_everything_is_as_without_it(fault: str, data: Path, tmp_path: Path, findings: dict) -> None:
+def test_the_result_after_a_fault_equals_that_without_it(
+    fault: str, data: Path, tmp_path: Path, findings: dict
+) -> None:
     do, witness, words = FAULTS[fault]
     found = Federation(tmp_path, data, **LONG).run(do)
     findings[fault] = found

@@ -1,4 +1,4 @@
-"""What the parties agree on, what each gets, and mistakes that end in one sentence."""
+"""The agreement, the kits, and mistakes that end in one sentence."""
 
 import json
 import shutil
@@ -74,15 +74,13 @@ def test_mistakes_in_the_agreement(settings: dict, words: str, tmp_path: Path) -
     assert words in str(caught.value)
 
 
-def test_a_method_of_ones_own_would_not_be_there_in_the_parties_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "mine", METHODS["fedavg"])
     with pytest.raises(UserError, match="'mine' is a method of your own: between organisations only installed code"):
         read_agreement(write(tmp_path / "sites.toml", method="mine"))
 
 
-def test_a_site_has_a_name_and_nothing_else(tmp_path: Path) -> None:
+def test_a_site_with_more_than_a_name_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "sites.toml")
     path.write_text(path.read_text() + '\ncolour = "red"\n')
     with pytest.raises(UserError, match="Unknown key of a site 'colour'"):
@@ -109,7 +107,7 @@ def test_a_kit_says_what_was_agreed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"name": "../outside"}, {"address": 'x", "scheme": "y'}, {"sites": (*NAMES, "a/../../b")}]
 )
-def test_a_kits_names_and_address_say_no_more_than_that(change: dict, tmp_path: Path) -> None:
+def test_names_and_addresses_with_special_characters_are_refused(change: dict, tmp_path: Path) -> None:
     """They become folders and parts of FLARE's configuration."""
     kit = kits_of(tmp_path, trio_config())["birch"]
     write_kit(replace(kit, agreement=replace(kit.agreement, **change)))
@@ -164,8 +162,8 @@ def test_a_model_at_any_time(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in kits["cedar"].run.rglob("*") if path.is_file()}
 
 
-def test_who_took_part_in_no_round_has_no_model_of_the_federation(tmp_path: Path) -> None:
-    """Not an untrained network with a verdict: the model that it trained alone, or none."""
+def test_a_site_that_took_part_in_no_round_gets_its_stand_alone_model(tmp_path: Path) -> None:
+    """It must not get an untrained network with a verdict."""
     data = write_trio(tmp_path / "data")
     kits = kits_of(tmp_path / "kits", trio_config())
     said: list[str] = []
@@ -181,8 +179,8 @@ def test_who_took_part_in_no_round_has_no_model_of_the_federation(tmp_path: Path
     assert "took part in no round: the model is the one that was trained alone" in said
 
 
-def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None:
-    """Another name for a class would swap labels without a word, another image draw another test."""
+def test_other_data_are_refused_by_export_and_join(tmp_path: Path) -> None:
+    """Another class name would swap labels silently, another image would change the test split."""
     data = write_trio(tmp_path / "data")
     kits = kits_of(tmp_path / "kits", trio_config())
     settle = partial(choose_and_save, kits["cedar"], data / "cedar", None, None, None)
@@ -195,7 +193,7 @@ def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None
     make_sites(kits, data)["cedar"].answer(round_request(1))
     (data / "cedar" / "column-0").rename(data / "cedar" / "other")
     for begin in (lambda: export_now(kits["cedar"], data / "cedar"), lambda: make_sites(kits, data), settle):
-        with pytest.raises(UserError, match=r"begun with other data \(of cedar, classes was .*'column-0'.*now"):
+        with pytest.raises(UserError, match=r"started with other data \(of cedar, classes was .*'column-0'.*now"):
             begin()
     (data / "cedar" / "other").rename(data / "cedar" / "column-0")
     shutil.copy(data / "cedar" / "column-1" / "0001.png", data / "cedar" / "column-1" / "more.png")
@@ -203,16 +201,16 @@ def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None
         make_sites(kits, data)
     (data / "cedar" / "column-1" / "more.png").unlink()
     (data / "cedar" / "column-1" / "0001.png").rename(data / "cedar" / "column-2" / "0001.png")
-    with pytest.raises(UserError, match="of cedar, the split is another"):
+    with pytest.raises(UserError, match="of cedar, the split is different"):
         make_sites(kits, data)
 
 
-def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_gives_a_warning(tmp_path: Path) -> None:
     data = write_trio(tmp_path / "data")
     kits = kits_of(tmp_path / "kits", trio_config())
     site = make_sites(kits, data)["cedar"]
-    for round in (1, 2):
-        site.answer(round_request(round))
+    for round_number in (1, 2):
+        site.answer(round_request(round_number))
     site.directory.checkpoint_path.write_bytes(b"torn")
     with pytest.warns(UserWarning, match="trying the round before"):
         exported = export_now(kits["cedar"], data / "cedar")
@@ -227,7 +225,7 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 def choose_and_save(kit: Kit, *choices: Any) -> None:
-    """What joining does before it looks for certificates, which these kits lack."""
+    """The part of `ffl join` before the check of certificates, which these kits lack."""
     write_kit(kit)
     save_settings(kit, network.site_choices(kit, *choices, check=network.check_data))
 
@@ -268,8 +266,8 @@ def test_joining_again_keeps_the_sites_choices(tmp_path: Path) -> None:
         read_settings(kit)
 
 
-def test_a_report_that_nobody_asked_for_here_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Whoever made the kit may have left choices in it."""
+def test_a_site_is_reminded_of_a_report_it_did_not_ask_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The maker of the kit may have left choices in it."""
     data = write_trio(tmp_path / "data")
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
     settle = partial(choose_and_save, kit, data / "aster")
@@ -300,7 +298,7 @@ def test_a_site_that_is_done_says_so(capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 @pytest.mark.parametrize("folder", ["my images", 'a "name"', "Bilder \u00e4", "\U0001f600", "a\x7fb"])
-def test_a_sites_choices_stay_in_its_kit(folder: str, tmp_path: Path) -> None:
+def test_a_sites_choices_are_stored_in_its_kit(folder: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
     chosen = Settings(tmp_path / folder, "cpu", report=True, alone=False)
     save_settings(kit, chosen)
@@ -322,7 +320,7 @@ def test_guide_and_readme_say_how_flare_is_installed() -> None:
 
 
 def test_without_flare_there_is_one_line_and_everything_else_works(tmp_path: Path) -> None:
-    """In a process where FLARE and ONNX are not to be had."""
+    """In a process that cannot import FLARE and ONNX."""
     code = f"""
 import sys
 for name in ("nvflare", "onnx", "onnxruntime", "onnxscript", "psutil"):

@@ -1,4 +1,4 @@
-"""What is found out before a party starts: a kit that is not whole, a port, the way to the coordinator."""
+"""Checks before a party starts: the kit, the port, the connection to the coordinator."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ pytest.importorskip("nvflare")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two federations of the same sites, each with an authority of its own."""
+    """Two federations with the same site names, each with its own authority."""
     from factorized_fl.silo.kits import make_kits
 
     root = tmp_path_factory.mktemp("federations")
@@ -53,7 +53,7 @@ def test_another_partys_certificate_is_named(made: dict[str, Path], tmp_path: Pa
         check_kit(kit)
 
 
-def test_a_key_that_one_may_not_read_is_not_called_damaged(
+def test_a_key_without_read_permission_is_not_called_damaged(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = copy(made, "aster", tmp_path / "kit")
@@ -63,9 +63,7 @@ def test_a_key_that_one_may_not_read_is_not_called_damaged(
 
 
 @pytest.mark.parametrize("party", [COORDINATOR, "aster"])
-def test_a_whole_kit_passes_and_one_that_lost_a_file_does_not(
-    party: str, made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_complete_kit_passes_and_a_missing_file_is_named(party: str, made: dict[str, Path], tmp_path: Path) -> None:
     kit = copy(made, party, tmp_path / "kit")
     check_kit(kit)
     kind = "server" if party == COORDINATOR else "client"
@@ -79,7 +77,7 @@ def test_a_whole_kit_passes_and_one_that_lost_a_file_does_not(
     check_kit(kit)
 
 
-def test_certificates_of_somebody_else_or_another_day(
+def test_foreign_and_expired_certificates_are_refused(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = copy(made, "aster", tmp_path / "kit")
@@ -113,7 +111,7 @@ def test_certificates_of_somebody_else_or_another_day(
 @pytest.mark.parametrize(
     "place", ["log/journal.txt", "log", "run", "run/checkpoint.safetensors", "site.toml.part", "status.json"]
 )
-def test_a_kit_that_leads_elsewhere_is_refused(place: str, tmp_path: Path) -> None:
+def test_a_kit_with_a_link_is_refused(place: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
     (tmp_path / "bashrc").write_text("")
     link = kit.path / place
@@ -127,7 +125,7 @@ def test_a_kit_that_leads_elsewhere_is_refused(place: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["run", "log", "ended", "noise-seed", "model"])
-def test_who_joins_for_the_first_time_begins(name: str, tmp_path: Path) -> None:
+def test_a_new_kit_with_results_in_it_is_refused(name: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
     (kit.path / "run").mkdir()  # a disk of its own
     preflight.refuse_leftovers(kit)
@@ -137,9 +135,7 @@ def test_who_joins_for_the_first_time_begins(name: str, tmp_path: Path) -> None:
         preflight.refuse_leftovers(kit)
 
 
-def test_a_port_that_somebody_listens_on(
-    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_in_use_is_refused(made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_PATIENCE", 0.0)
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
@@ -151,10 +147,10 @@ def test_a_port_that_somebody_listens_on(
     check_port(kit)
 
 
-def test_the_way_is_told_until_it_is_open(
+def test_connection_problems_are_logged_until_the_connection_works(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody there; then the coordinator of another federation; then the right one."""
+    """First no listener, then the coordinator of another federation, then the right one."""
     monkeypatch.setattr(preflight, "_EVERY", 0.0)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Rounds that survive: restarts on either side, repeated requests, damaged files, slow and lost sites."""
+"""Recovery from restarts on either side, repeated requests, damaged files, slow and lost sites."""
 
 import threading
 import time
@@ -28,14 +28,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """The metrics of every party of a run to which nothing happened."""
+    """The metrics of every party of a run without faults."""
     kits = kits_of(tmp_path_factory.mktemp("undisturbed"), trio_config("clustered-fl"))
     sites = make_sites(kits, data)
     assert Loopback(kits, sites).run()
     return {party: RunDirectory(kit.run).metrics() for party, kit in kits.items()}
 
 
-def test_a_coordinator_counts_on_where_the_one_before_it_stopped(data: Path, tmp_path: Path) -> None:
+def test_a_restarted_coordinator_continues_the_byte_counts(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(rounds=2))
     sites = make_sites(kits, data)
     assert Loopback(kits, sites).run()
@@ -67,7 +67,7 @@ def test_a_coordinator_remembers_how_many_images_sites_have(data: Path, tmp_path
     assert told_images(fresh.kits[COORDINATOR]) == [None, None, None]
 
 
-def test_who_comes_during_its_first_round_counts_with_all_its_images(data: Path, tmp_path: Path) -> None:
+def test_a_site_that_joins_during_the_first_round_has_its_full_weight(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(rounds=1), deadline=2.0)
     sites = make_sites(kits, data)
     parties = Loopback(kits, {name: sites[name] for name in ("aster", "birch")})
@@ -85,7 +85,7 @@ def test_who_comes_during_its_first_round_counts_with_all_its_images(data: Path,
 
 
 def told_bytes(kit: Kit) -> list[tuple[int, int]]:
-    """Of every site, up and down, as the status has them."""
+    """Bytes up and down of every site, from the status."""
     status = read_status(kit)
     assert status is not None
     return [(site["up_bytes"], site["down_bytes"]) for site in status["sites"]]
@@ -95,7 +95,7 @@ def told_bytes(kit: Kit) -> list[tuple[int, int]]:
 def test_a_coordinator_that_dies_in_a_round_goes_on_from_its_checkpoint(
     at: int, data: Path, tmp_path: Path, undisturbed: dict
 ) -> None:
-    """Some sites have trained the round already: they answer again from disk, nobody trains it twice."""
+    """Sites that have trained the round already answer again from disk: no site trains it twice."""
     kits = kits_of(tmp_path, trio_config("clustered-fl"))
     said: list[str] = []
     sites = make_sites(kits, data, said.append)
@@ -149,7 +149,7 @@ def test_a_repeated_request_gives_the_same_bytes_and_no_second_training(data: Pa
     assert site.answer(round_request(1)).fields["result"] == "refused"
 
 
-def test_a_loss_asked_for_again_is_the_same_although_the_site_has_gone_on(data: Path, tmp_path: Path) -> None:
+def test_a_repeated_loss_request_gives_the_same_answer_after_more_training(data: Path, tmp_path: Path) -> None:
     """FedFOMO's coordinator dies after the site has trained: its second mixing must be its first."""
     kits = kits_of(tmp_path, trio_config("fedfomo"))
     site = make_sites(kits, data)["aster"]
@@ -167,8 +167,8 @@ def test_a_loss_asked_for_again_is_the_same_although_the_site_has_gone_on(data: 
 def test_a_damaged_checkpoint_falls_back_to_the_round_before(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config())
     site = make_sites(kits, data)["aster"]
-    for round in (1, 2):
-        site.answer(round_request(round))
+    for round_number in (1, 2):
+        site.answer(round_request(round_number))
     said: list[str] = []
     site.directory.checkpoint_path.write_bytes(b"torn")
     again = Site(kits["aster"], data / "aster", said.append, report=True)
@@ -212,7 +212,7 @@ def test_files_of_another_federation_are_refused(data: Path, tmp_path: Path) -> 
         make_sites(kits_of(tmp_path, trio_config(), id="e" * 16), data)
 
 
-def test_a_slow_site_stops_nobody_for_longer_than_the_deadline(data: Path, tmp_path: Path) -> None:
+def test_a_slow_site_delays_the_others_by_at_most_the_deadline(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(), deadline=3.0)  # long enough for the others on a busy machine
     sites = make_sites(kits, data)
     parties = Loopback(kits, sites)
@@ -236,7 +236,7 @@ def test_a_slow_site_stops_nobody_for_longer_than_the_deadline(data: Path, tmp_p
     assert [record["round"] for record in RunDirectory(kits["cedar"].run).metrics()][:2] == [1, 2]
 
 
-def test_who_is_too_slow_to_try_models_is_asked_once_and_keeps_its_own(
+def test_a_site_too_slow_to_evaluate_models_is_asked_once_and_keeps_its_own(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator, "_LOSS_DEADLINE", 2.0)
@@ -291,29 +291,29 @@ def test_below_the_quorum_a_round_waits_beyond_its_deadline() -> None:
     assert found[0].keys() == {"a", "b"}
 
 
-def test_who_was_silent_at_a_deadline_is_not_waited_for_until_heard_again() -> None:
+def test_a_site_offline_at_a_deadline_is_skipped_until_it_reconnects() -> None:
     clock = Clock()
     box = Mailbox("f", ("a", "b"), clock=clock)
 
-    def round(name: str, deadline: float, *answering: str) -> set[str]:
+    def run_round(name: str, deadline: float, *answering: str) -> set[str]:
         box.post({site: request(name) for site in "ab"})
         for site in answering:
             box.exchange(site, answer(name), hold=0)
         return set(box.collect({"a", "b"}, 1, deadline, threading.Event()))
 
-    assert round("round-1", 0.0, "a") == {"a"}
-    assert round("round-2", 1e9, "a") == {"a"}  # b is known to be away: no deadline to sit out
-    assert round("round-3", 1e9, "a", "b") == {"a", "b"}
+    assert run_round("round-1", 0.0, "a") == {"a"}
+    assert run_round("round-2", 1e9, "a") == {"a"}  # b is known to be away: no deadline to sit out
+    assert run_round("round-3", 1e9, "a", "b") == {"a", "b"}
     assert not box.absent
     clock.now += 60
     assert not box.connected("b")
 
 
-def test_who_is_there_but_too_slow_is_not_waited_for_until_it_answers() -> None:
+def test_a_connected_but_slow_site_is_skipped_until_it_answers() -> None:
     clock = Clock()
     box = Mailbox("f", ("a", "b"), clock=clock)
 
-    def round(name: str, deadline: float, late: str = "") -> set[str]:
+    def run_round(name: str, deadline: float, late: str = "") -> set[str]:
         box.post({site: request(name) for site in "ab"})
         box.exchange("b", Message("busy", "f", {"request": "round-1"}), hold=0)  # it says so for ever
         if late:
@@ -321,15 +321,15 @@ def test_who_is_there_but_too_slow_is_not_waited_for_until_it_answers() -> None:
         box.exchange("a", answer(name), hold=0)
         return set(box.collect({"a", "b"}, 1, deadline, threading.Event()))
 
-    assert round("round-1", 0.0) == {"a"}
+    assert run_round("round-1", 0.0) == {"a"}
     assert box.connected("b")
-    assert round("round-2", 1e9) == {"a"}  # no second deadline
-    assert round("round-3", 1e9) == {"a"}
-    assert round("round-4", 0.0, late="round-1") == {"a"}  # waited for again, and slow again
+    assert run_round("round-2", 1e9) == {"a"}  # no second deadline
+    assert run_round("round-3", 1e9) == {"a"}
+    assert run_round("round-4", 0.0, late="round-1") == {"a"}  # waited for again, and slow again
     assert box.lines["b"].slow
 
 
-def test_of_a_sites_questions_only_the_last_is_held() -> None:
+def test_a_newer_poll_supersedes_pending_ones() -> None:
     box = Mailbox("f", ("a",))
     ready = Message("ready", "f", {"train": 5})
     held: list[Message] = []
@@ -357,7 +357,7 @@ def test_faults_do_not_fill_the_journal() -> None:
     ]
 
 
-def test_a_late_answer_and_a_stranger_change_nothing() -> None:
+def test_late_answers_and_unknown_sites_change_nothing() -> None:
     said: list[str] = []
     box = Mailbox("f", ("a",), said.append)
     assert box.exchange("a", Message("ready", "f", {"train": 5}), hold=0).kind == "wait"

@@ -1,4 +1,4 @@
-"""The page of a party: from its own kit, with what that party may see and nothing else."""
+"""The page of a party, made from its own kit: it shows only what that party may see."""
 
 import json
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def silent(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Parties:
-    """Nobody reports; aster has also trained alone."""
+    """No site reports; aster has also trained alone."""
     parties = federate(tmp_path_factory.mktemp("silent"), data, set())
     parties.sites["aster"].finish()
     return parties
@@ -60,7 +60,7 @@ def silent(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Parties:
 
 def test_the_coordinators_page_where_nobody_reports(silent: Parties) -> None:
     page, run = silent.page(COORDINATOR)
-    assert run["headline"] == "2 of 2 rounds are done; no site has chosen to report how well it goes."
+    assert run["headline"] == "2 of 2 rounds are done; no site reports its accuracy."
     assert [client["name"] for client in run["clients"]] == list(NAMES)
     assert (run["final"], run["verdicts"], run["confusion"], run["notes"]) == ([], [], [], [])
     assert set(run["curves"]["up"]) != {0}
@@ -77,7 +77,7 @@ def test_the_coordinators_page_has_what_sites_chose_to_report(data: Path, tmp_pa
     (final,) = run["final"]
     last = RunDirectory(parties.kits["birch"].run).metrics()[-1]
     assert (final["client"], final["accuracy"], final["correct"]) == (1, last["accuracy"], last["correct"])
-    assert "as 1 of 3 sites report" in run["headline"]
+    assert "reported by 1 of 3 sites." in run["headline"]
 
 
 def test_a_sites_page_has_its_verdict_its_classes_and_nobody_else(silent: Parties) -> None:
@@ -89,8 +89,8 @@ def test_a_sites_page_has_its_verdict_its_classes_and_nobody_else(silent: Partie
     own = RunDirectory(silent.kits["aster"].run).summary()
     assert (verdict["alone"], verdict["together"]) == (alone["accuracy_mean"], own["accuracy_mean"])
     shares = [f"{100 * summary['accuracy_mean']:.1f}%" for summary in (own, alone)]
-    assert run["headline"].endswith(f" aster: {shares[0]} right, alone {shares[1]}.")
-    assert run["baseline"] == "Alone: the Stand-Alone run 'alone', same clients, same test images, same seed."
+    assert run["headline"].endswith(f" aster: {shares[0]} accuracy, alone {shares[1]}.")
+    assert run["baseline"] == "Baseline: the Stand-Alone run 'alone', same clients, same test images, same seed."
     (confusion,) = run["confusion"]
     size = len(client["classes"])
     assert sum(confusion[:: size + 1]) == own["clients"][0]["correct"]
@@ -108,7 +108,7 @@ def test_a_sites_run_directory_has_the_same_page_as_its_kit(silent: Parties) -> 
 
 def test_a_site_may_look_before_the_end(silent: Parties) -> None:
     _, run = silent.page("cedar")  # it has not yet heard that all is done, nor trained alone
-    assert "so far (round 2 of 2). Whether that is better than alone, no Stand-Alone run tells." in run["headline"]
+    assert "so far (round 2 of 2). Run the control to see whether federation helped." in run["headline"]
     assert run["verdicts"] == []
 
 

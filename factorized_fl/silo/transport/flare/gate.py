@@ -58,7 +58,7 @@ def close() -> None:
     FLARE no longer uses would leave the gate open.
     """
     for owner, name in _PRIVATE:
-        if not hasattr(owner, name):
+        if name not in vars(owner):  # an inherited name would not be the one that is called
             raise AttributeError(f"{owner.__name__} has no {name}")
     lists = (grpc_driver.GRPC_DEFAULT_OPTIONS, aio_grpc_driver.GRPC_DEFAULT_OPTIONS)
     limits = [[place for place, (name, _) in enumerate(each) if name.endswith("message_length")] for each in lists]

@@ -9,13 +9,14 @@ log to the coordinator.
 import contextlib
 import importlib.util
 import io
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors
@@ -28,8 +29,6 @@ _KEYS = Path("flare") / "startup"  # in a kit
 _SMALLEST_LIMIT = 1_000_000
 _COMPONENTS = "factorized_fl.silo.transport.flare.components"
 _COORDINATOR, _SITE = f"{_COMPONENTS}.CoordinatorComponent", f"{_COMPONENTS}.SiteComponent"
-_RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc")
-_ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
 def require_installed() -> None:
@@ -97,114 +96,55 @@ def workspace(kit: Kit) -> Path:
 
 
 def prepare(kit: Kit) -> None:
-    """Write FLARE's folder. Only the credentials, the names and the address come from the kit.
+    """Write FLARE's folder from this package's templates; the credentials, names and address come from the kit.
 
     Therefore a kit that was changed, or made with another version, runs the same code as an unchanged one.
     """
     folder = workspace(kit)
-    certificate, key, root = credentials(kit)
+    startup, local = folder / "startup", folder / "local"
+    files = credentials(kit)
     with plain_errors(kit.path):
         if folder.exists():
             shutil.rmtree(folder)
-        startup, local = folder / "startup", folder / "local"
         for each in (startup, local):
             each.mkdir(mode=0o700, parents=True)
-        for file in (certificate, root):
+        for file in (files.certificate, files.root):
             shutil.copy(file, startup)
-        security = {
-            "ssl_private_key": os.path.relpath(key, startup),  # the key is not copied
-            "ssl_cert": certificate.name,
-            "ssl_root_cert": root.name,
-            "connection_security": "mtls",
-        }
-        _write(startup / _startup_file(kit), _startup(kit, security))
-        _write(local / "resources.json", _resources(kit, folder / "storage"))
-        rights = {role: dict.fromkeys(_RIGHTS, "none") for role in _ROLES}
-        _write(local / "authorization.json", {"format_version": "1.0", "permissions": rights})
-        _write(local / "log_config.json", _LOGGING)
+        templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined)
+        values = _values(kit, files)
+        for name, path in (
+            (f"fed_{_kind(kit)}.json", startup / f"fed_{_kind(kit)}.json"),
+            (f"resources_{_kind(kit)}.json", local / "resources.json"),
+            ("authorization.json", local / "authorization.json"),
+            ("log_config.json", local / "log_config.json"),
+        ):
+            path.write_text(templates.get_template(name).render(values), encoding="utf-8")
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2), encoding="utf-8")
+def _kind(kit: Kit) -> str:
+    return "server" if kit.is_coordinator else "client"
 
 
-def _startup_file(kit: Kit) -> str:
-    return "fed_server.json" if kit.is_coordinator else "fed_client.json"
-
-
-def _startup(kit: Kit, security: Mapping[str, str]) -> dict[str, Any]:
-    """The address of the coordinator and the party's own credentials."""
-    # FLARE listens on loopback alone if this is a loopback address, else on all addresses.
-    target = {"target": f"{kit.agreement.address}:{kit.agreement.port}", "scheme": "grpc"}
-    server: dict[str, Any] = {"name": kit.agreement.name, "service": target}
-    if kit.is_coordinator:
-        own = {"admin_server": COORDINATOR, "admin_port": kit.agreement.port, **security}
-        return {"format_version": 2, "servers": [server | own]}
-    client = {"fqsn": kit.party, "is_leaf": True, **security}
-    return {"format_version": 2, "servers": [server | {"identity": COORDINATOR}], "client": client}
-
-
-def _resources(kit: Kit, storage: Path) -> dict[str, Any]:
-    """The components that FLARE builds. Those of its own are the ones without which it does not start."""
-    components = _server_components(storage) if kit.is_coordinator else _CLIENT_COMPONENTS
-    own = {"id": "ffl", "path": _COORDINATOR if kit.is_coordinator else _SITE, "args": {"kit": ".."}}
-    resources: dict[str, Any] = {
-        "format_version": 2,
-        "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [_COMPONENTS],
-        "allow_log_streaming": False,
-        "components": [*components, own],
+def _values(kit: Kit, files: Credentials) -> dict[str, Any]:
+    """The values of the variables in the templates."""
+    agreement, folder = kit.agreement, workspace(kit)
+    return {
+        "name": agreement.name,
+        "party": kit.party,
+        "coordinator": COORDINATOR,
+        "sites": len(agreement.sites),
+        "port": agreement.port,
+        # FLARE listens on loopback alone if this is a loopback address, else on all addresses.
+        "target": f"{agreement.address}:{agreement.port}",
+        "key": os.path.relpath(files.key, folder / "startup"),  # the key is not copied
+        "certificate": files.certificate.name,
+        "root": files.root.name,
+        "allowed": _COMPONENTS,
+        "component": _COORDINATOR if kit.is_coordinator else _SITE,
+        # By default FLARE stores these in the system's temporary folder.
+        "snapshots": str(folder / "storage" / "snapshots"),
+        "jobs": str(folder / "storage" / "jobs"),
     }
-    if not kit.is_coordinator:
-        return resources | {"client": {"retry_timeout": 30, "compression": "Gzip"}}
-    server = {
-        "admin_storage": "transfer",
-        "max_num_clients": len(kit.agreement.sites),
-        "heart_beat_timeout": 600,
-        "download_job_url": "http://download.server.com/",
-        "admin_timeout": 10.0,
-    }
-    # By default FLARE stores snapshots and jobs in the system's temporary folder.
-    files = {"path": _STORAGE, "args": {"root_dir": str(storage / "snapshots"), "uri_root": "/"}}
-    snapshots = {
-        "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
-        "args": {"uri_root": "/", "storage": files},
-    }
-    return resources | {"servers": [server], "snapshot_persistor": snapshots}
-
-
-_STORAGE = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
-
-
-def _server_components(storage: Path) -> list[dict[str, Any]]:
-    jobs = {"uri_root": str(storage / "jobs"), "job_store_id": "job_store"}
-    scheduler = "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler"
-    return [
-        {"id": "job_scheduler", "path": scheduler, "args": {"max_jobs": 1}},
-        {"id": "job_manager", "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager", "args": jobs},
-        {"id": "job_store", "path": _STORAGE},
-    ]
-
-
-_CLIENT_COMPONENTS = [
-    {
-        "id": "resource_manager",
-        "path": "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
-        "args": {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300},
-    },
-    {
-        "id": "resource_consumer",
-        "path": "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
-        "args": {},
-    },
-]
-_LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"plain": {"format": "%(asctime)s - %(name)s - %(levelname)s - %(message)s"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stdout"}},
-    "loggers": {"root": {"level": "INFO", "handlers": ["console"]}},
-}
 
 
 def command(kit: Kit) -> list[str]:
@@ -214,9 +154,9 @@ def command(kit: Kit) -> list[str]:
 
 def program(kit: Kit) -> list[str]:
     """FLARE's own module for this kind of party, and its arguments."""
-    kind = "server" if kit.is_coordinator else "client"
+    kind = _kind(kit)
     names = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
-    where = ["-m", str(workspace(kit)), "-s", _startup_file(kit)]
+    where = ["-m", str(workspace(kit)), "-s", f"fed_{kind}.json"]
     module = f"nvflare.private.fed.app.{kind}.{kind}_train"
     return [module, *where, "--set", "secure_train=true", "config_folder=config", *names]
 
