@@ -1,43 +1,15 @@
 """Checks of what a method returns, so that a mistake in a method never passes for a result."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.views import Mixing, Roles, Server, Tensors
+from factorized_fl.core.method import Method
+from factorized_fl.core.views import Mixing, Server, Tensors
 
 
-class MixingMethod(Protocol):
-    """The part of a method that the server's half of a round needs."""
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-
-    @property
-    def needs_start(self) -> bool:
-        """Whether `mix` reads `Server.start`."""
-
-    @property
-    def fingerprint_is_shared(self) -> bool:
-        """Whether the fingerprint is part of the shared tensors."""
-
-    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """The vector that a client is matched by."""
-
-    def extra_up(self, shared: Tensors) -> Tensors:
-        """Zeros in the shape of each payload that a client sends besides the shared tensors."""
-
-    def extra_down(self, shared: Tensors) -> Tensors:
-        """Zeros in the shape of each payload that a client receives besides the shared tensors."""
-
-    def mix(self, server: Server) -> Mixing:
-        """The mixing of a round."""
-
-
-def checked_mixing(method: MixingMethod, server: Server) -> Mixing:
+def checked_mixing(method: Method, server: Server) -> Mixing:
     """The method's mixing; raises UserError if it is malformed or if `mix` changed its inputs in place."""
     parts = (server.stack, server.start, server.state, server.extra, server.initial)
     given = [item for part in parts for item in part.items()]

@@ -11,6 +11,7 @@ import torch
 
 from factorized_fl.core.answers import checked_payload
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT
+from factorized_fl.core.method import Method
 from factorized_fl.core.stack import ClientStack
 from factorized_fl.core.views import Evaluated, Local, Roles, Tensors, Trained
 
@@ -42,34 +43,12 @@ class Engine(Protocol):
         """Returns the view of client k for the hooks outside training; its tensors are copies."""
 
 
-class ClientMethod(Protocol):
-    """The part of a method that the clients' half of a round needs."""
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-
-    @property
-    def fingerprint_is_shared(self) -> bool:
-        """Whether the fingerprint is part of the shared tensors."""
-
-    @property
-    def receives(self) -> bool:
-        """Whether `receive` is the method's own."""
-
-    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """The vector that a client is matched by."""
-
-    def receive(self, local: Local, given: Tensors) -> Tensors:
-        """The tensors that a client begins a round with."""
-
-
 class ClientState:
     """Everything that stays with K clients: tensors, momentum, kept tensors, further models."""
 
     def __init__(
         self,
-        method: ClientMethod,
+        method: Method,
         roles: Roles,
         shared: frozenset[str],
         *,

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from factorized_fl.core.card import count_model
+from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import Dense
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
-from factorized_fl.methods.base import Method
-from factorized_fl.methods.cards import count_model
 from factorized_fl.methods.fedavg import FedAvg
 
 

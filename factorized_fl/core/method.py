@@ -1,0 +1,147 @@
+"""The interface of a method: parametrisation, local training, sharing, matching and aggregation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from factorized_fl.core.card import Card
+from factorized_fl.core.mixing import own_tensors
+from factorized_fl.core.options import check, option
+from factorized_fl.core.roles import Role
+from factorized_fl.core.views import Batch, Local, Mixing, Phase, Roles, Server, Tensors
+
+SETTLE = "after local training re-estimate BatchNorm's running statistics on training images without augmentation"
+
+
+@dataclass(frozen=True)
+class Method:
+    """The default is a dense model that trains alone; a method overrides the parts in which it differs."""
+
+    name: ClassVar[str]
+    card: ClassVar[Card] = Card()
+    needs_start: ClassVar[bool] = False  # `mix` reads `Server.start`
+    # The class's own `gradient` gives the same on tensors of several clients at once, [G, ...], as one by one.
+    side_by_side: ClassVar[bool] = True
+    further_models: ClassVar[tuple[str, ...]] = ()  # models that each client keeps beside its own
+
+    settle: bool = option(False, SETTLE)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    # -- parametrisation
+
+    def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
+        """Puts the method's parametrisation on a fresh model and returns it."""
+        return model
+
+    # -- local training
+
+    def keeps(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+        """Initial values of the named tensors that a client keeps between rounds, given its model's initial tensors."""
+        return {}
+
+    @property
+    def receives(self) -> bool:
+        """Whether `receive` is overridden: a client then needs all tensors of a download at once."""
+        return type(self).receive is not Method.receive
+
+    def receive(self, local: Local, given: Tensors) -> Tensors:
+        """What a client begins the round with, made from its own tensors and the download, under the same names."""
+        return given
+
+    def phases(self) -> Sequence[Phase]:
+        """The parts of a client's local training, in order."""
+        return (Phase(),)
+
+    @property
+    def batches_per_step(self) -> int:
+        """The number of batches that one step consumes."""
+        return 1
+
+    @property
+    def passes(self) -> int:
+        """The number of passes over the data in each local epoch."""
+        return 1
+
+    @property
+    def holdout(self) -> float:
+        """The share of its training images that a client keeps aside for `Server.validation_losses`."""
+        return 0.0
+
+    @property
+    def tries_validation(self) -> bool:
+        """Whether `Server.validation_losses` use the client's validation images; nothing is kept aside then."""
+        return False
+
+    def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
+        """The gradient that the optimiser steps along."""
+        return local.loss_gradient(parameters, batches[0])
+
+    def finish(self, local: Local) -> Tensors:
+        """Called after local training; may change `local.tensors` and `local.kept` in place.
+
+        Returns the payloads declared by `extra_up`.
+        """
+        return {}
+
+    @property
+    def personal(self) -> bool:
+        """Whether `tested` returns something else than the trained model."""
+        return False
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether a client keeps all tensors that the round began with: `Local.start` in `tested` holds them."""
+        return False
+
+    def tested(self, local: Local) -> Tensors:
+        """With `personal`: the tensors that are evaluated instead of the trained ones, by name."""
+        return local.tensors
+
+    # -- sharing
+
+    def shares(self, role: Role) -> bool:
+        """Whether tensors of this role travel. Running statistics never do, and a classifier only if labels agree."""
+        return False
+
+    def resets(self, role: Role) -> bool:
+        """Whether tensors of this role are set back to their initial values before each round."""
+        return False
+
+    def extra_up(self, shared: Tensors) -> Tensors:
+        """Zeros in the shape of each payload that a client sends besides the shared tensors, one row each."""
+        return {}
+
+    def extra_down(self, shared: Tensors) -> Tensors:
+        """Zeros in the shape of each payload that a client receives besides the shared tensors, one row each."""
+        return {}
+
+    # -- matching
+
+    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
+        """The vector that a client sends to be matched by, or None."""
+        return None
+
+    @property
+    def fingerprint_is_shared(self) -> bool:
+        """Whether the fingerprint is part of the shared tensors already."""
+        return False
+
+    @property
+    def looks_at_images(self) -> bool:
+        """Whether the fingerprint describes a client's images: the model then has a buffer that is filled once."""
+        return False
+
+    def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """The fingerprint of a client's images as it leaves the client."""
+        return fingerprint
+
+    # -- aggregation
+
+    def mix(self, server: Server) -> Mixing:
+        """With which weights each client receives the tensors of the others in this round."""
+        return Mixing(own_tensors(len(server.sizes)))
