@@ -28,10 +28,10 @@ class MixingMethod(Protocol):
         """The vector that a client is matched by."""
 
     def extra_up(self, shared: Tensors) -> Tensors:
-        """Zeros in the shape of each payload that a client sends besides the shared tensors."""
+        """A tensor in the shape and type of each payload that a client sends besides the shared tensors."""
 
     def extra_down(self, shared: Tensors) -> Tensors:
-        """Zeros in the shape of each payload that a client receives besides the shared tensors."""
+        """A tensor in the shape and type of each payload that a client receives besides the shared tensors."""
 
     def mix(self, server: Server) -> Mixing:
         """The mixing of a round."""
