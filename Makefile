@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all their own set-up; the second run of either skips it.
+# `make demo` and `make test` install what they need; the second run of either skips that.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,20 +18,21 @@ lint: $(VENV)/installed-for-test
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(VENV)/installed-for-test
 	$(BIN)/ruff format -q .
 	$(BIN)/ruff check -q --fix .
 
-# The browser that the page is tested in, and the library that what drives it lacks on a bare machine: Debian's, where
-# we may install them; elsewhere those tests are skipped.
+# The tests of the page need Chromium, and on a bare machine libatomic1, which Playwright needs. Both are installed from
+# Debian where that is possible; elsewhere these tests are skipped.
 CHROMIUM := apt-get install -qq --no-install-recommends chromium fonts-dejavu-core libatomic1
 chromium: $(VENV)/installed-for-test
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && \
 		$(BIN)/playwright --version >/dev/null 2>&1 || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive && \
 		{ $(CHROMIUM) || { apt-get update -qq && $(CHROMIUM); }; } >/dev/null 2>&1; } || \
-		echo "There is no Chromium and no way to install it: the tests in a browser will be skipped."
+		echo "Chromium is missing and cannot be installed here: the tests in a browser will be skipped."
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -64,13 +64,13 @@ def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
     each = [first.elapsed_time(last) / (FEW * lanes) for first, last in times]
     loss = step.loss.mean().item()
     rounds, tests = [], []
-    for round in range(1, arguments.rounds + 1):
+    for round_number in range(1, arguments.rounds + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        found = engine.train(round, range(20), federation.clients, lambda client: None)
+        found = engine.train(round_number, range(20), federation.clients, lambda client: None)
         torch.cuda.synchronize()
         trained = time.perf_counter()
-        engine.evaluate(round, range(20), federation.clients)
+        engine.evaluate(round_number, range(20), federation.clients)
         rounds.append((trained - began) * 1e3 / sum(result.steps for result in found.values()))
         tests.append(time.perf_counter() - trained)
     if arguments.profile:

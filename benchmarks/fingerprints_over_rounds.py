@@ -38,12 +38,12 @@ class Candidates:
         self.initial = {name: tensor.clone() for name, tensor in common.items() if tensor.is_floating_point()}
         self.domains = [client.domain for client in federation.scenario.clients]
 
-    def client_done(self, round: int, client: int) -> None: ...
+    def client_done(self, round_number: int, client: int) -> None: ...
 
-    def round_done(self, round: int, records: Sequence[dict]) -> None:
-        if round in self.rounds:
+    def round_done(self, round_number: int, records: Sequence[dict]) -> None:
+        if round_number in self.rounds:
             row = {name: (size, nearest(alike.cpu(), self.domains)) for name, size, alike in self.look()}
-            self.rows.append({"round": round, "nearest": {name: share for name, (_, share) in row.items()}})
+            self.rows.append({"round": round_number, "nearest": {name: share for name, (_, share) in row.items()}})
             self.sizes = {name: size for name, (size, _) in row.items()}
 
     def look(self):

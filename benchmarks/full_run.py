@@ -40,9 +40,9 @@ class Watch:
 
         return run
 
-    def client_done(self, round, client) -> None: ...
+    def client_done(self, round_number, client) -> None: ...
 
-    def round_done(self, round, records) -> None:
+    def round_done(self, round_number, records) -> None:
         self.last = time.perf_counter()
         self.first = self.first or self.last
 

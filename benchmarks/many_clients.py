@@ -32,9 +32,9 @@ def measure(clients: int) -> dict:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     federation = build_federation(config, scenario, torch.device("cuda"))
-    for round in range(1, ROUNDS + 1):
+    for round_number in range(1, ROUNDS + 1):
         began = time.perf_counter()
-        records, _ = run_round(federation, round)
+        records, _ = run_round(federation, round_number)
         seconds = time.perf_counter() - began
     assert len(records) == clients
     return {

@@ -37,8 +37,8 @@ class Bare:
         pixels = (self.scenario.images[chosen].float() / 255 - 0.5) / 0.25
         return pixels.contiguous(memory_format=torch.channels_last)
 
-    def round(self, round: int) -> None:
-        if round > 1:
+    def round(self, round_number: int) -> None:
+        if round_number > 1:
             self.average()
         for client, model, optimiser in zip(self.scenario.clients, self.models, self.optimisers, strict=True):
             self.train(client, model, optimiser)
@@ -99,16 +99,16 @@ def main() -> None:
     directory = RunDirectory(arguments.out.parent / ".overhead-run")
     (directory.path / "mixing").mkdir(parents=True, exist_ok=True)
     ours, theirs = [], []
-    for round in range(1, arguments.rounds + 2):
-        for name in ("ours", "theirs") if round % 2 else ("theirs", "ours"):
+    for round_number in range(1, arguments.rounds + 2):
+        for name in ("ours", "theirs") if round_number % 2 else ("theirs", "ours"):
             began = time.perf_counter()
             if name == "ours":
-                records, mixing = run_round(federation, round)
+                records, mixing = run_round(federation, round_number)
                 directory.append("metrics.jsonl", records)
                 if mixing:
-                    directory.save_mixing(round, mixing)
+                    directory.save_mixing(round_number, mixing)
             else:
-                bare.round(round)
+                bare.round(round_number)
             (ours if name == "ours" else theirs).append(time.perf_counter() - began)
     ours, theirs = ours[1:], theirs[1:]  # the first round warms up
     ratio = sum(ours) / sum(theirs)

@@ -67,8 +67,8 @@ def engine_ms(federation: Federation, clients: int, repeats: int) -> float:
     """Milliseconds per client step, after a round that compiles and captures."""
     chosen = list(range(clients))
 
-    def once(round: int) -> int:
-        trained = federation.engine.train(round, chosen, federation.clients, lambda k: None)
+    def once(round_number: int) -> int:
+        trained = federation.engine.train(round_number, chosen, federation.clients, lambda k: None)
         torch.cuda.synchronize()
         return sum(result.steps for result in trained.values())
 

@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py [--out results/performance/precision.json]
 
-Factorized-FL beta on the five domains, from the runs of `ffl reproduce`: each precision beside float32, over the seeds
+Factorized-FL beta on the five domains, from the runs of `python -m studies.paper`: each precision beside float32, over the seeds
 that both have. One round differs from the next by more than half a point, so beside the last round stands the mean of
 the last ten with their standard deviation. Two runs of one seed differ, too: "bf16 again" is a later engine, by
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from factorized_fl.api import configure
 from factorized_fl.config import Config, from_table, parse_setting
-from factorized_fl.reproduce.cells import Result, read_result
+from studies.paper.runs import Run, read_run
 
 LAST = 10
 RESULTS = Path("results")
@@ -34,7 +34,7 @@ FILES = {
 AGAIN = "performance/domains-beta-seed*.json"
 
 
-def described(result: Result) -> dict[str, Any]:
+def described(result: Run) -> dict[str, Any]:
     """The clients' mean accuracy in percent."""
     found = [100 * statistics.fmean(score for score in row if score is not None) for row in result.curve]
     return {
@@ -60,12 +60,14 @@ def main() -> None:
     for name, pattern in FILES.items():
         runs[name] = {}
         for path in sorted(RESULTS.glob(pattern)):
-            if result := read_result(path):
+            if result := read_run(path):
                 config = from_table(result.configuration)
                 check(config, exact.setdefault(result.seed, config), path)
                 runs[name][result.seed] = described(result)
     if not runs[EXACT]:
-        raise SystemExit(f"There is no exact run: `ffl reproduce departures --methods factorized-fl-beta+{EXACT}`.")
+        raise SystemExit(
+            f"There is no exact run: `python -m studies.paper departures --methods factorized-fl-beta+{EXACT}`."
+        )
     runs["bf16 again"] = {}
     for path in sorted(RESULTS.glob(AGAIN)):
         row = json.loads(path.read_text())

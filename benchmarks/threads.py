@@ -24,10 +24,10 @@ def busy() -> None:
         pass
 
 
-def train(federation: Federation, round: int) -> float:
+def train(federation: Federation, round_number: int) -> float:
     clients = range(len(federation.scenario.clients))
     began = time.perf_counter()
-    federation.engine.train(round, clients, federation.clients, lambda client: None)
+    federation.engine.train(round_number, clients, federation.clients, lambda client: None)
     return time.perf_counter() - began
 
 
@@ -39,10 +39,10 @@ def side_by_side(counts: tuple[int, ...], rounds: int) -> dict[str, float]:
         federations.append(build_federation(config, scenario, torch.device("cpu")))
         federations[-1].engine.threads = count
     seconds = [0.0] * len(counts)
-    for round in range(rounds + 1):
+    for round_number in range(rounds + 1):
         for index, federation in enumerate(federations):
-            took = train(federation, round + 1)
-            seconds[index] += took if round else 0.0  # the first one warms up
+            took = train(federation, round_number + 1)
+            seconds[index] += took if round_number else 0.0  # the first one warms up
     one, all_of_them = seconds
     return {"one_thread_s": one, "all_threads_s": all_of_them, "all_over_one": all_of_them / one}
 

@@ -1,34 +1,40 @@
-"""Agnostic personalised federated learning: train together although labels, tasks and domains differ."""
+"""Agnostic personalised federated learning: clients train together although their labels, tasks and domains differ.
+
+Public names load on first use (PEP 562), so `import factorized_fl` and the command line start without PyTorch. The stub
+`__init__.pyi` declares the same names for type checkers.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
 
-from factorized_fl.api import compare, configure, report, run
-from factorized_fl.config import Config
-from factorized_fl.core.errors import UserError
-from factorized_fl.core.options import option
-from factorized_fl.core.views import Batch, Local, Mixing, Phase, Server, Tensors
-from factorized_fl.methods import Card, Method, register
-from factorized_fl.nn import Role, describe, factorize, fold
+_MODULES = {
+    "api": ("compare", "configure", "report", "run"),
+    "config": ("Config",),
+    "core.errors": ("UserError",),
+    "core.options": ("option",),
+    "core.roles": ("Role",),
+    "core.views": ("Batch", "Local", "Mixing", "Phase", "Server", "Tensors"),
+    "methods": ("Card", "Method", "register"),
+    "nn": ("describe", "factorize", "fold"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
 
-__all__ = [
-    "Batch",
-    "Card",
-    "Config",
-    "Local",
-    "Method",
-    "Mixing",
-    "Phase",
-    "Role",
-    "Server",
-    "Tensors",
-    "UserError",
-    "compare",
-    "configure",
-    "describe",
-    "factorize",
-    "fold",
-    "option",
-    "register",
-    "report",
-    "run",
-]
+# The first import of the package `factorized_fl.report` sets the attribute `report` of this module, which would hide
+# the function `report`. It is imported here (it is empty) so that this happens now, and the attribute is removed.
+import_module(f"{__name__}.report")
+del globals()["report"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value  # later accesses do not reach this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

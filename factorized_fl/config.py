@@ -1,4 +1,7 @@
-"""The configuration of a run: one flat table, plus the method's own options."""
+"""The configuration of a run: one flat table of options, and a table of the method's options.
+
+The methods are imported when a configuration is made, so `ffl --help` and `ffl presets` do not import PyTorch.
+"""
 
 import dataclasses
 import json
@@ -6,115 +9,129 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
 
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.options import check, make, option
-from factorized_fl.data.scenarios import PERMUTATION_SEED
-from factorized_fl.methods import Method, find_method, make_method
+from factorized_fl.core.seeds import PERMUTATION_SEED
+
+if TYPE_CHECKING:
+    from factorized_fl.methods import Method
 
 DEFAULT_ALPHA = 0.5
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides the outcome of a run. The defaults are the paper's setting."""
+    """All settings that decide the results of a run. The defaults are the paper's."""
 
-    preset: str = option("", "the preset this configuration came from")
+    preset: str = option("", "the preset that this configuration started from")
     dataset: str = option("embedded", "cifar10, svhn, mnist, cifar100-domains, embedded, folder, ...")
     image_size: int = option(0, "side of the images in pixels; 0 keeps the source's", low=0, high=1024)
     channels: int = option(0, "1 grey, 3 colour; 0 keeps the source's", low=0, high=3)
-    partition: str = option("iid", "how a domain's images are dealt", choices=("iid", "dirichlet"))
+    partition: str = option("iid", "how the images of a domain are split between clients", choices=("iid", "dirichlet"))
     alpha: float = option(DEFAULT_ALPHA, "concentration of the Dirichlet partition", above=0)
-    permuted: bool = option(False, "every client numbers its classes in its own way")
+    permuted: bool = option(False, "each client numbers its classes in its own order")
     permutation_seed: int = option(PERMUTATION_SEED, "the paper's fixed global seed of the label permutations", low=0)
-    partition_seed: int = option(0, "seed of the splits and of who holds which images; 0: as seed", low=0)
+    partition_seed: int = option(0, "seed of the splits and of the partition; 0 uses `seed`", low=0)
     clients: int = option(20, "number of clients", low=1)
-    clients_per_domain: tuple[int, ...] = option((), "clients of each domain; empty: even shares", low=1)
-    images_per_client: int = option(0, "at most so many training images each; 0: all", low=0)
-    scrambled: int = option(0, "clients, the last ones, whose training labels are drawn at random", low=0)
-    train_share: float = option(0.8, "share for training; validation and test halve the rest", above=0, high=0.98)
+    clients_per_domain: tuple[int, ...] = option((), "clients of each domain; empty: equal numbers", low=1)
+    images_per_client: int = option(0, "largest number of training images of a client; 0: no limit", low=0)
+    scrambled: int = option(0, "number of clients, counted from the last, with random training labels", low=0)
+    train_share: float = option(
+        0.8, "share for training; validation and test get half of the rest each", above=0, high=0.98
+    )
     model: str = option("resnet9", "network", choices=("resnet9", "resnet18", "cnn"))
     width: float = option(1.0, "factor on all channel counts", above=0, high=8)
     head_layers: int = option(1, "fully connected layers of the classifier", low=1, high=2)
     head_norm: bool = option(False, "BatchNorm between the two layers of the classifier")
-    head_width: int = option(0, "outputs of the first of the classifier's two layers; 0: as many as inputs", low=0)
+    head_width: int = option(
+        0, "outputs of the first of the classifier's two layers; 0: as many as it has inputs", low=0
+    )
     method: str = option("factorized-fl", "see `ffl methods`")
     rounds: int = option(50, "communication rounds", low=1)
     epochs: int = option(5, "local epochs per round", low=1)
-    fraction: float = option(1.0, "share of the clients that takes part in a round", above=0, high=1)
-    dropout: float = option(0.0, "chance that a chosen client fails to answer", low=0, high=0.95)
+    fraction: float = option(1.0, "share of the clients that is sampled in a round", above=0, high=1)
+    dropout: float = option(0.0, "probability that a sampled client fails in a round", low=0, high=0.95)
     batch_size: int = option(256, "images per step; the last incomplete batch of an epoch is dropped", low=2)
     lr: float = option(1e-3, "learning rate of SGD", above=0, high=1e30)
     momentum: float = option(0.9, "momentum of SGD, kept by each client across rounds", low=0, high=0.9999)
     weight_decay: float = option(1e-6, "weight decay of SGD", low=0)
     augment: str = option("paper", "the authors' augmentation, or none", choices=("paper", "none"))
     precision: str = option(
-        "bf16", "of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "tf32", "fp32")
+        "bf16", "precision of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "tf32", "fp32")
     )
     repeatable: bool = option(
-        False, "two processes on one GPU agree bit by bit, which is slower; on a CPU they always do"
+        False, "two processes on one GPU give identical bits, which is slower; on a CPU they always do"
     )
     score: str = option(
-        "test", "the split that is scored; validation to choose options by", choices=("test", "validation")
+        "test", "the split that is scored; use validation to choose options", choices=("test", "validation")
     )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
-    options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, complete
+    options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 
     def __post_init__(self) -> None:
         check(self)
         if self.alpha != DEFAULT_ALPHA and self.partition != "dirichlet":
-            raise UserError(f"alpha = {self.alpha} changes nothing with partition = {self.partition!r}: set dirichlet.")
-        complete = dataclasses.asdict(make_method(self.method, self.options))
-        object.__setattr__(self, "options", complete)
+            raise UserError(
+                f"alpha = {self.alpha} has no effect with partition = {self.partition!r}: use partition = 'dirichlet'."
+            )
+        object.__setattr__(self, "options", dataclasses.asdict(self.build_method()))
 
-    def build_method(self) -> Method:
-        """The configured method."""
+    def build_method(self) -> "Method":
+        """An instance of the configured method."""
+        from factorized_fl.methods import make_method
+
         return make_method(self.method, self.options)
 
     def refuse_unkept(self) -> None:
-        """Refuse what a file would not give back: whoever makes a configuration in Python may put anything in."""
+        """Raise a UserError if config.toml would not give this configuration back.
+
+        A configuration that was made in Python can hold values of any type.
+        """
         try:
             same = from_table(tomllib.loads(self.to_toml())) == self
         except (TypeError, ValueError, UserError) as error:
             raise UserError(f"This configuration cannot be written down and read again: {error}") from None
         if not same:
-            raise UserError("This configuration is not the same when it is written down and read again.")
+            raise UserError("This configuration is not the same after it is written down and read again.")
 
     def to_toml(self) -> str:
-        """The configuration as TOML: flat, with the method's options in a table of their own."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "options"}
-        lines = [f"{name} = {to_toml_value(value)}" for name, value in values.items()]
-        lines += ["", "[options]", *(f"{name} = {to_toml_value(value)}" for name, value in self.options.items())]
-        return "\n".join(lines) + "\n"
+        """The configuration as TOML; `from_table` of the parsed text returns an equal configuration."""
+        return tomli_w.dumps({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
 
 def to_toml_value(value: Any) -> str:
-    """A value as TOML, which agrees with JSON on all we store once characters stand as themselves (but for DEL)."""
+    """A value as TOML on one line, as in ``--set key=value``; tomli_w breaks lists over several lines.
+
+    JSON is TOML for all values of options, if every character except DEL is written as it is.
+    """
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
 
 
 def from_table(table: Mapping[str, Any]) -> Config:
-    """A configuration from a parsed TOML table."""
+    """The configuration of a parsed TOML table; raises a UserError for a name or a value that does not exist."""
     as_table(table.get("options", {}), "options")
     return make(Config, table, "option")
 
 
 def as_table(value: Any, name: str) -> Mapping[str, Any]:
-    """What has to be a table."""
+    """The value, if it is a table; raises a UserError otherwise."""
     if not isinstance(value, Mapping):
-        raise UserError(f"{name} = {value!r} must be a table: write [{name}], then one option a line.")
+        raise UserError(f"{name} = {value!r} must be a table: write [{name}], then one option on each line.")
     return value
 
 
 def read_config(path: Path) -> Config:
-    """A configuration from a TOML file."""
+    """The configuration in a TOML file."""
     return from_table(read_table(path))
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The table of a TOML file."""
+    """The table in a TOML file; raises a UserError if there is no such file or it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -124,12 +141,12 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """``key=value`` from the command line; the value as TOML if it is TOML, else as a word."""
+    """The name and the value of ``key=value``; the value is parsed as TOML, and is a word if it is not TOML."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UserError(f"'{text}' is not a setting: write key=value, for example rounds=10.")
     if "\n" in value:
-        raise UserError(f"{text!r} is more than one line: give each setting its own --set.")
+        raise UserError(f"{text!r} has more than one line: give each setting its own --set.")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -137,24 +154,29 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mapping[str, Any] | None = None) -> Config:
-    """Overlay a preset's or a file's table with a choice of method and single settings.
+    """The configuration of a preset's or a file's table, with a method and single settings laid over it.
 
-    A preset may carry options for several methods (``[methods.NAME]``): those of the method chosen apply. A setting
-    is one of the run's options or one of the method's; no name may be both.
+    A preset may hold options for several methods (``[methods.NAME]``): those of the chosen method apply. A setting is
+    an option of the run or of the method; no name may be both. Raises a UserError for a setting that does not fit.
     """
+    from factorized_fl.methods import find_method, make_method
+
     values = {key: value for key, value in table.items() if key not in ("methods", "options")}
     settings = dict(settings or {})
     wanted = settings.pop("method", None)
     if method is not None and wanted not in (None, method):
         raise UserError(f"The method is given twice: '{method}' and '{wanted}'.")
     if "preset" in settings:
-        raise UserError("A preset is named, not set: `ffl run PRESET`.")
+        raise UserError("The preset cannot be a setting: give it as the argument, as in `ffl run PRESET`.")
     chosen = (name for name in (method, wanted, values.get("method")) if name is not None)
     values["method"] = next(chosen, "factorized-fl")
     fields = {f.name for f in dataclasses.fields(Config)} - {"options"}
     method_fields = {f.name for f in dataclasses.fields(find_method(values["method"]))}
     if twice := sorted(fields & method_fields):
-        raise UserError(f"{values['method']} has an option '{twice[0]}', but so has every run: rename the method's.")
+        raise UserError(
+            f"{values['method']} has an option '{twice[0]}', which is also an option of every run: "
+            "rename the method's option."
+        )
     if inside := sorted(table.keys() & method_fields):
         raise UserError(f"'{inside[0]}' is an option of {values['method']}: write it below a line [options].")
     for_methods = as_table(table.get("methods", {}), "methods")

@@ -1,7 +1,9 @@
-"""Named starting points: the embedded demo and the paper's scenarios."""
+"""Named starting points: the demo with embedded data, and the paper's scenarios."""
 
+import dataclasses
 from typing import Any
 
+from factorized_fl.config import Config
 from factorized_fl.core.errors import unknown
 
 Table = dict[str, Any]
@@ -9,13 +11,13 @@ MATCHED = ("factorized-fl", "factorized-fl-beta", "random-matching", "worst-matc
 
 
 def _matching(tau: float, epsilon: float, **more: Any) -> Table:
-    """The same matching options for every method that matches by similarity."""
+    """The same matching options for every method that matches clients by similarity."""
     options = {"tau": tau, "epsilon": epsilon, **more}
     return dict.fromkeys(MATCHED, options)
 
 
 def _released(tau: float, epsilon: float, minimum: int) -> Table:
-    """All departures of the authors' released code from their paper that we have options for."""
+    """All deviations of the authors' released code from their paper that exist as options here."""
     code = {"l1": False, "layout": "released", "head": "reset", "head_mu": "xavier", "sequential": True}
     return _matching(tau, epsilon, minimum=minimum, **code)
 
@@ -61,9 +63,17 @@ PRESETS: dict[str, Table] = {
     "cifar100-domains-released": {**_DOMAINS, "methods": _released(0.95, 20.0, 4)},
 }
 
+DEMO_METHODS = ("stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta", "factorized-peers")
+
 
 def find_preset(name: str) -> Table:
-    """The table of a preset, with its name in it."""
+    """The table of a preset, which holds the preset's name; raises a UserError for an unknown name."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return {**PRESETS[name], "preset": name}
+
+
+def preset_values(name: str) -> Table:
+    """The values of all options of a run with a preset, without those of the methods."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Config) if field.name != "options"}
+    return {**defaults, **{key: value for key, value in find_preset(name).items() if key in defaults}}

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: exit codes, one-sentence errors, plain output off a terminal."""
+"""The command line as a user sees it: exit codes, errors of one sentence, plain output in a log."""
 
 import importlib.util
 import json
@@ -45,8 +45,10 @@ def test_run_prints_progress_and_result(capsys, config: Path, images: Path, tmp_
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_log_says_how_far_a_long_round_is(capsys, monkeypatch, config: Path, images: Path, tmp_path: Path) -> None:
-    """With no patience there is a line for each of the four clients before that of the round."""
+def test_a_log_shows_the_progress_within_a_long_round(
+    capsys, monkeypatch, config: Path, images: Path, tmp_path: Path
+) -> None:
+    """Without a pause between lines there is one for each of the four clients before that of the round."""
     monkeypatch.setattr(progress, "_LONG_ROUND", 0.0)
     _, out, _ = ffl(capsys, "run", config, "--method", "fedavg", "--data", images, "--out", tmp_path / "run")
     lines = [line.split(": ", 1)[1] for line in out.splitlines() if ": round " in line]
@@ -57,8 +59,8 @@ def test_a_log_says_how_far_a_long_round_is(capsys, monkeypatch, config: Path, i
     assert lines[9].startswith("round 2/3, accuracy ")
 
 
-def test_decoding_says_how_far_it_is(capsys, monkeypatch, images: Path, tmp_path: Path) -> None:
-    """With no patience at all; images that were decoded before take no time."""
+def test_decoding_shows_its_progress(capsys, monkeypatch, images: Path, tmp_path: Path) -> None:
+    """Without a pause between lines; images in the cache are not decoded again."""
     monkeypatch.setenv("FFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(progress, "_SILENCE", -1)
     config, last = write_config(tmp_path / "one.toml", rounds=1), "looked at 140 images\n"
@@ -77,9 +79,7 @@ def test_decoding_says_how_far_it_is(capsys, monkeypatch, images: Path, tmp_path
     assert "looked at 60 images" in out
 
 
-def test_square_brackets_are_printed_as_they_are(
-    capsys, monkeypatch, config: Path, images: Path, tmp_path: Path
-) -> None:
+def test_square_brackets_are_printed_unchanged(capsys, monkeypatch, config: Path, images: Path, tmp_path: Path) -> None:
     run = tmp_path / "run[old]"
     code, out, _ = ffl(capsys, "run", config, "--data", images, "--out", run)
     assert code == 0
@@ -103,15 +103,18 @@ def test_square_brackets_are_printed_as_they_are(
         (["compare", "--methods", "fedavg", "--set", "method=fedprox"], "given twice"),
         (
             ["compare", "--methods", "fedavg", "--set", "dropout=0.95", "--set", "rounds=1"],
-            "Nobody was tested with fedavg",
+            "No client was tested with fedavg",
         ),
-        (["compare", "--methods", "fedavg", "--set", "preset=demo"], "A preset is named, not set"),
+        (
+            ["compare", "--methods", "fedavg", "--set", "preset=demo"],
+            "The preset cannot be a setting: give it as the argument",
+        ),
         (["pilot", "--set", "eps1=1"], "leave it out"),
-        (["pilot", "--set", "observers=1"], "'observers' is no setting of a run"),
-        (["pilot", "--set", "preset=demo"], "A preset is named, not set"),
+        (["pilot", "--set", "observers=1"], "'observers' is not an option of a run"),
+        (["pilot", "--set", "preset=demo"], "The preset cannot be a setting: give it as the argument"),
     ],
 )
-def test_settings_that_cannot_be(
+def test_impossible_settings_are_refused(
     arguments: list[str], words: str, capsys, config: Path, images: Path, tmp_path: Path
 ) -> None:
     command, *rest = arguments
@@ -120,7 +123,7 @@ def test_settings_that_cannot_be(
     assert words in err
 
 
-def test_a_run_that_diverges_says_so(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+def test_a_diverged_run_is_reported(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     arguments = ["run", config, "--method", "fedavg", "--set", "lr=1e30", "--data", images, "--out", tmp_path / "run"]
     code, out, _ = ffl(capsys, *arguments)
     assert code == 0
@@ -132,7 +135,7 @@ def test_a_run_that_diverges_says_so(capsys, config: Path, images: Path, tmp_pat
     assert "FedAvg: Training diverged for client 1, 2" in out
 
 
-def test_a_comparison_takes_the_configurations_own_seed(capsys, images: Path, tmp_path: Path) -> None:
+def test_a_comparison_defaults_to_the_configurations_seed(capsys, images: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "seven.toml", seed=7, rounds=1)
     code, out, _ = ffl(capsys, "compare", config, "--methods", "fedavg", "--data", images, "--out", tmp_path / "c")
     assert code == 0
@@ -140,7 +143,7 @@ def test_a_comparison_takes_the_configurations_own_seed(capsys, images: Path, tm
     assert (tmp_path / "c" / "fedavg-seed7" / "summary.json").exists()
 
 
-def test_a_model_is_some_clients_and_an_image_has_to_exist(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+def test_export_needs_a_client_and_predict_an_image(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ffl(capsys, "run", config, "--data", images, "--out", run)
     code, _, err = ffl(capsys, "export", run, "--data", images)
@@ -162,17 +165,6 @@ def test_a_model_is_some_clients_and_an_image_has_to_exist(capsys, config: Path,
     assert sum(found["classes"].values()) == pytest.approx(1)
 
 
-def test_what_is_shown_is_not_chosen_and_has_to_be_there(capsys, tmp_path: Path) -> None:
-    code, _, err = ffl(capsys, "reproduce", "domains", "--show", "--methods", "fedavg")
-    assert (code, "choose what to run" in err) == (2, True)
-    code, _, err = ffl(capsys, "reproduce", "--list", "--results", tmp_path / "nowhere")
-    assert (code, "There is no folder" in err) == (2, True)
-    code, out, _ = ffl(capsys, "reproduce", "domains", "--list", "--results", tmp_path)
-    assert code == 0
-    assert "Table 1, bottom" in out
-    assert "Table 1, top" not in out
-
-
 def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     arguments = ["compare", config, "--methods", "stand-alone,fedavg", "--seeds", "1,2", "--set", "rounds=2"]
     code, out, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c")
@@ -180,7 +172,7 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [row["method"] for row in rows] == ["stand-alone", "fedavg"]
     assert (len(rows[1]["verdicts"]), rows[0]["up_bytes"]) == (4, 0)
-    assert all(f" {100 * row['accuracy']:.2f}% " in out for row in rows)  # the best is bold on a terminal only
+    assert all(f" {100 * row['accuracy']:.2f}% " in out for row in rows)  # bold only on a terminal
     assert f"{rows[1]['better']} of 4" in out
     assert "FedAvg: helped " in out
     code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")
@@ -188,7 +180,7 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     assert again.strip() == out[out.index(str(config)) :].strip()
 
 
-def test_a_comparison_is_neither_overwritten_nor_made_of_different_images(
+def test_a_comparison_is_not_overwritten_and_needs_equal_images(
     capsys, config: Path, images: Path, tmp_path: Path
 ) -> None:
     begun = ["compare", config, "--set", "rounds=2", "--out", tmp_path / "c", "--methods"]
@@ -203,24 +195,24 @@ def test_a_comparison_is_neither_overwritten_nor_made_of_different_images(
     assert (tmp_path / "c" / "comparison.json").read_bytes() == before
 
 
-def test_a_pilot_needs_rounds_that_mix(capsys, config: Path, images: Path, tmp_path: Path) -> None:
+def test_a_pilot_needs_rounds_with_an_aggregation(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     pilot = ["pilot", config, "--data", images, "--out", tmp_path / "p"]
     code, _, err = ffl(capsys, *pilot, "--set", "rounds=1")
     assert (code, "at least 2 rounds" in err, (tmp_path / "p").exists()) == (2, True, False)
     code, out, _ = ffl(capsys, *pilot, "--set", "rounds=6", "--set", "dropout=0.8")
     assert code == 0
-    assert 0 < out.count("mean update") < 5  # in some rounds nobody answered before there was anything to mix
+    assert 0 < out.count("mean update") < 5  # other rounds had no update to aggregate yet
     code, _, err = ffl(capsys, *pilot[:-1], tmp_path / "q", "--set", "lr=1e20")
     assert (code, "Training diverged in this pilot" in err) == (2, True)
 
 
-def test_a_path_that_no_disk_takes_is_one_sentence(capsys) -> None:
+def test_a_path_that_is_too_long_is_one_sentence(capsys) -> None:
     for command in (["report"], ["run", "demo", "--out"], ["data", "inspect"]):
         code, _, err = ffl(capsys, *command, "x" * 300)
         assert (code, err.count("\n"), "name too long" in err) == (2, 1, True), err
 
 
-def test_lists(capsys) -> None:
+def test_presets_methods_and_version_are_printed(capsys) -> None:
     code, out, _ = ffl(capsys, "presets")
     assert code == 0
     assert "cifar10-permuted-non-iid" in out
@@ -265,7 +257,7 @@ def test_user_errors_are_one_sentence_with_exit_code_2(capsys, tmp_path, monkeyp
     assert code == 2
     assert words in err
     assert "Traceback" not in err
-    assert list(tmp_path.rglob("*.toml")) == []  # nothing was begun
+    assert list(tmp_path.rglob("*.toml")) == []  # no run was started
 
 
 def test_truncated_parquet(capsys, tmp_path: Path) -> None:
@@ -298,7 +290,7 @@ def test_directory_that_cannot_exist(capsys, config: Path, images: Path) -> None
     assert "choose another folder" in err
 
 
-def test_interrupt_says_how_to_go_on(config: Path, images: Path, tmp_path: Path) -> None:
+def test_interrupt_explains_how_to_continue(config: Path, images: Path, tmp_path: Path) -> None:
     """A real Ctrl-C in a real process."""
     command = [sys.executable, "-u", "-m", "factorized_fl.cli", "run", str(config), "--set", "rounds=100000"]
     process = subprocess.Popen(
@@ -306,7 +298,7 @@ def test_interrupt_says_how_to_go_on(config: Path, images: Path, tmp_path: Path)
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A test run in the background of a shell inherits that Ctrl-C is ignored.
+        # Tests that a shell runs in the background ignore Ctrl-C, and a child process inherits that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None

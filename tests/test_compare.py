@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.report.comparison import refuse_losing
+from factorized_fl.results.comparison import refuse_losing
 from tests.test_cli import ffl
 from tests.tiny import write_config
 

@@ -1,3 +1,4 @@
+import tomllib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -6,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorized_fl.api import configure, run
-from factorized_fl.config import Config, parse_setting, read_config, resolve
+from factorized_fl.config import Config, from_table, parse_setting, read_config, resolve
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.options import option
-from factorized_fl.methods import METHODS, Method, register
+from factorized_fl.methods import METHODS, Card, Method, register
 from factorized_fl.methods.stand_alone import StandAlone
-from factorized_fl.presets import PRESETS
+from factorized_fl.presets import PRESETS, preset_values
 
 
 @given(
@@ -29,6 +30,23 @@ def test_toml_round_trip(tmp_path_factory, rounds, lr, seed, preset, tau, shares
     path = tmp_path_factory.getbasetemp() / "round-trip.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
     assert read_config(path) == config
+
+
+def test_files_of_earlier_versions_are_read() -> None:
+    """They have a list on one line and an escaped tab; tomli_w writes the rest as they have it."""
+    config = Config(preset='\x7f\t"é', clients_per_domain=(4, 5), weight_decay=1e-6)
+    new = config.to_toml()
+    old = new.replace("[\n    4,\n    5,\n]", "[4, 5]").replace("\t", "\\t")
+    assert old.startswith('preset = "\\u007f\\t\\"é"\n')
+    assert "clients_per_domain = [4, 5]\n" in old
+    assert "weight_decay = 1e-06\n" in old
+    assert from_table(tomllib.loads(old)) == from_table(tomllib.loads(new)) == config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_values_of_a_preset_are_those_of_its_configuration(preset: str) -> None:
+    values = preset_values(preset)
+    assert {name: getattr(configure(preset), name) for name in values} == values
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -58,14 +76,14 @@ def test_settings_go_to_the_run_or_to_the_method() -> None:
     assert (config.rounds, config.options["tau"]) == (3, 0.25)
 
 
-def test_a_methods_option_may_not_have_the_name_of_a_runs(monkeypatch) -> None:
+def test_an_option_of_a_method_may_not_have_the_name_of_a_runs_option(monkeypatch) -> None:
     @dataclass(frozen=True)
     class Clashing(StandAlone):
         name = "clashing"
-        alpha: float = option(0.1, "something of its own")
+        alpha: float = option(0.1, "the method's alpha")
 
     monkeypatch.setitem(METHODS, "clashing", Clashing)
-    with pytest.raises(UserError, match="clashing has an option 'alpha', but so has every run"):
+    with pytest.raises(UserError, match="clashing has an option 'alpha', which is also an option of every run: rename"):
         configure("demo", "clashing")
 
 
@@ -106,9 +124,9 @@ def test_parse_setting(text: str, expected: tuple) -> None:
         ({"clients_per_domain": "4,4,4"}, r"must be a list of whole numbers: write it as \[1, 2, 3\]"),
         ({"permuted": "yes"}, "must be true or false"),
         ({"method": "fedavg"}, "given twice: 'factorized-fl' and 'fedavg'"),
-        ({"preset": "demo"}, "A preset is named, not set"),
-        ({"alpha": 0.01}, "alpha = 0.01 changes nothing with partition = 'iid': set dirichlet"),
-        ({"blur": 0.9}, "blur = 0.9 hides nothing where no statistics travel: set match=statistics"),
+        ({"preset": "demo"}, "The preset cannot be a setting: give it as the argument"),
+        ({"alpha": 0.01}, "alpha = 0.01 has no effect with partition = 'iid': use partition = 'dirichlet'"),
+        ({"blur": 0.9}, "blur = 0.9 has no effect where no statistics travel: set match=statistics"),
         ({"lr": 1e308}, "must be at most"),
     ],
 )
@@ -124,17 +142,16 @@ def test_a_method_without_a_name_is_not_the_default() -> None:
         parse_setting("rounds=2\nseed=4")
 
 
-def test_a_files_first_character_may_be_a_mark_that_nobody_sees(tmp_path) -> None:
+def test_a_file_may_start_with_a_byte_order_mark(tmp_path) -> None:
     (tmp_path / "x.toml").write_text('\ufeffdataset = "demo"\nrounds = 3\n', encoding="utf-8")
     assert configure(tmp_path / "x.toml").rounds == 3
 
 
-def test_a_methods_class_says_what_it_is() -> None:
+def test_register_needs_the_parts_of_a_method() -> None:
     class Nameless(Method):
-        name = "nameless"
-        title = "Nameless"
+        card = Card(title="Nameless")
 
-    with pytest.raises(UserError, match="The method Nameless has no 'row'"):
+    with pytest.raises(UserError, match="The method Nameless has no 'name'"):
         register(Nameless)
     with pytest.raises(UserError, match=r"inherit ffl\.Method"):
         register(dict)  # type: ignore[arg-type]
@@ -143,26 +160,33 @@ def test_a_methods_class_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"name": 5}, "The name 5 is none for a method"),
+        ({"name": 5}, "The name 5 is not valid for a method"),
         ({"name": "../../x"}, "use small letters, digits and hyphens"),
-        ({"row": ("dense",)}, "The row of mine must be four texts"),
-        ({"row": "abcd"}, "The row of mine must be four texts"),
+        ({"card": ("dense", "SGD", "body", "mean")}, "The card of mine must be a Card"),
+        ({"card": Card}, "The card of mine must be a Card"),
         ({"k": option(3, "how many")}, r"Mine has options: put @dataclass\(frozen=True\) right above its class"),
     ],
 )
-def test_a_methods_class_is_refused_before_it_can_mislead(parts: dict[str, Any], words: str) -> None:
-    whole = {"name": "mine", "title": "Mine", "row": ("a", "b", "c", "d")}
+def test_register_refuses_malformed_parts(parts: dict[str, Any], words: str) -> None:
+    whole = {"name": "mine", "card": Card(title="Mine")}
     with pytest.raises(UserError, match=words):
         register(type("Mine", (Method,), whole | parts))
     assert "mine" not in METHODS
 
 
-def test_an_option_begins_with_something_that_can_be_written_down() -> None:
-    with pytest.raises(UserError, match=r"An option's default is a number, .* not None \(how many\)"):
+def test_a_registered_method_does_not_inherit_the_card_of_another(monkeypatch) -> None:
+    monkeypatch.setattr("factorized_fl.methods.METHODS", dict(METHODS))
+    mine = register(type("Mine", (StandAlone,), {"name": "mine"}))
+    assert (mine.card.title, mine.card.paper, mine.card.published_gb) == ("mine", "unpublished", None)
+    assert mine.card.row == StandAlone.card.row
+
+
+def test_the_default_of_an_option_must_fit_into_a_file() -> None:
+    with pytest.raises(UserError, match=r"The default of an option must be a number, .* not None \(how many\)"):
         option(None, "how many")
 
 
-def test_a_file_may_begin_from_a_preset(tmp_path) -> None:
+def test_a_file_may_extend_a_preset(tmp_path) -> None:
     (tmp_path / "mine.toml").write_text('preset = "demo"\nrounds = 3\n[methods.fedprox]\nproximal = 0.5\n')
     mine, demo = configure(tmp_path / "mine.toml"), configure("demo")
     assert mine == replace(demo, rounds=3)
@@ -173,13 +197,13 @@ def test_a_file_may_begin_from_a_preset(tmp_path) -> None:
         configure(tmp_path / "mine.toml")
 
 
-def test_what_a_run_wrote_down_is_read_as_it_is_whatever_its_preset_was(tmp_path) -> None:
+def test_the_configuration_of_a_run_does_not_depend_on_its_preset(tmp_path) -> None:
     past = replace(configure("demo", "fedavg"), preset="of old", model="resnet9")
     (tmp_path / "config.toml").write_text(past.to_toml())
     assert configure(tmp_path / "config.toml") == past
 
 
-def test_a_methods_option_above_its_table_is_told_where_it_belongs(tmp_path) -> None:
+def test_an_option_of_a_method_belongs_into_its_table(tmp_path) -> None:
     (tmp_path / "a.toml").write_text('method = "fedprox"\nproximal = 0.5\n')
     with pytest.raises(UserError, match=r"'proximal' is an option of fedprox: write it below a line \[options\]"):
         configure(tmp_path / "a.toml")
@@ -225,7 +249,7 @@ def test_bad_files(tmp_path) -> None:
         configure(str(tmp_path / "bad.toml"))
 
 
-def test_a_whole_configuration_takes_no_more_settings(tmp_path) -> None:
+def test_a_complete_configuration_takes_no_settings(tmp_path) -> None:
     for more in ({"method": "stand-alone"}, {"rounds": 7}, {"nonsense": 3}):
         with pytest.raises(UserError, match="A Config is complete: give method and settings to `configure`"):
             run(configure("demo"), tmp_path / "run", **more)

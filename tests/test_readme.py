@@ -1,4 +1,4 @@
-"""What the README shows must run."""
+"""The README's examples run, and its numbers are those of the results files."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def example():
     METHODS.update(before)
 
 
-def test_the_example_method_is_the_readmes_and_under_40_lines(example) -> None:
+def test_the_example_method_equals_the_readmes_and_has_under_40_lines(example) -> None:
     source = (ROOT / "tests" / "example_method.py").read_text()
     code = source.split('"""\n', 1)[1].strip()
     assert code in README
@@ -39,15 +39,15 @@ def test_the_example_method_is_the_readmes_and_under_40_lines(example) -> None:
 
 def test_the_example_method_runs(example) -> None:
     federation = tiny_federation("nearest-neighbours", rounds=3)
-    for round in (1, 2, 3):
-        records, mixing = run_round(federation, round)
+    for round_number in (1, 2, 3):
+        records, mixing = run_round(federation, round_number)
     assert mixing is not None
     assert torch.allclose(mixing.matrix.sum(1), torch.ones(4, dtype=torch.float64))
     assert (mixing.matrix > 0).sum(1).tolist() == [3, 3, 3, 3]
     assert all(record["up_bytes"] > 0 for record in records)
 
 
-def test_the_example_method_takes_whom_it_finds(example) -> None:
+def test_the_example_method_runs_with_fewer_clients_than_neighbours(example) -> None:
     federation = tiny_federation("nearest-neighbours", clients=2)
     run_round(federation, 1)
     _, mixing = run_round(federation, 2)
@@ -55,7 +55,7 @@ def test_the_example_method_takes_whom_it_finds(example) -> None:
     assert mixing.matrix.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
-# A field that is no option of ours has neither limits nor help.
+# A field that `option` did not make has no limits and no description.
 PLAIN = """
 from dataclasses import dataclass
 from factorized_fl.methods import METHODS, register
@@ -67,7 +67,7 @@ class Plain(METHODS["fedavg"]):
 """
 
 
-def test_the_example_method_in_a_file_is_there_for_commands(tmp_path, monkeypatch, capsys) -> None:
+def test_commands_load_the_example_method_from_a_file(tmp_path, monkeypatch, capsys) -> None:
     from factorized_fl import cli
 
     file, before = tmp_path / "nearest.py", dict(METHODS)
@@ -99,7 +99,7 @@ def test_the_python_examples_run(tmp_path, monkeypatch) -> None:
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
-def test_the_method_of_the_documentation_runs_and_remembers(tmp_path) -> None:
+def test_the_method_of_the_documentation_runs_and_keeps_its_state(tmp_path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "methods.md").read_text(), re.DOTALL)
     (tmp_path / "slow.py").write_text(block)
     before = dict(METHODS)
@@ -110,7 +110,7 @@ def test_the_method_of_the_documentation_runs_and_remembers(tmp_path) -> None:
     finally:
         METHODS.clear()
         METHODS.update(before)
-    second, third = (found.mixing(round)["state.similarity"] for round in (2, 3))
+    second, third = (found.mixing(number)["state.similarity"] for number in (2, 3))
     assert not torch.equal(second, third)
     assert found.mixing(3)["matrix"].sum(1).tolist() == pytest.approx([1.0] * 3)
 

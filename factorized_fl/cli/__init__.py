@@ -1,4 +1,7 @@
-"""The command line. It parses, calls and prints; all logic lives elsewhere. One file per family of commands."""
+"""The command line: it parses arguments, calls the package and prints. One file for each family of commands.
+
+Commands import the package inside their functions, so that help, version and presets appear without loading PyTorch.
+"""
 
 import sys
 import warnings
@@ -11,7 +14,6 @@ from factorized_fl import __version__
 from factorized_fl.cli import data, lists, model, network, report, runs
 from factorized_fl.cli.common import Interrupted, console, notes
 from factorized_fl.core.errors import UserError, is_lack_of_memory
-from factorized_fl.methods.loading import load_methods
 
 app = typer.Typer(
     help="Agnostic personalised federated learning.",
@@ -19,53 +21,61 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (runs.run, runs.compare, runs.demo, lists.presets, lists.methods, runs.pilot):
-    app.command()(command)
-app.command()(report.report)
-app.command()(report.watch)
+app.command("run")(runs.run_command)
+app.command("compare")(runs.compare_command)
+app.command("demo")(runs.demo_command)
+app.command("presets")(lists.presets_command)
+app.command("methods")(lists.methods_command)
+app.command("pilot")(runs.pilot_command)
+app.command("report")(report.report_command)
+app.command("watch")(report.watch_command)
 app.add_typer(data.app, name="data")
-app.command()(model.export)
-app.command()(model.predict)
-app.command()(network.serve)
-app.command()(network.join)
+app.command("export")(model.export_command)
+app.command("predict")(model.predict_command)
+app.command("serve")(network.serve)
+app.command("join")(network.join)
 app.add_typer(network.app, name="federation")
 
 
 @app.callback(invoke_without_command=True)
-def before(
+def common_options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
     load: Annotated[
         list[Path] | None,
-        typer.Option("--load", metavar="FILE.py", help="Methods of your own; may be given several times."),
+        typer.Option("--load", metavar="FILE.py", help="Load a file with your own methods; can be repeated."),
     ] = None,
 ) -> None:
     """Agnostic personalised federated learning."""
     if version:
         console.print(__version__)
         raise typer.Exit
-    for file in load or []:
-        load_methods(file)
+    if load:
+        from factorized_fl.methods.loading import load_methods
+
+        for file in load:
+            load_methods(file)
 
 
-def main() -> None:
-    """Entry point: user errors become one sentence and exit code 2."""
+def main(application: typer.Typer = app) -> None:
+    """Run the command of sys.argv; a UserError becomes one sentence and exit code 2."""
     warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False, soft_wrap=True)
     try:
-        app()
+        application()
     except UserError as error:
-        notes.print(f"Error: {error}", style="red", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error))
     except OSError as error:
         if error.filename is None:
             raise
-        why = f"{error.strerror}: '{error.filename}'"
-        notes.print(f"Error: {why}: allow it, or choose another path.", style="red", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(f"{error.strerror}: '{error.filename}'. Change its permissions, or choose another path.")
     except (MemoryError, RuntimeError) as error:
         if not is_lack_of_memory(error):
             raise
-        notes.print("Error: There is too little memory: free some, or take a smaller width, batch_size or image_size.")
-        sys.exit(2)
+        _fail("Out of memory: free some, or use a smaller width, batch_size or image_size.")
     except Interrupted:
         notes.print("Interrupted: nothing is lost, continue with --resume.")
         sys.exit(130)
+
+
+def _fail(sentence: str) -> None:
+    notes.print(f"Error: {sentence}", style="red", highlight=False, soft_wrap=True)
+    sys.exit(2)

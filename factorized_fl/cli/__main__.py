@@ -1,4 +1,4 @@
-"""``python -m factorized_fl.cli``, for where the command is not installed."""
+"""``python -m factorized_fl.cli`` runs the command line where `ffl` is not on the path."""
 
 from factorized_fl.cli import main
 

@@ -1,4 +1,4 @@
-"""What the commands have in common: where they print, the options they share, how they end."""
+"""What commands share: consoles, arguments and options, parsing of their values, interruption."""
 
 import sys
 from collections.abc import Iterator
@@ -10,29 +10,30 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from factorized_fl import api
 from factorized_fl.config import parse_setting
 from factorized_fl.core.errors import UserError
 
-console = Console(width=None if sys.stdout.isatty() else 180, markup=False)  # tables in a log are not squeezed
-notes = Console(stderr=True, markup=False)  # square brackets stand for themselves
+console = Console(width=None if sys.stdout.isatty() else 180, markup=False)  # wide enough for tables in a log
+notes = Console(stderr=True, markup=False)  # no markup: names may contain square brackets
 
 Preset = Annotated[str, typer.Argument(metavar="PRESET|file.toml", help="See `ffl presets`.")]
-Data = Annotated[Path | None, typer.Option("--data", help="Folder that holds the data sets.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")]
-Setting = Annotated[list[str] | None, typer.Option("--set", help="key=value; may be given several times.")]
+Setting = Annotated[list[str] | None, typer.Option("--set", help="An option as key=value; can be repeated.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, but no progress.")]
+
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 class Interrupted(Exception):
-    """Ctrl-C, out of reach of the parser's own handling of it."""
+    """Ctrl-C; Typer would handle a KeyboardInterrupt itself."""
 
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """For work that --resume can go on with."""
+    """Raise `Interrupted` at Ctrl-C, for a command that --resume can continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -40,25 +41,23 @@ def resumable() -> Iterator[None]:
 
 
 def parse_settings(texts: list[str] | None) -> dict[str, Any]:
-    """The values of --set; none may have the name of something else that a command hands on beside them."""
+    """The names and values of --set; raises a UserError for the name of another parameter of `compare` or `pilot`."""
+    from factorized_fl import api
+
     settings = dict(parse_setting(text) for text in texts or [])
-    beside = {p.name for call in (api.compare, api.pilot) for p in signature(call).parameters.values() if _named(p)}
-    if taken := sorted(beside & set(settings)):
-        raise UserError(f"'{taken[0]}' is no setting of a run: where a command has it, give it as --{taken[0]}.")
+    parameters = (p for call in (api.compare, api.pilot) for p in signature(call).parameters.values())
+    if taken := sorted(settings.keys() & {p.name for p in parameters if p.kind in _NAMED}):
+        raise UserError(f"'{taken[0]}' is not an option of a run: where a command has it, give it as --{taken[0]}.")
     return settings
 
 
-def _named(parameter: Parameter) -> bool:
-    return parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-
-
 def parse_words(text: str) -> list[str]:
-    """Names separated by commas."""
+    """The names in a text that separates them by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """Whole numbers separated by commas."""
+    """The whole numbers in a text that separates them by commas; raises a UserError that names the option."""
     try:
         return [int(word) for word in parse_words(text)]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Commands about data sets."""
+"""Commands for datasets: fetch, inspect."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,36 +6,37 @@ from typing import Annotated
 import typer
 
 from factorized_fl.cli.common import console
-from factorized_fl.data.fetch import fetch as fetch_data
-from factorized_fl.data.own import inspect as inspect_data
-from factorized_fl.report.inspection import inspection_line, inspection_table
-from factorized_fl.report.progress import images_told
-from factorized_fl.report.tables import size
 
-app = typer.Typer(help="Fetch and look at data sets.", no_args_is_help=True)
+app = typer.Typer(help="Download and inspect datasets.", no_args_is_help=True)
 
 
 @app.command("fetch")
-def fetch(
+def fetch_command(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100, svhn or mnist.")],
-    dest: Annotated[Path | None, typer.Option("--dest", help="Where to; default: the cache folder.")] = None,
+    dest: Annotated[Path | None, typer.Option("--dest", help="Folder for it; default: the cache.")] = None,
 ) -> None:
-    """Download a data set from the Hugging Face hub, check it, keep it."""
+    """Download a dataset from the Hugging Face hub, verify it and keep it."""
+    from factorized_fl.data.fetch import fetch_dataset
+    from factorized_fl.report.tables import format_bytes
 
     def progress(file: str, done: int, total: int) -> None:
-        console.print(f"{file}: {size(done)} of {size(total)}", highlight=False)
+        console.print(f"{file}: {format_bytes(done)} of {format_bytes(total)}", highlight=False)
 
-    console.print(f"{name} is in {fetch_data(name, dest, on_progress=progress)}", highlight=False)
+    console.print(f"{name} is in {fetch_dataset(name, dest, on_progress=progress)}", highlight=False)
 
 
 @app.command("inspect")
-def inspect(
+def inspect_command(
     path: Annotated[Path, typer.Argument(help="A folder of class folders, or parquet files.")],
 ) -> None:
-    """Look at your own images before you train: counts, sizes, unreadable files, duplicates. Nothing leaves."""
+    """Check your own images before training: counts, sizes, unreadable files, duplicates. Runs locally."""
+    from factorized_fl.data.local_images import inspect_images
+    from factorized_fl.report.inspection import inspection_line, inspection_table
+    from factorized_fl.report.progress import images_told
+
     with images_told(console):
-        found = inspect_data(path)
-    console.print(inspection_line(found), highlight=False, soft_wrap=True)
-    console.print(inspection_table(found))
-    for complaint in found.complaints():
-        console.print(f"Look: {complaint}", highlight=False, soft_wrap=True)
+        inspection = inspect_images(path)
+    console.print(inspection_line(inspection), highlight=False, soft_wrap=True)
+    console.print(inspection_table(inspection))
+    for complaint in inspection.complaints():
+        console.print(f"Warning: {complaint}", highlight=False, soft_wrap=True)

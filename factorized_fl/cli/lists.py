@@ -1,48 +1,50 @@
-"""Commands that list what there is: presets, methods."""
+"""Commands that list what is available: presets, methods."""
 
-import dataclasses
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from factorized_fl import api
 from factorized_fl.cli.common import console
-from factorized_fl.methods import METHODS
-from factorized_fl.presets import PRESETS
-from factorized_fl.report.costs import CLIENTS, ROUNDS, method_costs
+from factorized_fl.presets import PRESETS, preset_values
 
 
-def presets() -> None:
+def presets_command() -> None:
     """List the presets."""
     table = Table()
-    for heading in ("preset", "data set", "partition", "labels", "clients", "rounds x epochs", "model"):
+    for heading in ("preset", "dataset", "partition", "labels", "clients", "rounds x epochs", "model"):
         table.add_column(heading)
     for name in PRESETS:
-        config = api.configure(name)
+        values = preset_values(name)
         table.add_row(
             name,
-            config.dataset,
-            config.partition if config.partition == "iid" else f"{config.partition}({config.alpha:g})",
-            "permuted" if config.permuted else "agree",
-            str(config.clients),
-            f"{config.rounds} x {config.epochs}",
-            config.model,
+            values["dataset"],
+            values["partition"] if values["partition"] == "iid" else f"{values['partition']}({values['alpha']:g})",
+            "permuted" if values["permuted"] else "agree",
+            str(values["clients"]),
+            f"{values['rounds']} x {values['epochs']}",
+            values["model"],
         )
     console.print(table)
 
 
-def methods(
-    options: Annotated[bool, typer.Option("--options", help="List the options of each method, too.")] = False,
+def methods_command(
+    options: Annotated[bool, typer.Option("--options", help="Also list the options of each method.")] = False,
 ) -> None:
-    """List the methods: four choices each, and what they cost in the paper's setting."""
+    """List the methods: their four choices, and their communication cost in the paper's setting."""
+    import dataclasses
+
+    from factorized_fl.core.options import limits_of
+    from factorized_fl.methods import METHODS
+    from factorized_fl.report.costs import CLIENTS, ROUNDS, method_costs
+
     table = Table(
-        title=f"Cost in GB of a whole run: ResNet-9, {CLIENTS} clients, {ROUNDS} rounds, labels agree, mu dense",
-        caption="A, B: the paper's formula without and with the first download. serialised: what we would really send.",
+        title=f"Cost of a whole run in GB: ResNet-9, {CLIENTS} clients, {ROUNDS} rounds, labels agree, dense mu",
+        caption="A, B: the paper's formula without and with the first download. serialised: the bytes of our messages.",
         title_justify="left",
         caption_justify="left",
     )
-    for heading in ("method", "parametrisation", "local step", "what travels", "mixing"):
+    for heading in ("method", "parametrisation", "local step", "shared", "aggregation"):
         table.add_column(heading)
     for heading in ("A", "B", "published", "serialised"):
         table.add_column(heading, justify="right")
@@ -54,5 +56,6 @@ def methods(
     if options:
         for name, method in METHODS.items():
             for field in dataclasses.fields(method):
-                help = f"  ({field.metadata['limits'].help})" if "limits" in field.metadata else ""
-                console.print(f"{name}: {field.name} = {field.default}{help}")
+                limits = limits_of(field)
+                description = f"  ({limits.description})" if limits else ""
+                console.print(f"{name}: {field.name} = {field.default}{description}")

@@ -1,4 +1,4 @@
-"""Commands that show: the page of a run, written or live."""
+"""Commands that show results: the page of a run, written to a file or served while the run goes on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,54 +7,61 @@ from typing import Annotated
 
 import typer
 
-from factorized_fl import api
 from factorized_fl.cli.common import console, notes
-from factorized_fl.report.figures import write_figures
-from factorized_fl.report.watch import serve, watching
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, folders of them, or a kit.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Serve the page on this machine while it runs.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Serve the page on this machine during the run.")]
 
 
-def report(
+def report_command(
     runs: Runs,
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; default: inside the run.")] = None,
     baseline: Annotated[Path | None, typer.Option("--baseline", help="A Stand-Alone run of the same clients.")] = None,
     figures: Annotated[Path | None, typer.Option("--figures", help="Also save figures as SVG and PNG here.")] = None,
 ) -> None:
-    """Write the page: did federation help, and who learned from whom?"""
+    """Write the page: did federation help, and which clients learned from which?"""
+    from factorized_fl import api
+
     console.print(f"Report: {api.report(runs, out, baseline)}", highlight=False, soft_wrap=True)
     if figures:
+        from factorized_fl.report.figures import write_figures
+
         for path in write_figures(runs, figures, baseline):
             console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
 
 
-def watch(
+def watch_command(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, or a folder of them.")],
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option("--port", help="Port to serve at; 0: any free port.", min=0, max=65535)] = 0,
 ) -> None:
-    """Serve the page of a run that goes on; it follows the run by itself. Ends with Ctrl-C."""
+    """Serve the page of a run in progress, which updates itself. Stop with Ctrl-C."""
+    from factorized_fl.report.watch import serve
+
     with serve(run, port) as server:
-        console.print(f"Watching {run} at {server.url} (end with Ctrl-C)", highlight=False, soft_wrap=True)
+        console.print(f"Watching {run} at {server.url} (stop with Ctrl-C)", highlight=False, soft_wrap=True)
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            console.print("Ended; the run, if any, goes on.")
+            console.print("Stopped watching; a run in progress continues.")
 
 
 @contextmanager
 def page_while_running(path: Path, wanted: bool) -> Iterator[None]:
-    """What --watch does."""
+    """Serve the page of the run at `path` inside this context, if it is wanted."""
     if not wanted:
         yield
         return
+    from factorized_fl.report.watch import watching
+
     with watching(path) as url:
         console.print(f"Watch it at {url}", highlight=False, soft_wrap=True)
         yield
 
 
 def end_with_page(path: Path) -> None:
-    """Write the page of what has just ended. The results are safe by now: no trouble with a page undoes them."""
+    """Write the page of a finished run. The results are on disk by now, so an error here becomes a note."""
+    from factorized_fl import api
+
     try:
         page = api.report(path)
     except Exception as error:

@@ -1,12 +1,12 @@
 """Commands that train: run, compare, demo, pilot."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from factorized_fl import api
 from factorized_fl.cli.common import (
     Data,
     Device,
@@ -22,45 +22,51 @@ from factorized_fl.cli.common import (
     resumable,
 )
 from factorized_fl.cli.report import Watch, end_with_page, page_while_running
-from factorized_fl.config import Config
-from factorized_fl.methods import METHODS
-from factorized_fl.report.progress import ProgressObserver
-from factorized_fl.report.tables import (
-    Comparison,
-    comparison_table,
-    model_line,
-    result_table,
-    scenario_table,
-    verdict_lines,
-)
-from factorized_fl.report.tensorboard import TensorBoardObserver
-from factorized_fl.results.verdict import diverged, divergence_line
-from factorized_fl.simulate.build import Federation
-from factorized_fl.simulate.run import Observer
+from factorized_fl.presets import DEMO_METHODS
+
+if TYPE_CHECKING:
+    from factorized_fl.config import Config
+    from factorized_fl.report.progress import ProgressObserver
+    from factorized_fl.report.tables import Comparison
+    from factorized_fl.results.rundir import Record
+    from factorized_fl.simulate.build import Federation
+    from factorized_fl.simulate.run import Observer
 
 
-class RunObserver(ProgressObserver):
-    """Progress, with the scenario and the model shown before the first round."""
+class StartPrinter:
+    """An observer that prints the clients' data and the model's size before the first round."""
 
-    def started(self, federation: Federation, done: int) -> None:
-        """Show what is about to happen."""
-        self.console.print(scenario_table(federation.scenario))
-        self.console.print(model_line(federation), highlight=False)
-        super().started(federation, done)
+    def started(self, federation: "Federation", done: int) -> None:
+        """Print the table of clients and one line about the model."""
+        from factorized_fl.report.tables import model_line, scenario_table
+
+        console.print(scenario_table(federation.scenario))
+        console.print(model_line(federation.config.model, *federation.parameters()), highlight=False)
+
+    def client_done(self, round_number: int, client: int) -> None:
+        """Print nothing."""
+
+    def round_done(self, round_number: int, records: "Sequence[Record]") -> None:
+        """Print nothing."""
 
 
-def _watch(config: Config) -> ProgressObserver:
+def _progress(config: "Config") -> "ProgressObserver":
+    from factorized_fl.methods import METHODS
+    from factorized_fl.report.progress import ProgressObserver
+
     return ProgressObserver(console, f"{METHODS[config.method].card.title}, seed {config.seed}")
 
 
-def _print_comparison(rows: list[Comparison], title: str) -> None:
+def _print_comparison(rows: "list[Comparison]", title: str) -> None:
+    from factorized_fl.report.tables import comparison_table, verdict_lines
+
     console.print(comparison_table(rows, title))
     for line in verdict_lines(rows):
         console.print(line, highlight=False)
 
 
 @resumable()
-def run(
+def run_command(
     preset: Preset,
     method: Annotated[str | None, typer.Option("--method", "-m", help="See `ffl methods`.")] = None,
     settings: Setting = None,
@@ -73,6 +79,13 @@ def run(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
 ) -> None:
     """Run one federation."""
+    from factorized_fl import api
+    from factorized_fl.methods import METHODS
+    from factorized_fl.report.progress import ProgressObserver
+    from factorized_fl.report.tables import result_table
+    from factorized_fl.report.tensorboard import TensorBoardObserver
+    from factorized_fl.results.verdict import diverged, divergence_line
+
     config = api.configure(preset, method, **parse_settings(settings))
     out = out or api.default_directory(config)
     observers: list[Observer] = []
@@ -81,7 +94,8 @@ def run(
         if tensorboard:
             observers.append(stack.enter_context(TensorBoardObserver(out)))
         if not quiet:
-            observers.append(stack.enter_context(RunObserver(console, METHODS[config.method].card.title)))
+            progress = stack.enter_context(ProgressObserver(console, METHODS[config.method].card.title))
+            observers += [StartPrinter(), progress]
         directory = api.run(config, out, data=data, resume=resume, device=device, observers=observers)
     summary = directory.summary()
     assert summary is not None
@@ -93,9 +107,9 @@ def run(
 
 
 @resumable()
-def compare(
+def compare_command(
     preset: Preset,
-    methods: Annotated[str, typer.Option("--methods", help="Names, separated by commas.")] = ",".join(METHODS),
+    methods: Annotated[str | None, typer.Option("--methods", help="Names, separated by commas; default: all.")] = None,
     seeds: Annotated[
         str | None, typer.Option("--seeds", help="Whole numbers, separated by commas; default: the configuration's.")
     ] = None,
@@ -107,19 +121,22 @@ def compare(
     quiet: Quiet = False,
     watch: Watch = False,
 ) -> None:
-    """Run several methods over several seeds and compare them."""
+    """Run several methods with several seeds and compare them."""
+    from factorized_fl import api
+    from factorized_fl.methods import METHODS
+
     numbers = None if seeds is None else parse_numbers("--seeds", seeds)
     out = out or api.comparison_directory(preset)
     with page_while_running(out, watch):
         rows = api.compare(
             preset,
-            parse_words(methods),
+            list(METHODS) if methods is None else parse_words(methods),
             numbers,
             out,
             data=data,
             resume=resume,
             device=device,
-            watch=None if quiet else _watch,
+            watch=None if quiet else _progress,
             **parse_settings(settings),
         )
     count = 1 if numbers is None else len(numbers)
@@ -128,26 +145,27 @@ def compare(
 
 
 @resumable()
-def demo(
+def demo_command(
     out: Annotated[Path, typer.Option("--out", help="Directory of the comparison.")] = Path("runs/demo"),
     settings: Setting = None,
     resume: Resume = False,
     watch: Watch = False,
 ) -> None:
-    """Watch a personalised federation train on embedded data: five methods compared, no download."""
+    """Compare five methods on data that comes with the package: no download, about a minute."""
+    from factorized_fl import api
+
     console.print(
-        "Twelve clients hold handwritten digits, drawn shapes or textures; each numbers its classes in its own way.\n"
-        "Nobody shares images or labels. Does training together help?\n"
+        "Twelve clients hold handwritten digits, drawn shapes or textures, and each numbers its classes in its own "
+        "order.\nNo client shares images or labels. Does training together help?\n"
     )
-    methods = ["stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta", "factorized-peers"]
     with page_while_running(out, watch):
-        rows = api.compare("demo", methods, [1], out, resume=resume, watch=_watch, **parse_settings(settings))
-    _print_comparison(rows, "Accuracy of every client's own model on its own test images")
+        rows = api.compare("demo", DEMO_METHODS, [1], out, resume=resume, watch=_progress, **parse_settings(settings))
+    _print_comparison(rows, "Accuracy of each client's own model on its own test images")
     end_with_page(out)
 
 
 @resumable()
-def pilot(
+def pilot_command(
     preset: Preset,
     settings: Setting = None,
     out: Out = None,
@@ -155,11 +173,14 @@ def pilot(
     resume: Resume = False,
     device: Device = "auto",
 ) -> None:
-    """Find thresholds for Clustered-FL: watch its two norms while nothing splits."""
+    """Find thresholds for Clustered-FL from the norms of the updates in a run without splits."""
+    from factorized_fl import api
+    from factorized_fl.report.progress import ProgressObserver
+
     with ProgressObserver(console, "Clustered-FL, pilot") as observer:
-        found = api.pilot(
+        pilot = api.pilot(
             preset, out, data=data, resume=resume, device=device, observers=[observer], **parse_settings(settings)
         )
-    for round, mean, longest in found.norms:
-        console.print(f"round {round}: mean update {mean:.4g}, longest update {longest:.4g}", highlight=False)
-    console.print(f"Use: --set eps1={found.eps1:.4g} --set eps2={found.eps2:.4g}", highlight=False)
+    for round_number, mean, longest in pilot.norms:
+        console.print(f"round {round_number}: mean update {mean:.4g}, longest update {longest:.4g}", highlight=False)
+    console.print(f"Use: --set eps1={pilot.eps1:.4g} --set eps2={pilot.eps2:.4g}", highlight=False)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and one sentence if they cannot be written."""
+"""Files that are written completely or not at all, and one sentence if writing fails."""
 
 import errno
 import os
@@ -10,13 +10,13 @@ from safetensors import SafetensorError
 
 from factorized_fl.core.errors import UserError
 
-PART = ".part"  # ends the name of a file that is being written
+PART = ".part"  # suffix of a file while it is being written
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def plain_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or a forbidden folder into one sentence."""
+    """Raise a UserError of one sentence in place of an OSError or SafetensorError, such as a full disk."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -27,11 +27,14 @@ def plain_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: after a crash there is the old one or the new one."""
+    """Replace a file as a whole: after a crash the path holds the old content or the new content.
+
+    Raises a UserError if the file cannot be written.
+    """
     temporary = path.with_name(path.name + PART)
     with plain_errors(path.parent):
         try:
-            temporary.unlink(missing_ok=True)  # of who was killed, or a link to elsewhere
+            temporary.unlink(missing_ok=True)  # left by a killed process, or a link to another place
             with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()

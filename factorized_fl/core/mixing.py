@@ -50,7 +50,7 @@ class Mean:
 
     def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
         """The mean, computed once and repeated without a copy."""
-        # Two equal rows: PyTorch sums a single row in another order, so FedAvg would round otherwise than dense weights.
+        # Two equal rows: a single one is summed in another order, which rounds otherwise than dense weights do.
         return weigh(self.row.expand(2, -1), stacked)[:1].expand(len(clients), *stacked.shape[1:])
 
     def complaint(self) -> str:

@@ -1,4 +1,8 @@
-"""Options with limits: fields of frozen dataclasses that know their range, check it and explain themselves."""
+"""Options: fields of frozen dataclasses that carry a description and limits, and are checked against both.
+
+This is our own code on purpose: msgspec and pydantic take limits from `Annotated` types, which would have to be built
+from the fields, and msgspec reports errors only as text. Either would replace no more than `_convert`.
+"""
 
 import dataclasses
 import types
@@ -10,20 +14,21 @@ from typing import Any, TypeVar
 from factorized_fl.core.errors import UserError, unknown
 
 T = TypeVar("T")
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an option means and which values it takes."""
+    """The description of an option and the values that it accepts."""
 
-    help: str
+    description: str
     low: float | None = None
     high: float | None = None
     above: float | None = None
     choices: Sequence[str] = ()
 
     def complaint(self, value: Any) -> str | None:
-        """What is wrong with a value of the right type, or nothing."""
+        """What is wrong with a value of the right type, or None if the value is accepted."""
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
         numbers = value if isinstance(value, tuple) else (value,)
@@ -41,24 +46,35 @@ class Limits:
         return None
 
 
-def option(default: Any, help: str, **limits: Any) -> Any:
-    """A dataclass field with its meaning and its limits."""
+def option(default: Any, description: str, **limits: Any) -> Any:
+    """A dataclass field with a description and limits: `low`, `high`, `above` (excluded) or `choices`."""
     if not isinstance(default, bool | int | float | str | tuple):
-        raise UserError(f"An option's default is a number, a word, true, false or a tuple, not {default!r} ({help}).")
-    return dataclasses.field(default=default, metadata={"limits": Limits(help, **limits)})
+        raise UserError(
+            f"The default of an option must be a number, a word, true, false or a tuple, not {default!r} "
+            f"({description})."
+        )
+    return dataclasses.field(default=default, metadata={"limits": Limits(description, **limits)})
+
+
+def limits_of(field: "dataclasses.Field[Any]") -> Limits | None:
+    """The limits of a dataclass field, or None if the field was not made by `option`."""
+    return field.metadata.get("limits")
 
 
 def check(instance: Any) -> None:
-    """Raise a UserError for the first option whose value is out of its range."""
+    """Raise a UserError for the first option of a dataclass instance whose value is outside its limits."""
     for field in dataclasses.fields(instance):
-        limits = field.metadata.get("limits")
+        limits = limits_of(field)
         value = getattr(instance, field.name)
         if limits and (complaint := limits.complaint(value)):
-            raise UserError(f"{field.name} = {value!r} {complaint} ({limits.help}).")
+            raise UserError(f"{field.name} = {value!r} {complaint} ({limits.description}).")
 
 
 def make(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """Build an options dataclass from loosely typed values; unknown names and wrong types are user errors."""
+    """An instance of an options dataclass from the values of a TOML table.
+
+    Raises a UserError for an unknown name or a value of the wrong type; `what` is the word for an option there.
+    """
     hints = typing.get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(typing.cast(Any, cls))}
     for name in values:
@@ -68,7 +84,7 @@ def make(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
-    """Accept what TOML gives: whole numbers for floats, lists for tuples; anything else must fit exactly."""
+    """The value as the type `kind`: whole numbers become floats and lists become tuples, other types must match."""
     if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         if kind.__args__[0] is int and not all(type(item) is int for item in items):
@@ -76,7 +92,6 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         return tuple(_convert(name, item, kind.__args__[0]) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if kind in (bool, int, float, str) and type(value) is not kind:
-        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
-        raise UserError(f"{name} = {value!r} must be {names[kind]}.")
+    if kind in _KINDS and type(value) is not kind:
+        raise UserError(f"{name} = {value!r} must be {_KINDS[kind]}.")
     return value

@@ -1,4 +1,4 @@
-"""The role of every tensor of a model: what travels, what is penalised and what is counted all ask this."""
+"""The role and the canonical name of every tensor of a model: sharing, penalties and counts are decided by role."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class Role:
-    """What a tensor is for, and whether it belongs to the classifier.
+    """The purpose of a tensor, and whether it belongs to the classifier.
 
     `kind` is "u", "v" or "mu" (factors of a weight), "body" (a dense weight or any other parameter), "bias",
-    "norm" (affine part of a normalisation) or "stat" (running statistics and every other buffer). Another
-    parametrisation may bring kinds of its own.
+    "norm" (affine part of a normalisation) or "stat" (running statistics and every other buffer). Other
+    parametrisations may declare kinds of their own.
     """
 
     kind: str
@@ -27,17 +27,45 @@ class Role:
 
 
 def layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every Linear and convolution of the model by its qualified name, in module order."""
+    """Return every Linear and convolution by its qualified name, in module order.
+
+    A module that is registered under several names appears once, under the first of them.
+    """
     return {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
 
 
+def layers_under(model: nn.Module, prefix: str) -> list[str]:
+    """Return the names, as in `layers`, of the layers that lie under `prefix` by any name they are registered under."""
+    inside = {id(module) for name, module in model.named_modules(remove_duplicate=False) if under(name, prefix)}
+    return [name for name, module in layers(model).items() if id(module) in inside]
+
+
+def canonical_names(model: nn.Module) -> dict[str, str]:
+    """Return, for every entry of the state dict, the first name of its tensor.
+
+    Entries that share one tensor (tied weights, a module registered twice) have the same canonical name. For
+    parameters it is the name that `model.named_parameters()` uses.
+    """
+    first: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    return {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
+
+
+def trainable(model: nn.Module) -> list[str]:
+    """Return the canonical names of the parameters with requires_grad=True, in state-dict order."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
 def under(name: str, prefix: str) -> bool:
-    """Whether a qualified name is `prefix` itself or lies inside it; the empty prefix is the whole model."""
+    """Return whether a qualified name is `prefix` or lies inside it; every name lies inside the empty prefix."""
     return not prefix or name == prefix or name.startswith(f"{prefix}.")
 
 
 def find_head(model: nn.Module, head: str | None = None) -> str:
-    """Name of the classifier: as given, else the attribute `head`, else the last Linear or convolution."""
+    """Return the name of the classifier: `head` if given, else the module `head`, else the last layer of `layers`.
+
+    Raises UserError if no entry of the state dict lies under `head`, or if no classifier is found.
+    """
     candidates = layers(model)
     if head is not None:
         if not any(under(name, head) for name in model.state_dict()):
@@ -51,12 +79,12 @@ def find_head(model: nn.Module, head: str | None = None) -> str:
 
 
 def roles(model: nn.Module, head: str | None = None) -> dict[str, Role]:
-    """The role of every entry of the model's state dict, in state-dict order.
+    """Return the role of every entry of the model's state dict, in state-dict order, frozen parameters included.
 
-    A parametrisation tells the kinds of its tensors by an attribute `kinds`, a mapping from the name of its
+    A parametrisation declares the kinds of its tensors by an attribute `kinds`, a mapping from the name of its
     parameter (or "original", "original0", ... for the registered tensors) to a kind.
     """
-    # keep_vars: a tensor the classifier shares with another module is the classifier's under both names.
+    # keep_vars keeps the identity of shared tensors: one that the classifier shares belongs to it under every name.
     state = model.state_dict(keep_vars=True)
     prefix = find_head(model, head)
     in_head = {id(tensor) for name, tensor in state.items() if under(name, prefix)}
@@ -64,13 +92,16 @@ def roles(model: nn.Module, head: str | None = None) -> dict[str, Role]:
     kinds: dict[str, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         for leaf, kind in _kinds(module):
-            # A parametrisation list is met before its members, so what it says about them stands.
+            # A parametrisation list comes before its members, so the kinds it declares for them take precedence.
             kinds.setdefault(f"{name}.{leaf}" if name else leaf, kind)
     return {name: Role(kinds.get(name, "stat"), id(tensor) in in_head) for name, tensor in state.items()}
 
 
 def last_body_v(roles: Mapping[str, Role]) -> str:
-    """Name of the paper's v^{L-1} (section 4.2): the v of the last factorised layer before the head."""
+    """Return the name of the paper's v^{L-1} (section 4.2): the v of the last factorised layer before the head.
+
+    Raises UserError if no layer before the head is factorised.
+    """
     names = [name for name, role in roles.items() if role.kind == "v" and not role.head]
     if not names:
         raise UserError("The model has no factorised layer before its head, so there is no v to match clients by.")

@@ -1,22 +1,53 @@
-"""Randomness by name: every draw has its own stream, so a resumed run draws what an unbroken one would."""
+"""Random streams by name: each purpose has its own stream, so a resumed run draws the same numbers as an unbroken one.
 
+PyTorch and NumPy are imported when a generator is made, because processes without tensors import this module too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+_GLOBAL = threading.RLock()
+PERMUTATION_SEED = 1234  # the paper's "fixed global seed" of the label permutations
 
 
 def derive(seed: int, *path: int | str) -> int:
-    """A 63-bit seed for one purpose, such as ``derive(1, "train", round, client)``."""
+    """A 63-bit seed for one purpose, such as ``derive(1, "train", round_number, client)``."""
     text = "/".join(str(part) for part in (seed, *path))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def torch_rng(seed: int, *path: int | str) -> torch.Generator:
-    """A CPU generator for one purpose; draws are made on the CPU so that every device sees the same ones."""
+    """A CPU generator for one purpose. Draws are made on the CPU so that all devices see the same numbers."""
+    import torch
+
     return torch.Generator().manual_seed(derive(seed, *path))
 
 
 def numpy_rng(seed: int, *path: int | str) -> np.random.Generator:
     """A NumPy generator for one purpose."""
+    import numpy as np
+
     return np.random.default_rng(derive(seed, *path))
+
+
+@contextmanager
+def global_rng(seed: int, *path: int | str, device: torch.device | None = None) -> Iterator[None]:
+    """Gives PyTorch's global generators, which initialisers and dropout draw from, the stream of one purpose.
+
+    The generators are restored afterwards. One thread at a time: they belong to the whole process.
+    """
+    import torch
+
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with _GLOBAL, torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derive(seed, *path))
+        yield

@@ -5,18 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
+from factorized_fl.core.roles import canonical_names
 from factorized_fl.core.views import Tensors
 
 
 def untied_state(model: nn.Module) -> Tensors:
-    """The model's tensors, each under one name: a tensor that two modules share has the first one's name."""
-    seen: set[int] = set()
-    state: Tensors = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            state[name] = tensor.detach()
-    return state
+    """The model's tensors, each under its canonical name: a tensor that two modules share occurs once."""
+    names = canonical_names(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if names[name] == name}
 
 
 def load_untied(model: nn.Module, tensors: Tensors) -> None:

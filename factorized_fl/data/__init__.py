@@ -1,1 +1,1 @@
-"""Data: sources, decoding, scenarios and augmentation."""
+"""Datasets: sources, decoding, the cache, and scenarios that distribute images over clients."""

@@ -1,4 +1,4 @@
-"""Decode once: image sets kept as safetensors files under the user's cache folder."""
+"""A cache of decoded images: one safetensors file per image set in the user's cache folder."""
 
 import json
 import os
@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.images import ImageSet
 
-# Raise this whenever decoding, scaling or the layout of the file changes.
+# Increase this number whenever decoding, scaling or the layout of the file changes.
 _VERSION = 3
 
 
 def cache_folder() -> Path:
-    """Say where decoded and fetched data are kept: $FFL_CACHE, else the user's usual cache folder."""
+    """Return the folder for decoded and fetched data: $FFL_CACHE, or else the user's usual cache folder."""
     if own := os.environ.get("FFL_CACHE"):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -32,23 +32,23 @@ def cache_folder() -> Path:
 
 
 def cached(key_files: Sequence[Path], params: dict[str, Any], build: Callable[[], ImageSet]) -> ImageSet:
-    """Return what `build` makes of these files and parameters, from the cache where it was built before.
+    """Return the cached image set of these files and parameters; call `build` and cache its result if there is none.
 
-    The key covers the contents of the files, so an edited file is decoded anew. A damaged entry is rebuilt;
-    a cache that cannot be written costs a warning and nothing else.
+    The key covers the contents of the files, so that an edited file is decoded again. A damaged entry is rebuilt. If
+    the cache cannot be written, the only consequence is a warning. Raises UserError if a file cannot be read.
     """
     entry = cache_folder() / "decoded" / f"{_key(key_files, params)}.safetensors"
-    if (found := _read(entry)) is not None:
-        return found
+    if (stored := _read(entry)) is not None:
+        return stored
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         built = build()
     notes = [str(warning.message) for warning in caught]
-    _tell(notes)
+    _warn(notes)
     try:
         _write(entry, built, notes)
     except (OSError, SafetensorError) as error:
-        # Without the temporary file's name, so that the same trouble gives the same words.
+        # The reason leaves out the temporary file's name, so that the same error gives the same warning only once.
         _warn_once(entry.parent, getattr(error, "strerror", None) or str(error))
     return built
 
@@ -60,12 +60,12 @@ def _key(files: Sequence[Path], params: dict[str, Any]) -> str:
             with file.open("rb") as opened:
                 key.update(file_digest(opened, "sha256").digest())
         except OSError as error:
-            raise UserError(f"{file} cannot be read ({error.strerror}): check the path and its rights.") from error
+            raise UserError(f"{file} cannot be read ({error.strerror}): check the path and its permissions.") from error
     return key.hexdigest()
 
 
-def _tell(notes: Sequence[str]) -> None:
-    """What was left out is said every time, not only when the images are decoded."""
+def _warn(notes: Sequence[str]) -> None:
+    """Repeat the warnings of decoding: they are given at every use, not only when the images are decoded."""
     for note in notes:
         warnings.warn(note, stacklevel=4)
 
@@ -87,7 +87,7 @@ def _write(entry: Path, images: ImageSet, notes: Sequence[str]) -> None:
 
 
 def _read(entry: Path) -> ImageSet | None:
-    """Map an entry into memory, its pages shared between processes; None where it is missing or damaged."""
+    """Return an entry, mapped into memory that processes share, or None if it is missing or damaged."""
     try:
         with safe_open(entry, "pt") as file:
             metadata = file.metadata()
@@ -95,9 +95,9 @@ def _read(entry: Path) -> ImageSet | None:
         if metadata["checksum"] != _checksum(metadata["about"], tensors):
             return None
         about = json.loads(metadata["about"])
-        found = ImageSet(name=about["name"], classes=tuple(about["classes"]), **tensors)
-        _tell(about["notes"])
-        return found
+        images = ImageSet(name=about["name"], classes=tuple(about["classes"]), **tensors)
+        _warn(about["notes"])
+        return images
     except (OSError, SafetensorError, UserError, KeyError, TypeError, ValueError):
         return None
 
@@ -112,7 +112,7 @@ def _checksum(about: str, tensors: dict[str, torch.Tensor]) -> str:
 @cache
 def _warn_once(folder: Path, reason: str) -> None:
     warnings.warn(
-        f"Decoded images cannot be kept in {folder} ({reason}), so every run decodes them anew: "
+        f"Decoded images cannot be stored in {folder} ({reason}), so every run decodes them again: "
         "free some space or point FFL_CACHE at a writable folder.",
         stacklevel=3,
     )

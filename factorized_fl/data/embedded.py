@@ -1,7 +1,7 @@
-"""Three image domains that need no download: real handwritten digits, drawn shapes, drawn textures.
+"""Three image domains that need no download: handwritten digits, drawn shapes and drawn textures.
 
-They exist to try the software out in seconds. Position, size, colour, contrast and noise vary and stray marks
-are strewn in, so that a client with few images of its own has something to gain from the others.
+They serve to try the software in seconds. Position, size, colour, contrast, noise and distracting marks vary, so that
+a client with few images can gain from the images of the others.
 """
 
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from PIL import Image
 
 from factorized_fl.data.images import ImageSet, Pixels, check_shape
 
-Array = NDArray[np.float64]
-Random = np.random.Generator
+_Array = NDArray[np.float64]
+_Rng = np.random.Generator
 
 _IMAGES = 1800
 _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
 def embedded_domains(size: int = 16, channels: int = 3, seed: int = 0) -> list[ImageSet]:
-    """Make the three embedded domains: digits, shapes, textures."""
+    """Return the three embedded domains: digits, shapes, textures."""
     return [domain(size, channels, seed) for domain in (digits, shapes, textures)]
 
 
 def digits(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
-    """Scikit-learn's 1,797 handwritten digits (8x8), enlarged and moved a little: dark ink on pale paper."""
+    """Return scikit-learn's 1,797 handwritten digits (8x8), enlarged and slightly moved: dark ink on pale paper."""
     from sklearn.datasets import load_digits
 
     check_shape(size, channels)
@@ -43,7 +43,7 @@ def digits(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
 
 
 def shapes(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
-    """Bright filled shapes, turned and scaled at will, on a dark shaded ground with stray dots."""
+    """Return bright filled shapes, randomly turned and scaled, on a dark shaded background with random dots."""
     check_shape(size, channels)
     rng = np.random.default_rng([seed, 1])
     labels = np.arange(_IMAGES) % len(_SHAPES)
@@ -62,7 +62,7 @@ def shapes(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
 
 
 def textures(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
-    """Patterns in two muted colours that fill the image, tilted, warped and crossed by a scratch."""
+    """Return patterns in two muted colours that fill the image, tilted, warped and crossed by a scratch."""
     check_shape(size, channels)
     rng = np.random.default_rng([seed, 2])
     labels = np.arange(_IMAGES) % len(_TEXTURES)
@@ -84,7 +84,7 @@ def textures(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     return _image_set("textures", pictures, labels, tuple(_TEXTURES), 0.09, channels, rng)
 
 
-def _star(x: Array, y: Array) -> Array:
+def _star(x: _Array, y: _Array) -> _Array:
     tip, dent = np.pi / 5, 0.45
     folded = np.arctan2(y, x) % (2 * tip) - tip
     along, aside = np.hypot(x, y) * np.cos(folded), np.hypot(x, y) * np.abs(np.sin(folded))
@@ -92,23 +92,23 @@ def _star(x: Array, y: Array) -> Array:
     return (along - dent) * edge[1] - aside * edge[0]
 
 
-def _triangle(x: Array, y: Array) -> Array:
+def _triangle(x: _Array, y: _Array) -> _Array:
     sides = [np.cos(turn) * x + np.sin(turn) * y for turn in (0, 2 * np.pi / 3, 4 * np.pi / 3)]
     return np.maximum.reduce(sides) - 0.55
 
 
-def _cross(x: Array, y: Array) -> Array:
+def _cross(x: _Array, y: _Array) -> _Array:
     across, upright = (np.maximum(np.abs(a) - 1, np.abs(b) - 0.28) for a, b in ((x, y), (y, x)))
     return np.minimum(across, upright)
 
 
-def _blobs(x: Array, y: Array) -> Array:
+def _blobs(x: _Array, y: _Array) -> _Array:
     waves = [np.sin(2.2 * (np.cos(a) * x + np.sin(a) * y) + 5 * a * a) for a in (0.3, 1.2, 2.0, 2.9, 4.1)]
     return 1.6 * np.add.reduce(waves) / 2
 
 
 # Signed distance from the outline of a shape of radius 1: negative inside.
-_SHAPES: dict[str, Callable[[Array, Array], Array]] = {
+_SHAPES: dict[str, Callable[[_Array, _Array], _Array]] = {
     "disc": lambda x, y: np.hypot(x, y) - 0.9,
     "square": lambda x, y: np.maximum(np.abs(x), np.abs(y)) - 0.78,
     "triangle": _triangle,
@@ -117,8 +117,8 @@ _SHAPES: dict[str, Callable[[Array, Array], Array]] = {
     "star": _star,
 }
 
-# Height of a pattern between -1 and 1 (beyond is clipped); one unit is about a wavelength.
-_TEXTURES: dict[str, Callable[[Array, Array], Array]] = {
+# Height of a pattern, clipped to -1 .. 1; one unit is about a wavelength.
+_TEXTURES: dict[str, Callable[[_Array, _Array], _Array]] = {
     "horizontal": lambda x, y: np.sin(2 * np.pi * y),
     "vertical": lambda x, y: np.sin(2 * np.pi * x),
     "diagonal": lambda x, y: np.sin(2 * np.pi * (x + y) * 0.7),
@@ -131,16 +131,16 @@ _TEXTURES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _by_class(
-    drawings: dict[str, Callable[[Array, Array], Array]], labels: NDArray[np.int64], x: Array, y: Array
-) -> Array:
+    drawings: dict[str, Callable[[_Array, _Array], _Array]], labels: NDArray[np.int64], x: _Array, y: _Array
+) -> _Array:
     result = np.empty_like(x)
     for label, draw in enumerate(drawings.values()):
         result[labels == label] = draw(x[labels == label], y[labels == label])
     return result
 
 
-def _place(digit: Array, size: int, rng: Random) -> Array:
-    """Enlarge one digit with a small turn, scaling and shift; 1 is full ink."""
+def _place(digit: _Array, size: int, rng: _Rng) -> _Array:
+    """Return one digit, enlarged with a small random turn, scaling and shift; 1 is full ink."""
     angle, scale = rng.uniform(-0.15, 0.15), 8 / size / rng.uniform(0.85, 1.0)
     cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
     shift_x, shift_y = rng.uniform(-0.05, 0.05, 2) * size + size / 2
@@ -150,41 +150,41 @@ def _place(digit: Array, size: int, rng: Random) -> Array:
     return np.asarray(placed, np.float64) / 255
 
 
-def _uniform(rng: Random, low: float, high: float) -> Array:
+def _uniform(rng: _Rng, low: float, high: float) -> _Array:
     return rng.uniform(low, high, (_IMAGES, 1, 1))
 
 
-def _grid(size: int) -> tuple[Array, Array]:
-    """Pixel centres in -1..1 as [1, 1, size] and [1, size, 1]."""
+def _grid(size: int) -> tuple[_Array, _Array]:
+    """Return the pixel centres in -1 .. 1 as [1, 1, size] and [1, size, 1]."""
     centres = (np.arange(size) + 0.5) * 2 / size - 1
     return centres[None, None, :], centres[None, :, None]
 
 
-def _turn(x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
+def _turn(x: _Array, y: _Array, angle: _Array) -> tuple[_Array, _Array]:
     return np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
 
 
-def _colours(rng: Random, n: int, low: float, high: float, spread: float) -> Array:
-    """Draw colours [n, 3, 1, 1] by luminance, so that what stands out in colour stands out in grey too."""
+def _colours(rng: _Rng, n: int, low: float, high: float, spread: float) -> _Array:
+    """Return random colours [n, 3, 1, 1] of a given luminance, so that contrasts in colour are contrasts in grey."""
     tint = rng.uniform(-spread, spread, (n, 3))
     tint -= (tint @ _LUMINANCE)[:, None]
     return (rng.uniform(low, high, (n, 1)) + tint)[:, :, None, None]
 
 
-def _paint(pictures: Array, distance: Array, colour: Array) -> Array:
-    """Fill where the distance is negative, with an edge one pixel wide."""
+def _paint(pictures: _Array, distance: _Array, colour: _Array) -> _Array:
+    """Return the pictures, filled with the colour where the distance is negative; the edge is one pixel wide."""
     cover = np.clip(0.5 - distance * pictures.shape[-1] / 2, 0, 1)[:, None]
     return pictures + (colour - pictures) * cover
 
 
 def _image_set(
     name: str,
-    pictures: Array,
+    pictures: _Array,
     labels: NDArray[np.int64],
     classes: tuple[str, ...],
     noise: float,
     channels: int,
-    rng: Random,
+    rng: _Rng,
 ) -> ImageSet:
     noisy = pictures + rng.normal(0, noise, pictures.shape)
     if channels == 1:

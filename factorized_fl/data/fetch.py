@@ -1,4 +1,4 @@
-"""Fetch public data sets from the Hugging Face hub, checked against the hub's own checksums."""
+"""Download of public datasets from the Hugging Face hub, verified by the hub's checksums."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.data.cache import cache_folder
 
-# Repository and configuration, which is the folder of its parquet files.
+# The repository and the configuration, which is the name of the folder that holds the parquet files.
 HUB = {
     "cifar10": ("uoft-cs/cifar10", "plain_text"),
     "cifar100": ("uoft-cs/cifar100", "cifar100"),
@@ -19,36 +19,37 @@ HUB = {
 }
 
 Progress = Callable[[str, int, int], None]
-"""called after each file with its name, the bytes that are in place so far and the bytes of all files"""
+"""called after each file with its name, the bytes fetched so far and the bytes of all files"""
 
 
-def fetch(
+def fetch_dataset(
     name: str,
     dest: Path | None = None,
     *,
     endpoint: str | None = None,
     on_progress: Progress = lambda file, done, total: None,
 ) -> Path:
-    """Download the training and test files of a data set into `<dest>/<name>` and return that folder.
+    """Download the training and test files of a dataset into `<dest>/<name>` and return that folder.
 
-    `dest`, by default the cache folder's `hub`, can then be given to `load` as its `data`. Files that are there
-    already and right are kept. A download that was cut short is resumed by the next call.
+    `dest`, by default the cache folder's `hub`, is what `load` takes as its `data`. Files that are complete already
+    are kept; an interrupted download is resumed by the next call. Raises UserError if the name is unknown, the hub
+    cannot be reached or a file arrives damaged.
     """
     if name not in HUB:
-        raise unknown("data set to fetch", name, HUB)
+        raise unknown("dataset to fetch", name, HUB)
     try:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError as error:
         raise UserError('Fetching data needs the hub client: pip install "factorized-fl[hub]".') from error
 
     repo, config = HUB[name]
-    # The sets are public, so nobody's token needs to travel.
+    # The datasets are public, so that no token is sent.
     api = HfApi(endpoint=endpoint, token=False)
     try:
         info = api.dataset_info(repo, files_metadata=True)
     except Exception as error:
         raise _unreachable(name, api.endpoint, error) from error
-    # SVHN's `extra` split has half a million images that no experiment of the paper uses.
+    # The prefixes leave out SVHN's `extra` split: half a million images that no experiment of the paper uses.
     files = [f for f in info.siblings or [] if f.rfilename.startswith((f"{config}/train", f"{config}/test"))]
     files = sorted((f for f in files if f.rfilename.endswith(".parquet")), key=lambda f: f.rfilename)
     if not files:
@@ -59,7 +60,7 @@ def fetch(
     total, done = sum(file.size or 0 for file in files), 0
     for file in files:
         target = folder / Path(file.rfilename).name
-        if not _right(target, file):
+        if not _complete(target, file):
             try:
                 partial.mkdir(parents=True, exist_ok=True)
                 downloaded = Path(
@@ -75,7 +76,7 @@ def fetch(
                 )
             except Exception as error:
                 raise _unreachable(name, api.endpoint, error) from error
-            if not _right(downloaded, file):
+            if not _complete(downloaded, file):
                 shutil.rmtree(partial)
                 raise UserError(
                     f"{file.rfilename} arrived damaged from {api.endpoint} (size or sha256 differ): "
@@ -88,8 +89,8 @@ def fetch(
     return folder
 
 
-def _right(path: Path, file: Any) -> bool:
-    """Compare a file on the disk with the size and the sha256 that the hub reports for it."""
+def _complete(path: Path, file: Any) -> bool:
+    """Return whether a file on the disk has the size and the sha256 that the hub reports for it."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     if file.lfs is None:
@@ -99,7 +100,7 @@ def _right(path: Path, file: Any) -> bool:
 
 
 def _unreachable(name: str, endpoint: str, error: Exception) -> UserError:
-    # The client's transports differ between its versions, and so do their exceptions: all mean the same here.
+    # The exceptions differ between versions of the hub's client; all of them mean that the hub did not answer.
     reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
     return UserError(
         f"{name} could not be fetched from {endpoint} ({reason}): check the network and the free space, then try again."

@@ -1,18 +1,17 @@
-"""Image folders: one sub-folder for each class."""
+"""Image folders with one sub-folder per class."""
 
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each
+from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each, place_image
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
-# Pictures that hospitals, microscopes and phones make and we do not read; DICOM's files often have no ending at all.
+# Formats of hospitals, microscopes and phones that are not read; DICOM files often have no file extension.
 _OTHER_KINDS = frozenset(
     {
         *("", ".dcm", ".dicom", ".ima", ".nii", ".svs", ".ndpi", ".czi", ".pgm", ".ppm"),
@@ -20,20 +19,20 @@ _OTHER_KINDS = frozenset(
     }
 )
 
-# A few broken downloads are a fact of life; more than this share means that something else is wrong.
+# A few damaged files are common in downloads; a larger share than this points to another problem.
 _MOST_UNREADABLE = 0.1
 
 
 def read_folder(path: Path, *, size: int | None, channels: int, name: str | None = None) -> ImageSet:
-    """Decode a folder of class folders: classes and images in the order of their names.
+    """Return the images of a folder of class folders, classes and images in the order of their names.
 
-    Damaged images are left out with one warning, unless they are more than a tenth of all. With `size` None
-    the images keep their own size, which must then be the same for all.
+    Damaged images are left out with one warning. With `size` None the images keep their own size. Raises UserError if
+    more than a tenth of the images are damaged, a class has no image, or sizes differ while `size` is None.
     """
     check_shape(size, channels)
     classes = class_folders(path)
     files = [(file, label) for label, folder in enumerate(classes) for file in image_files(folder)]
-    for line in passed_over(path):
+    for line in ignored_files(path):
         warnings.warn(line, stacklevel=3)
 
     images: Pixels | None = None
@@ -41,19 +40,12 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
     unreadable: list[Path] = []
     decoded = decode_each([file for file, _ in files], size, channels)
     for (file, label), pixels in zip(files, decoded, strict=True):
-        if pixels is Unreadable.NO_WHITE:
+        if pixels is Unreadable.UNKNOWN_WHITE:
             raise UserError(f"{file} {pixels}.")
         if isinstance(pixels, Unreadable):
             unreadable.append(file)
             continue
-        if images is None:
-            images = np.empty((len(files), *pixels.shape), np.uint8)
-        if pixels.shape != images.shape[1:] or pixels.shape[1] != pixels.shape[2]:
-            raise UserError(
-                f"{file} is {pixels.shape[2]}x{pixels.shape[1]} pixels where equal squares are needed: "
-                "give a size, and all images are cropped and scaled to it."
-            )
-        images[len(labels)] = pixels
+        images = place_image(images, len(labels), pixels, len(files), str(file))
         labels.append(label)
 
     if unreadable:
@@ -61,12 +53,12 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         if refusal := too_many_unreadable(path, names, len(files)):
             raise UserError(refusal)
         warnings.warn(
-            f"Left out {len(names)} unreadable images of {len(files)} in {path}: {some(names)}.", stacklevel=2
+            f"Left out {len(names)} unreadable images of {len(files)} in {path}: {first_few(names)}.", stacklevel=2
         )
     present = set(labels)
     for label, folder in enumerate(classes):
         if label not in present:
-            raise UserError(nothing_in(folder))
+            raise UserError(empty_class(folder))
     assert images is not None
     return ImageSet(
         name or path.resolve().name,
@@ -77,16 +69,16 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
 
 
 def class_folders(path: Path) -> list[Path]:
-    """List the folders of two or more classes by name."""
+    """Return the class folders in the order of their names; raise UserError if there are fewer than two."""
     classes = subfolders(path)
     if len(classes) < 2:
-        found = f"only the sub-folder '{classes[0].name}'" if classes else "no sub-folders"
-        raise UserError(f"{path} holds {found}: put the images into one sub-folder for each of two or more classes.")
+        content = f"only the sub-folder '{classes[0].name}'" if classes else "no sub-folders"
+        raise UserError(f"{path} holds {content}: put the images into one sub-folder for each of two or more classes.")
     return classes
 
 
-def passed_over(path: Path) -> list[str]:
-    """Say what of a folder of class folders nobody looks at: pictures too deep or of kinds not read, broken links."""
+def ignored_files(path: Path) -> list[str]:
+    """Return a sentence for each kind of ignored files: images in deeper folders, unknown formats, broken links."""
     lines, classes = [], subfolders(path)
     if deeper := [inner for folder in classes for inner in subfolders(folder) if image_files(inner)]:
         lines.append(
@@ -95,32 +87,37 @@ def passed_over(path: Path) -> list[str]:
         )
     files = [file for folder in classes for file in _entries(folder) if file.is_file()]
     if others := [file.suffix.lower() for file in files if file.suffix.lower() in _OTHER_KINDS]:
-        kinds = ", ".join(kind or "without an ending" for kind in sorted(set(others)))
-        lines.append(f"{len(others)} files in {path} are left out ({kinds}): save pictures as PNG, JPEG or TIFF.")
+        kinds = ", ".join(kind or "no file extension" for kind in sorted(set(others)))
+        lines.append(f"{len(others)} files in {path} are left out ({kinds}): save images as PNG, JPEG or TIFF.")
     entries = [entry for folder in (path, *classes) for entry in _entries(folder)]
     if broken := sorted(str(entry.relative_to(path)) for entry in entries if entry.is_symlink() and not entry.exists()):
-        lines.append(f"Links in {path} lead nowhere and are left out ({some(broken)}): mend or remove them.")
+        lines.append(f"Broken links in {path} are left out ({first_few(broken)}): repair or remove them.")
     return lines
 
 
-def nothing_in(folder: Path) -> str:
-    """Say why a class cannot be taken."""
+def empty_class(folder: Path) -> str:
+    """Return the error message for a class folder without readable images."""
     return f"The class folder {folder} holds no readable image: add images or remove the folder."
 
 
 def subfolders(path: Path) -> list[Path]:
-    """List the visible sub-folders of a folder by name."""
+    """Return the visible sub-folders in the order of their names.
+
+    Raises UserError if `path` is no folder or a sub-folder's name cannot be decoded.
+    """
     if not path.is_dir():
         raise UserError(f"There is no folder {path}: check the path.")
-    found = sorted(entry for entry in _entries(path) if entry.is_dir())
-    for entry in found:
-        if not is_text(entry.name):
-            raise UserError(f"The name of the folder {str(entry)!a} is no text: rename it, it would be a class's name.")
-    return found
+    folders = sorted(entry for entry in _entries(path) if entry.is_dir())
+    for folder in folders:
+        if not is_text(folder.name):
+            raise UserError(
+                f"The name of the folder {str(folder)!a} is not valid text: rename it, as it names a class."
+            )
+    return folders
 
 
 def is_text(name: str) -> bool:
-    """Whether a file's name is made of characters; disks hold any bytes."""
+    """Return whether a file name consists of valid characters; file systems accept any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -129,26 +126,28 @@ def is_text(name: str) -> bool:
 
 
 def image_files(path: Path) -> list[Path]:
-    """List the visible image files that lie directly in a folder by name."""
+    """Return the visible image files directly in a folder, in the order of their names."""
     return sorted(entry for entry in _entries(path) if entry.suffix.lower() in SUFFIXES and entry.is_file())
 
 
 def _entries(path: Path) -> list[Path]:
-    """What is visible in a folder."""
+    """Return the visible entries of a folder."""
     try:
         return [entry for entry in path.iterdir() if not entry.name.startswith(".")]
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): allow it, or leave the folder out.") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): grant read permission, or remove the folder."
+        ) from None
 
 
 def too_many_unreadable(path: Path, names: Sequence[str], total: int) -> str:
-    """Say why a folder cannot be taken, nothing if so few images are unreadable that they may be left out."""
+    """Return the error message for too many unreadable images, or "" if they are few enough to be left out."""
     if len(names) <= _MOST_UNREADABLE * total:
         return ""
-    return f"{len(names)} of {total} images in {path} are unreadable ({some(names)}): repair or remove them."
+    return f"{len(names)} of {total} images in {path} are unreadable ({first_few(names)}): repair or remove them."
 
 
-def some(names: Sequence[str]) -> str:
-    """The first few of many names."""
+def first_few(names: Sequence[str]) -> str:
+    """Return the first three names, and the number of the others."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

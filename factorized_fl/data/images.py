@@ -1,4 +1,4 @@
-"""Labelled images in memory, and how one encoded picture becomes an array."""
+"""Labelled images in memory, and the decoding of encoded images to arrays."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,27 +20,27 @@ from factorized_fl.core.errors import UserError
 
 Pixels = NDArray[np.uint8]
 
-# Asking only these readers makes opening a WebP eight times faster than letting Pillow try all it has.
+# With only these readers a WebP opens eight times as fast as when Pillow tries all of its readers.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-# Bytes below which handing the interpreter lock from thread to thread costs more than the threads win:
+# Bytes below which passing the interpreter lock between threads costs more time than the threads save:
 # a 32x32 image takes 0.13 ms on one thread and 0.2 ms on two.
 _SMALL = 16_384
-# Decoded images that may wait for their reader.
+# The most decoded images that wait to be consumed.
 _IN_FLIGHT = 256
 _WHITE_IS_ZERO = 0  # in a TIFF
 _after_each: ContextVar[Callable[[], None]] = ContextVar("after_each", default=lambda: None)
 
 
 class Unreadable(StrEnum):
-    """Why a picture gives no pixels and what to do: a sentence that lacks only its beginning, the picture's name."""
+    """The reason why an image cannot be decoded, and the remedy: the rest of a sentence that begins with its name."""
 
     DAMAGED = "holds no readable image: repair or replace it"
-    NO_WHITE = "has 32-bit or signed pixels, which do not say what is white: save it with 8 or 16 bits, unsigned"
+    UNKNOWN_WHITE = "has 32-bit or signed pixels, whose white level is unknown: save it with 8 or 16 bits, unsigned"
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """A labelled set of equally sized images, decoded once: the raw material of a scenario."""
+    """A labelled set of decoded images of one size; scenarios are built from such sets."""
 
     name: str
     images: torch.Tensor
@@ -49,7 +49,7 @@ class ImageSet:
     """int64 [N], each in 0..len(classes)-1"""
     classes: tuple[str, ...]
     split: torch.Tensor | None = None
-    """reserved: uint8 [N], 0 train, 1 validation, 2 test, where the source fixes a split"""
+    """uint8 [N], 0 train, 1 validation, 2 test, if the source fixes a split"""
 
     def __post_init__(self) -> None:
         images, labels, split = self.images, self.labels, self.split
@@ -70,12 +70,12 @@ class ImageSet:
 
     @property
     def size(self) -> int:
-        """Height and width in pixels."""
+        """The height and width in pixels."""
         return self.images.shape[-1]
 
     @property
     def channels(self) -> int:
-        """1 for grey, 3 for colour."""
+        """The number of channels: 1 for grey, 3 for colour."""
         return self.images.shape[1]
 
     def _wrong(self, what: str) -> UserError:
@@ -87,7 +87,7 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def check_shape(size: int | None, channels: int) -> None:
-    """Refuse an image size or a number of channels that no image set can have."""
+    """Raise UserError for an image size or a number of channels that no image set can have."""
     if channels not in (1, 3):
         raise UserError(f"Images have 1 channel (grey) or 3 (colour), not {channels}: choose 1 or 3.")
     if size is not None and size < 1:
@@ -95,10 +95,10 @@ def check_shape(size: int | None, channels: int) -> None:
 
 
 def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
-    """Turn a picture into uint8 [C, H, W]: upright, alpha on white, cropped to a square of `size`.
+    """Return an image as uint8 [C, H, W]: rotated upright, transparency on white, cropped to a square of `size`.
 
-    The centre square is kept, and resampled (antialiased bilinear) only where its side differs from `size`.
-    With `size` None the picture keeps its own height and width.
+    The centre square is kept, and resampled (antialiased bilinear) only if its side differs from `size`. With `size`
+    None the image keeps its own height and width.
     """
     if image.mode.startswith("I;16"):
         image = _to_eight_bits(image)
@@ -115,8 +115,27 @@ def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
+def place_image(images: Pixels | None, index: int, pixels: Pixels, total: int, name: str) -> Pixels:
+    """Return the array of all `total` images, allocated for the first of them, with `pixels` at `index`.
+
+    Raises UserError if the image `name` is not a square of the same size as the first one.
+    """
+    if images is None:
+        images = np.empty((total, *pixels.shape), np.uint8)
+    if pixels.shape != images.shape[1:] or pixels.shape[1] != pixels.shape[2]:
+        raise UserError(
+            f"{name} is {pixels.shape[2]}x{pixels.shape[1]} pixels where equal squares are needed: "
+            "give a size, and all images are cropped and scaled to it."
+        )
+    images[index] = pixels
+    return images
+
+
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit grey, which Pillow would clip at 255; nor does it heed what says that 0 is white, or clear."""
+    """Return 16-bit grey scaled to 8 bits, with white and transparency as the file's metadata define them.
+
+    Pillow's own conversion clips at 255 and ignores these metadata.
+    """
     deep, tags = np.asarray(image), getattr(image, "tag_v2", {})  # the tags of a TIFF
     white = 2 ** tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 1
     grey = (deep.astype(np.uint32) * 255 // white).astype(np.uint8)
@@ -141,24 +160,24 @@ def _flatten(image: Image.Image, mode: str) -> Image.Image:
 def decode_each(
     sources: Sequence[bytes | Path | None], size: int | None, channels: int
 ) -> Iterator[Pixels | Unreadable]:
-    """Decode encoded images (bytes or files) in order, or say why one cannot be.
+    """Yield the decoded image of each source (bytes or a file) in order, or the reason why it cannot be decoded.
 
     Large images and files are decoded on a few threads.
     """
-    tell = _after_each.get()
+    report = _after_each.get()
     for decoded in _decode_in_order(sources, size, channels):
-        tell()
+        report()
         yield decoded
 
 
 @contextmanager
-def counting(tell: Callable[[int], None]) -> Iterator[None]:
-    """While this lasts, `tell` hears after every image how many were decoded.
+def counting(report: Callable[[int], None]) -> Iterator[None]:
+    """Within the context, call `report` after every decoded image with the number of images decoded so far.
 
-    Decoding takes minutes and lies deep below whoever shows that it goes on: nobody between them has to know.
+    The callback is held in a context variable, so that it need not be passed through every function that loads data.
     """
     numbers = count(1)
-    token = _after_each.set(lambda: tell(next(numbers)))
+    token = _after_each.set(lambda: report(next(numbers)))
     try:
         yield
     finally:
@@ -182,8 +201,8 @@ def _decode(source: bytes | Path | None, size: int | None, channels: int) -> Pix
     try:
         with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
             if image.mode in ("I", "F"):
-                return Unreadable.NO_WHITE
+                return Unreadable.UNKNOWN_WHITE
             return to_array(image, size, channels)
     except Exception:
-        # On damaged bytes Pillow's readers raise nearly anything: OSError, SyntaxError, ValueError, struct.error.
+        # Pillow's readers raise many exceptions on damaged bytes: OSError, SyntaxError, ValueError, struct.error.
         return Unreadable.DAMAGED

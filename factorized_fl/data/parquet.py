@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each
+from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each, place_image
 
-# Encoded rows held at a time: few enough that the decoded result dominates the memory in use.
+# Encoded rows held at a time: so few that the decoded images take most of the memory.
 _ROWS_PER_BATCH = 1024
 # Without class names a label beyond this is more likely a row number than a class.
 _MOST_UNNAMED = 65_536
-NO_LABEL = -(2**63)  # what stands for a missing one
+NO_LABEL = -(2**63)  # stands for a missing label
 _ADVICE = {
     "image": "keep one column of structs with a field 'bytes', as the hub has it",
     "label": "keep one column of whole numbers, or call it 'label'",
@@ -33,11 +33,12 @@ def read_parquet(
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> ImageSet:
-    """Decode all rows of the files, in order, into one image set.
+    """Return all rows of the files, in order, as one image set.
 
-    Columns that are not named are recognised: images by their struct {bytes, path}, labels as `label`, else
-    `fine_label`, else the only integer column. Class names come from the schema's metadata; without any they
-    are "0".."n-1". With `size` None the images keep their own size, which must then be the same for all.
+    Columns that are not given are found: images by their struct {bytes, path}; labels as `label`, else `fine_label`,
+    else the only integer column. Class names come from the schema's metadata; without any they are "0".."n-1". With
+    `size` None the images keep their own size. Raises UserError if a file, a column, an image or a label is unusable,
+    or if sizes differ while `size` is None.
     """
     check_shape(size, channels)
     if not files:
@@ -66,14 +67,7 @@ def read_parquet(
             for pixels in decode_each(encoded, size, channels):
                 if isinstance(pixels, Unreadable):
                     raise UserError(f"Row {at - first} of {file} {pixels}.")
-                if images is None:
-                    images = np.empty((total, *pixels.shape), np.uint8)
-                if pixels.shape != images.shape[1:] or pixels.shape[1] != pixels.shape[2]:
-                    raise UserError(
-                        f"Row {at - first} of {file} is {pixels.shape[2]}x{pixels.shape[1]} pixels where equal "
-                        "squares are needed: give a size, and all images are cropped and scaled to it."
-                    )
-                images[at] = pixels
+                images = place_image(images, at, pixels, total, f"Row {at - first} of {file}")
                 at += 1
     assert images is not None
     names = classes or tuple(str(i) for i in range(int(labels.max()) + 1))
@@ -81,7 +75,7 @@ def read_parquet(
 
 
 def read_rows(file: Path) -> tuple[tuple[str, ...], Iterator[tuple[bytes | None, int]]]:
-    """The class names of one file, () where it names none, and every row as it is stored: encoded image and label."""
+    """Return the class names of a file, () if it names none, and an iterator over its encoded images and labels."""
     table = _open(file)
     image, label = _image_column(file, table.schema_arrow, None), _label_column(file, table.schema_arrow, None)
     rows = (
@@ -140,7 +134,7 @@ def _classes(files: Sequence[Path], labels: Sequence[tuple[pa.Schema, str]]) -> 
 
 
 def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
-    """Read the ClassLabel names the hub keeps as JSON in the schema; () where there are none."""
+    """Return the ClassLabel names that the hub stores as JSON in the schema, or () if there are none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[column]["names"])

@@ -1,4 +1,4 @@
-"""Scenarios: who holds which images under which labels (paper, section 4.1 and appendix B)."""
+"""Scenarios: the images and labels of every client (paper, section 4.1 and appendix B)."""
 
 import random
 from collections.abc import Sequence
@@ -8,51 +8,52 @@ import numpy as np
 import torch
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.seeds import numpy_rng
+from factorized_fl.core.seeds import PERMUTATION_SEED, numpy_rng
 from factorized_fl.data.images import ImageSet
 
-PERMUTATION_SEED = 1234  # the paper's "fixed global seed"
-FEWEST_IMAGES = 2  # BatchNorm needs two values to have a variance
+FEWEST_IMAGES = 2  # BatchNorm needs two values to compute a variance
 
 
 @dataclass(frozen=True)
 class Client:
-    """One party: its images (as positions in the scenario's pool) and its own labelling of them."""
+    """One client: the positions of its images in the scenario's pool, and its own labelling of the classes."""
 
     name: str
     domain: str
     train: torch.Tensor
     validation: torch.Tensor
     test: torch.Tensor
-    labelling: torch.Tensor  # the domain's class c is called labelling[c] here
+    labelling: torch.Tensor  # class c of the domain has the label labelling[c] at this client
     classes: tuple[str, ...]  # names, in this client's own order
-    holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # to try models on
-    seat: int | None = None  # whose draws it makes, where that is not its place in the scenario
+    holdout: torch.Tensor = field(
+        default_factory=lambda: torch.empty(0, dtype=torch.int64)
+    )  # candidate models are evaluated on these
+    seat: int | None = None  # its index for random draws, if that differs from its position in the scenario
 
     def draws_as(self, k: int) -> int:
-        """The number whose draws the client in place k makes."""
+        """Return the index for the random draws of this client, which is at position k of the scenario."""
         return k if self.seat is None else self.seat
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """All clients over one pool of images, which is held once however many clients there are."""
+    """All clients, and the pool of images that they share."""
 
     images: torch.Tensor  # uint8 [N, C, H, W]
-    labels: torch.Tensor  # int64 [N], the class inside the image's domain
+    labels: torch.Tensor  # int64 [N], the class within the image's domain
     clients: tuple[Client, ...]
-    labels_agree: bool  # one domain, one labelling: only then may a classifier travel
+    labels_agree: bool  # one domain and one labelling, without which classifiers must not be shared
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @property
     def sizes(self) -> torch.Tensor:
-        """Training images of every client, float64 [K]."""
+        """The number of training images of every client, float64 [K]."""
         return torch.tensor([len(client.train) for client in self.clients], dtype=torch.float64)
 
 
 def permutation(classes: int, client: int, seed: int = PERMUTATION_SEED) -> list[int]:
-    """The client's labelling: class c becomes label permutation[c] (the paper's tables 4 and 5, counted from 0)."""
+    """Return the client's labelling: class c gets label permutation[c] (the paper's tables 4 and 5, from 0)."""
     labels = list(range(classes))
     random.Random(seed + client).shuffle(labels)
     return labels
@@ -72,10 +73,11 @@ def build_scenario(
     permutation_seed: int = PERMUTATION_SEED,
     seed: int = 1,
 ) -> Scenario:
-    """Split every domain into train, validation and test, deal the training part to its clients, name the labels.
+    """Return a scenario: every domain is split into training, validation and test images, divided among its clients.
 
-    `partition` is "iid" (every class dealt evenly) or "dirichlet" (each class divided by a Dirichlet(alpha) draw).
-    Several domains share the clients evenly, in order, unless `clients_per_domain` says otherwise.
+    `partition` is "iid" (every class is dealt evenly) or "dirichlet" (each class is divided by a Dirichlet(alpha)
+    draw). `clients_per_domain` sets the number of clients of each domain; by default the numbers are equal. Raises
+    UserError if the domains have too few classes or images for these settings.
     """
     if 0 < images_per_client < FEWEST_IMAGES:
         raise UserError(f"images_per_client is {images_per_client}, but each needs at least {FEWEST_IMAGES}; 0 is all.")
@@ -125,7 +127,7 @@ def build_scenario(
 
 
 def score_validation(scenario: Scenario) -> Scenario:
-    """Let every client be scored on its validation images, so that options can be chosen without seeing the test."""
+    """Return a scenario whose test images are the validation images, for choosing options without the test images."""
     for client in scenario.clients:
         if not len(client.validation):
             raise UserError(f"{client.name} has no validation images to be scored on: add some, or set score=test.")
@@ -133,7 +135,10 @@ def score_validation(scenario: Scenario) -> Scenario:
 
 
 def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
-    """Draw the training labels of the last `count` clients at random: copies of their images join the pool for it."""
+    """Return a scenario in which the training labels of the last `count` clients are random.
+
+    Copies of these clients' training images with the new labels are added to the pool.
+    """
     images, labels, clients = [scenario.images], [scenario.labels], list(scenario.clients)
     if count > len(clients):
         raise UserError(f"scrambled = {count}, but there are only {len(clients)} clients.")
@@ -149,17 +154,20 @@ def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
 
 
 def try_validation(scenario: Scenario) -> Scenario:
-    """Let every client try models on its validation images, and train on all that it has."""
+    """Return a scenario in which candidate models are evaluated on the validation images of each client."""
     for client in scenario.clients:
         if not len(client.validation):
             raise UserError(
-                f"{client.name} has no validation images to try models on: add some, or set tried_on=holdout."
+                f"{client.name} has no validation images to evaluate models on: add some, or set tried_on=holdout."
             )
     return replace(scenario, clients=tuple(replace(client, holdout=client.validation) for client in scenario.clients))
 
 
 def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:
-    """Let every client keep a share of its training images aside, at least one, and train on enough others."""
+    """Return a scenario in which each client holds out a share of its training images, at least one.
+
+    Raises UserError if a client would have fewer than FEWEST_IMAGES images left to train on.
+    """
     clients = []
     for k, client in enumerate(scenario.clients):
         most = len(client.train) - FEWEST_IMAGES
@@ -190,7 +198,10 @@ def _clients_of(domains: Sequence[ImageSet], clients: int, per_domain: Sequence[
 
 
 def split(domain: ImageSet, train_share: float, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Positions of train, validation and test: shuffled, then cut (80/10/10 in the paper), unless the source says."""
+    """Return the positions of the training, validation and test images.
+
+    They are the source's own split or, if it has none, a random one (80/10/10 in the paper).
+    """
     if domain.split is not None:
         given = domain.split.numpy()
         return tuple(np.flatnonzero(given == part) for part in range(3))
@@ -206,23 +217,23 @@ def split(domain: ImageSet, train_share: float, rng: np.random.Generator) -> tup
 
 
 def deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal the images of every class in turn, so that class counts and sizes differ by one at most."""
+    """Return the positions for each client; class counts and totals differ by at most one between clients."""
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     return [np.sort(by_class[client::clients]) for client in range(clients)]
 
 
 def divide(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Divide each class by a Dirichlet(alpha) draw over the clients.
+    """Return the positions for each client; each class is divided by a Dirichlet(alpha) draw over the clients.
 
-    A client left with fewer than FEWEST_IMAGES takes what it lacks, one image at a time, from whoever holds most:
-    the draw stands for everybody else and the procedure always ends.
+    A client with fewer than FEWEST_IMAGES images receives the missing ones, one at a time, from the client that holds
+    most. Redrawing would change the parts of all other clients and might never end.
     """
     held: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         images = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(clients, alpha))
-        if not np.isfinite(shares).all():  # a tiny alpha underflows: the limit is one owner for the whole class
+        if not np.isfinite(shares).all():  # a tiny alpha underflows; in the limit one client has the whole class
             shares = np.eye(clients)[rng.integers(clients)]
         cuts = np.round(np.cumsum(shares)[:-1] * len(images)).astype(int)
         for client, part in enumerate(np.split(images, cuts)):

@@ -1,4 +1,4 @@
-"""Data sets by name: where each lies, what shape it has and how it is normalised."""
+"""Datasets by name: their files, the shape of their images and their normalisation."""
 
 import re
 import warnings
@@ -13,11 +13,11 @@ from factorized_fl.data.cache import cache_folder, cached
 from factorized_fl.data.embedded import digits, embedded_domains, shapes, textures
 from factorized_fl.data.folder import image_files, subfolders
 from factorized_fl.data.images import ImageSet
-from factorized_fl.data.own import parts_of, read_own
+from factorized_fl.data.local_images import parts_of, read_local_images
 from factorized_fl.data.parquet import read_parquet
 
-# The paper's five domains of CIFAR-100, in its order. Its table pairs some names with the wrong ids, so the names
-# decide and the ids are looked up in the files.
+# The paper's five domains of CIFAR-100, in its order. The paper's table pairs some names with wrong ids, so the classes
+# are defined by name and the ids are taken from the files.
 DOMAINS = {
     "household": "bed chair couch table wardrobe clock keyboard lamp telephone television",
     "fruit-food": "apple mushroom orange pear sweet_pepper bottle bowl can cup plate",
@@ -43,18 +43,20 @@ _STATISTICS: dict[tuple[str, int], Statistics] = {
 def load(
     dataset: str, data: Path | None = None, *, size: int | None = None, channels: int | None = None
 ) -> list[ImageSet]:
-    """Load a data set by name, as one image set for each of its domains.
+    """Return a dataset as one image set per domain.
 
-    `data` is the folder that holds `<dataset>/*.parquet`, by default the one `ffl data fetch` fills; for the data
-    set `folder` it is a folder in a layout of one's own (see own.py), or of domain folders that are; images that are
-    drawn have none. Without `size` and `channels` the images keep their own size and colours.
+    `data` is the folder that holds `<dataset>/*.parquet`, by default the folder of `ffl data fetch`. For the dataset
+    `folder` it is local images in a layout of local_images.py, or a folder with one such sub-folder per domain; the
+    drawn datasets take no folder. Without `size` and `channels` images keep their own size and are in colour, except
+    those of drawn datasets (16 pixels) and MNIST (28 pixels, grey). Raises UserError if the name is unknown or the
+    files are missing or unusable.
     """
     if dataset not in DATASETS:
-        raise unknown("data set", dataset, DATASETS)
+        raise unknown("dataset", dataset, DATASETS)
     if data is not None and dataset in ("embedded", *_DRAWN):
         raise UserError(
-            f"The images of '{dataset}' are drawn and not those in '{data}': to train on these set dataset=folder, or "
-            "the name of their data set; else leave --data out."
+            f"The images of '{dataset}' are drawn and not those in '{data}': to train on that folder set "
+            "dataset=folder or the name of its dataset; otherwise leave out --data."
         )
     if dataset == "embedded":
         return embedded_domains(_or(size, 16), _or(channels, 3))
@@ -70,9 +72,9 @@ def load(
 
 
 def normalisation(dataset: str, channels: int) -> Statistics:
-    """Give the mean and standard deviation of each channel, for pixels scaled to 0..1.
+    """Return the mean and standard deviation of each channel, for pixels scaled to 0 .. 1.
 
-    Measured for the sets the paper uses, 0.5 and 0.25 for all others.
+    They are measured values for the paper's datasets, and 0.5 and 0.25 for all others.
     """
     return _STATISTICS.get((dataset, channels), ((0.5,) * channels, (0.25,) * channels))
 
@@ -82,7 +84,7 @@ def _or(given: int | None, default: int) -> int:
 
 
 def _parquet_files(data: Path | None, *folders: str) -> list[Path]:
-    """Find the first of the folders that holds parquet files: those to train on, then those to test on."""
+    """Return the parquet files of the first of the folders that holds any: training files, then test files."""
     root = cache_folder() / "hub" if data is None else data
     for folder in folders:
         parts = {part: sorted((root / folder).glob(f"{part}*.parquet")) for part in ("train", "test")}
@@ -98,11 +100,11 @@ def _parquet_files(data: Path | None, *folders: str) -> list[Path]:
 
 
 def _check_complete(folder: Path, part: str, files: list[Path]) -> None:
-    """The hub numbers the files of a part, as in train-00000-of-00002: some of them are not the data set."""
+    """Raise UserError if files are missing by the hub's numbering (train-00000-of-00002); warn if there are none."""
     if not files:
-        warnings.warn(f"'{folder}' holds no {part} files: the data set is taken without them.", stacklevel=4)
-    numbered = [found for file in files if (found := re.search(r"-(\d+)-of-(\d+)\.parquet$", file.name))]
-    if numbered and len({found[1] for found in numbered}) < (total := max(int(found[2]) for found in numbered)):
+        warnings.warn(f"'{folder}' holds no {part} files: the dataset is read without them.", stacklevel=4)
+    numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)\.parquet$", file.name))]
+    if numbered and len({match[1] for match in numbered}) < (total := max(int(match[2]) for match in numbered)):
         raise UserError(f"'{folder}' holds {len(numbered)} of {total} {part} files: fetch or copy the others, too.")
 
 
@@ -121,7 +123,7 @@ def _cifar100_domains(data: Path | None, size: int | None, channels: int) -> lis
 
 
 def _sort_by_domain(full: ImageSet, file: Path) -> ImageSet:
-    """Keep the classes of the domains, domain after domain: each is then a slice of one mapped file, not a copy."""
+    """Return only the classes of the domains, sorted by domain, so that each domain is a slice of one mapped file."""
     wanted = [name for names in DOMAINS.values() for name in names.split()]
     if missing := set(wanted) - set(full.classes):
         raise UserError(
@@ -152,12 +154,13 @@ def _cut_by_domain(whole: ImageSet) -> list[ImageSet]:
 
 def _folders(data: Path | None, size: int | None, channels: int) -> list[ImageSet]:
     if data is None:
-        raise UserError("The data set 'folder' needs a folder of class folders: give it with --data DIR.")
+        raise UserError("The dataset 'folder' needs a folder of class folders: give it with --data DIR.")
     inner = subfolders(data) if not data.is_file() else []
     paths = [data] if data.is_file() or _is_one_set(data) or not any(map(_is_one_set, inner)) else inner
-    return [read_own(path, path.resolve().name, size=size, channels=channels) for path in paths]
+    return [read_local_images(path, path.resolve().name, size=size, channels=channels) for path in paths]
 
 
 def _is_one_set(path: Path) -> bool:
-    """Class folders with images in them, or a training part and a test part."""
-    return len(parts_of(path)) > 1 or any(map(image_files, subfolders(path)))
+    """Return whether a folder is one set of images: parquet files, class folders with images, or a split."""
+    first, *others = parts_of(path)
+    return bool(others or first.files) or any(map(image_files, subfolders(path)))

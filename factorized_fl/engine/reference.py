@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from factorized_fl.core.answers import checked_gradient, checked_payload
 from factorized_fl.core.clients import ClientState
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.seeds import derive
+from factorized_fl.core.roles import trainable
+from factorized_fl.core.seeds import global_rng
 from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Trained
 from factorized_fl.engine import Task
 from factorized_fl.engine.batches import batches_of, plain_batches
@@ -109,7 +110,7 @@ class ReferenceEngine:
 
     def _trained(self, k: int) -> frozenset[str]:
         """The names of the parameters that training changes: tied ones once, frozen ones not at all."""
-        return frozenset(name for name, p in self._model(k).named_parameters() if p.requires_grad)
+        return frozenset(trainable(self._model(k)))
 
     def _attach(
         self, k: int, tensors: Tensors, losses: list[torch.Tensor], phase: Phase | None = None
@@ -141,13 +142,10 @@ class ReferenceEngine:
 
         return loss_gradient, parameters
 
-    @contextmanager
-    def _seeded(self, purpose: str, round_number: int, k: int) -> Iterator[None]:
-        """Gives PyTorch's global generators, which dropout draws from, a stream for one round and client."""
+    def _seeded(self, purpose: str, round_number: int, k: int) -> AbstractContextManager[None]:
+        """Gives dropout a stream of its own for one round and client."""
         seat = self.scenario.clients[k].draws_as(k)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(derive(self.config.seed, purpose, round_number, seat))
-            yield
+        return global_rng(self.config.seed, purpose, round_number, seat, device=self.device)
 
     def receive(self, round_number: int, k: int, clients: ClientState, given: Tensors) -> Tensors:
         """Calls the method's hook under the same conditions as training: threads, algorithms and seeds."""

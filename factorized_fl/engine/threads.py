@@ -1,45 +1,69 @@
-"""How many threads compute a batch on a CPU."""
+"""The number of threads with which a CPU computes a batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import nn
+
+from factorized_fl.core.roles import LAYERS
 
 # Operations of a batch's forward pass that are worth a thread. With fewer, threads wait for each other more than they
 # compute: two of them make the demo's steps, 22 million operations each, a sixth faster on an idle machine of two cores
 # and nearly four times slower beside a process that keeps one core busy (benchmarks/threads.py).
 WORTH_A_THREAD = 40e6
 
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
-def worthwhile_threads(model: nn.Module, image: torch.Tensor, batch_size: int) -> int:
-    """As many as there are, but no more than a batch of such images gives work to."""
-    work = batch_size * operations(model, image)
+
+def worthwhile_threads(model: nn.Module, example: torch.Tensor, batch_size: int) -> int:
+    """Return the number of threads that a batch of such examples keeps busy, at most PyTorch's present number."""
+    work = batch_size * operations(model, example)
     return max(1, min(int(work / WORTH_A_THREAD), torch.get_num_threads()))
 
 
 @torch.no_grad()
-def operations(model: nn.Module, image: torch.Tensor) -> int:
-    """Multiplications and additions of the layers with weights when one image passes: two per weight and place.
+def operations(model: nn.Module, example: torch.Tensor) -> int:
+    """Return the multiplications and additions of one forward pass of `example`, in evaluation mode.
 
-    PyTorch's own counter would import Triton, wherever that is installed.
+    Counted are Linear layers, convolutions, transposed convolutions and MultiheadAttention: two operations for each
+    weight and each place (pixel or token) where it is applied, and those of the attention matrices. PyTorch's own
+    counter is not used because it imports Triton wherever that is installed.
     """
-    found = 0
+    total = 0
 
-    def add(layer: nn.Conv2d | nn.Linear, inputs: object, output: torch.Tensor) -> None:
-        nonlocal found
-        found += 2 * layer.weight.numel() * output[0, 0].numel()
+    def add(layer: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
+        nonlocal total
+        if isinstance(layer, nn.MultiheadAttention):
+            total += _attention(layer, *(args + tuple(named[key] for key in ("query", "key", "value") if key in named)))
+        else:
+            # Each number on the side of the weight's first axis takes part in one product with a slice of the weight.
+            numbers = args[0] if isinstance(layer, _TRANSPOSED) else output
+            total += 2 * numbers.numel() * cast(torch.Tensor, layer.weight).shape[1:].numel()
 
-    hooks = [m.register_forward_hook(add) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    model.eval()(image)
-    for hook in hooks:
-        hook.remove()
-    return found
+    counted = (*LAYERS, *_TRANSPOSED, nn.MultiheadAttention)
+    hooks = [m.register_forward_hook(add, with_kwargs=True) for m in model.modules() if isinstance(m, counted)]
+    try:
+        model.eval()(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total
+
+
+def _attention(layer: nn.MultiheadAttention, query: torch.Tensor, key: torch.Tensor, *_: Any) -> int:
+    """Return the operations of the four projections and of the two products with the attention matrix."""
+    width = layer.embed_dim
+    queries, keys = query.numel() // width, key.numel() // layer.kdim
+    tokens = key.shape[-2] if key.ndim == 2 or layer.batch_first else key.shape[0]
+    projections = 2 * queries * width + keys * (layer.kdim + layer.vdim)
+    return 2 * width * (projections + 2 * queries * tokens)
 
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """So many threads inside an operation, and afterwards as many as before."""
+    """Compute with `count` threads inside an operation, and restore the previous number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

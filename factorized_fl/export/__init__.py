@@ -1,1 +1,1 @@
-"""A client's model as something to take away and use: folded, exported, described, predicting."""
+"""Export of a client's model, and classification with it."""

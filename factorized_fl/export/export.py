@@ -1,4 +1,4 @@
-"""From a trained client to a model's folder, checked on the client's whole test split before anything is kept."""
+"""Export of a client's model, checked on the client's whole test split before anything is kept."""
 
 import importlib.util
 import logging
@@ -15,14 +15,20 @@ from torch import nn
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.stack import load_untied, untied_state
-from factorized_fl.export.card import card
-from factorized_fl.export.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, about
+from factorized_fl.export.card import model_card
+from factorized_fl.export.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, package_json
 from factorized_fl.methods import fingerprints
 from factorized_fl.nn import fold
-from factorized_fl.report.comparison import check_baseline, difference_lines, read_baseline
+from factorized_fl.results.comparison import (
+    Verdict,
+    check_baseline,
+    client_verdicts,
+    difference_lines,
+    read_baseline,
+)
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
-from factorized_fl.results.verdict import Verdict, verdicts
+from factorized_fl.results.schema import clean_summary
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, initial_model
 
 _BATCH = 500
@@ -32,26 +38,26 @@ Scores = Callable[[torch.Tensor], torch.Tensor]  # raw pixels to class scores
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and what the check on the test split found."""
+    """The exported folder and the results of its check on the test split."""
 
     folder: Path
     onnx: bool
     images: int
     largest_difference: float  # of any class score
-    same_class: int  # images to which all forms of the model give the same class
+    same_class: int  # images that all forms of the model classify alike
     correct: int
     verdict: Verdict | None  # against the client's Stand-Alone model, where there is one
 
     @property
     def accuracy(self) -> float:
-        """Of the exported model on the client's test images."""
+        """Return the exported model's accuracy on the client's test images."""
         return self.correct / self.images
 
 
 def export_run(
     run: Path, client: int, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
 ) -> Exported:
-    """Export the model of a research run's client, counted from 1; `alone` is the Stand-Alone run to compare with."""
+    """Export the model of a simulated client, numbered from 1, and compare it with the Stand-Alone run `alone`."""
     directory = RunDirectory(run)
     rounds = directory.checkpoint_round()
     if not rounds:
@@ -74,9 +80,9 @@ def export_run(
 
 
 def _read_baseline(run: Path, rounds: int, planned: int, alone: Path) -> Record:
-    """The summary of a Stand-Alone run that a model card may hold against this run."""
+    """Return the summary of a Stand-Alone run; raise UserError if a comparison with it would be unfair."""
     if rounds < planned:
-        raise UserError(f"'{run}' has done {rounds} of {planned} rounds: let it end first, or leave --alone out.")
+        raise UserError(f"'{run}' has done {rounds} of {planned} rounds: let it finish first, or leave --alone out.")
     baseline = RunDirectory(alone).summary()
     if baseline is None:
         raise UserError(f"'{alone}' holds no complete run to compare with.")
@@ -90,9 +96,9 @@ def _read_baseline(run: Path, rounds: int, planned: int, alone: Path) -> Record:
 def export_client(
     federation: Federation, k: int, rounds: int, trained: int, out: Path, name: str, baseline: Record | None = None
 ) -> Exported:
-    """Fold client k's model after so many rounds, compare it with the trained one on all test images, write it.
+    """Fold client k's model, compare it with the trained one on all test images, and write it to `out`.
 
-    It has `trained` in some of the rounds or in all.
+    The client has trained in `trained` of the `rounds` rounds. `baseline` is the summary of a Stand-Alone run.
     """
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
@@ -116,7 +122,7 @@ def export_client(
     )
     images = scenario.images[client.test]
     labels = client.labelling[scenario.labels[client.test]]
-    # What was said of the client's images to find its peers is nobody else's business.
+    # The fingerprint describes the client's images, so it is not part of the exported model.
     folded = untied_state(fold(model.eval()))
     weights = {key: tensor.contiguous() for key, tensor in folded.items() if key != fingerprints.NAME}
     pixels = package.network(weights)
@@ -146,22 +152,22 @@ def export_client(
         "verdict": verdict.word if verdict else None,
     }
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
-    write_atomically(out / ABOUT, about(package, results))
+    write_atomically(out / ABOUT, package_json(package, results))
     counts = {"train": len(client.train), "validation": len(client.validation), "test": len(client.test)}
-    text = card(package, config, trained, counts, correct, len(images), verdict, difference, onnx)
+    text = model_card(package, config, trained, counts, correct, len(images), verdict, difference, onnx)
     write_atomically(out / CARD, text.encode())
     return exported
 
 
 def onnx_scores(path: Path, package: Package) -> Scores:
-    """The exported ONNX model as a function, if it is what its description says."""
+    """Return the exported ONNX model as a function; raise UserError if it does not fit its description."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common parent of their own
+    except Exception as error:  # the exceptions of ONNX Runtime have no common base class
         raise UserError(f"The model '{path}' cannot be read ({error}): export it again.") from None
 
     takes, gives = session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]
@@ -181,7 +187,7 @@ def _scores(model: Scores, images: torch.Tensor) -> torch.Tensor:
 
 
 def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
-    """The largest difference of any score; a model that answers differently is not worth keeping."""
+    """Return the largest difference of any score; raise UserError if it exceeds rounding."""
     largest = float((wanted - got).abs().max())
     tolerance = _TOLERANCE * max(1.0, float(wanted.abs().max()) / 10)  # float32 keeps seven digits
     if not math.isfinite(largest) or largest > tolerance:
@@ -194,13 +200,13 @@ def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
 def _verdict(k: int, domain: str, correct: int, total: int, baseline: Record | None) -> Verdict | None:
     if baseline is None:
         return None
-    ours = {"client": k, "domain": domain, "accuracy": correct / total, "correct": correct, "total": total}
-    found = verdicts([{"clients": [ours]}], [baseline])
-    return found[0] if found else None
+    line = {"client": k, "domain": domain, "accuracy": correct / total, "correct": correct, "total": total}
+    ours, alone = (clean_summary(summary)["clients"] for summary in ({"clients": [line]}, baseline))
+    return next(iter(client_verdicts([ours], [alone])), None)
 
 
 def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
-    """Write the ONNX file if the libraries for it are there; says whether it did."""
+    """Write the ONNX file and return True, or warn and return False if its libraries are not installed."""
     with plain_errors(path.parent):
         path.unlink(missing_ok=True)
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):

@@ -1,7 +1,7 @@
-"""A model's folder: the dense network, what it expects and what it answers.
+"""The folder of an exported model.
 
-model.safetensors   the weights of the plain network
-model.onnx          the same from raw pixels to class scores, where ONNX is installed
+model.safetensors   the weights of the dense network
+model.onnx          the network from raw pixels to class scores, where ONNX is installed
 model.json          classes, preprocessing, architecture, accuracy
 README.md           the model card
 """
@@ -27,7 +27,7 @@ WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "model.json", "R
 
 @dataclass(frozen=True)
 class Package:
-    """All that is needed to use a model besides its weights."""
+    """Everything needed to use a model besides its weights: the content of model.json."""
 
     name: str
     method: str
@@ -43,7 +43,7 @@ class Package:
     head_width: int = 0
 
     def build(self) -> nn.Module:
-        """The plain network, untrained."""
+        """Return the dense network, untrained."""
         return build_model(
             self.model,
             len(self.classes),
@@ -55,14 +55,14 @@ class Package:
         )
 
     def network(self, weights: dict[str, torch.Tensor]) -> nn.Module:
-        """The network with these weights, ready for raw pixels."""
+        """Return the network with these weights; its input is raw pixels."""
         network = self.build()
         load_untied(network, weights)
         return FromPixels(network, self.mean, self.std).eval()
 
 
 class FromPixels(nn.Module):
-    """A network that takes raw pixels, uint8 [N, C, H, W], and so cannot be fed wrongly scaled ones."""
+    """A network for raw pixels, uint8 [N, C, H, W], so that inputs cannot be scaled wrongly."""
 
     def __init__(self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
@@ -71,19 +71,19 @@ class FromPixels(nn.Module):
         self.register_buffer("std", torch.tensor(std))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Class scores."""
+        """Return the class scores."""
         assert isinstance(self.mean, torch.Tensor)
         assert isinstance(self.std, torch.Tensor)
         return self.network(normalise(pixels.float() / 255, self.mean, self.std))
 
 
-def about(package: Package, results: dict[str, Any]) -> bytes:
-    """The content of model.json."""
+def package_json(package: Package, results: dict[str, Any]) -> bytes:
+    """Return the content of model.json."""
     return json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False).encode()
 
 
 def read_package(folder: Path | str) -> Package:
-    """What a model's folder says about it."""
+    """Return the content of a folder's model.json."""
     folder = Path(folder)
     try:
         content = {"head_width": 0, **json.loads((folder / ABOUT).read_text(encoding="utf-8"))}  # older models lack it
@@ -100,7 +100,7 @@ def read_package(folder: Path | str) -> Package:
 
 
 def load_network(folder: Path | str, package: Package) -> nn.Module:
-    """The trained network, ready for raw pixels."""
+    """Return the trained network; its input is raw pixels."""
     folder = Path(folder)
     try:
         return package.network(safetensors.torch.load_file(folder / WEIGHTS))

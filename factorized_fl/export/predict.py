@@ -1,4 +1,4 @@
-"""Class names and probabilities for pictures, from a model's folder: ONNX Runtime when there, PyTorch otherwise."""
+"""Classification of images with an exported model, by ONNX Runtime if it is installed, otherwise by PyTorch."""
 
 import importlib.util
 import warnings
@@ -20,22 +20,22 @@ RUNTIMES = ("auto", "onnx", "torch")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one picture: every class with its probability, likeliest first."""
+    """Every class with its probability for one image, most likely first."""
 
     image: Path
     classes: tuple[tuple[str, float], ...]
 
 
 def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list[Prediction]:
-    """Look at the pictures in order; a folder stands for all images in it and in its sub-folders.
+    """Return predictions for images, and for all images in folders and their subfolders, in order.
 
-    What cannot be read is left out with a warning.
+    Unreadable images are left out with a warning; raise UserError if none can be read.
     """
     package = read_package(folder)
     files = [file for image in images for file in _files(image)]
     unreadable: list[tuple[Path, Unreadable]] = []
     if not files:
-        raise UserError("There is no image to look at: name image files, or a folder with some.")
+        raise UserError("There is no image to classify: name image files, or a folder with some.")
     scores = find_runtime(folder, runtime)
     predictions = []
     for first in range(0, len(files), _BATCH):
@@ -61,7 +61,7 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
 
 
 def _files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """An image, or all in a folder; links that lead back to a folder above are not followed."""
+    """Return the image, or all images in the folder; links back to a parent folder are not followed."""
     if not path.is_dir():
         if not path.exists():
             raise UserError(f"There is no image '{path}'.")
@@ -73,7 +73,7 @@ def _files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
 
 
 def find_runtime(folder: Path, runtime: str = "auto") -> Scores:
-    """The model as a function from raw pixels to class scores."""
+    """Return the model as a function from raw pixels to class scores."""
     package = read_package(folder)
     if runtime not in RUNTIMES:
         raise UserError(f"There is no runtime '{runtime}': choose {', '.join(RUNTIMES)}.")
@@ -81,7 +81,7 @@ def find_runtime(folder: Path, runtime: str = "auto") -> Scores:
     there = (folder / ONNX).exists()
     if runtime == "onnx" and not (installed and there):
         missing = 'pip install "factorized-fl[onnx]"' if there else "export the model again with ONNX installed"
-        raise UserError(f"The model cannot be run by ONNX Runtime: {missing}, or leave the runtime to chance.")
+        raise UserError(f"The model cannot be run by ONNX Runtime: {missing}, or use --runtime auto.")
     if runtime != "torch" and installed and there:
         return onnx_scores(folder / ONNX, package)
     return load_network(folder, package)

@@ -1,4 +1,4 @@
-"""Parametrisations of weights, the roles of tensors, and models."""
+"""Parametrisations of weights, and models."""
 
 from factorized_fl.core.roles import Role, find_head, last_body_v, roles
 from factorized_fl.nn.description import Description, describe

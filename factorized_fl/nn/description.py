@@ -1,20 +1,20 @@
-"""How many numbers a model holds, by role."""
+"""The size of a model, by the role of its tensors."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 from torch import nn
 
-from factorized_fl.core.roles import roles
+from factorized_fl.core.roles import canonical_names, roles
 from factorized_fl.nn.factorized import factored
 
 
 @dataclass(frozen=True)
 class Description:
-    """Numbers in the tensors of a model: `total` is the sum of u, v, mu, body, bias, norm, stat and other.
+    """Numbers of entries in a model's tensors: `total` is the sum of u, v, mu, body, bias, norm, stat and other.
 
-    All of these include the classifier's tensors; `head` counts the classifier's tensors once more, together.
-    Of `mu`, `mu_surviving` reach the threshold. Counters such as num_batches_tracked are left out.
+    These include the classifier's tensors, which `head` counts once more together. `mu_surviving` counts the entries
+    of mu that reach the threshold. Counters such as num_batches_tracked are left out.
     """
 
     u: int
@@ -31,7 +31,7 @@ class Description:
 
     @property
     def share(self) -> float:
-        """Share of mu that survives pruning; 1 where there is no mu."""
+        """The share of mu that survives pruning, and 1 for a model without mu."""
         return self.mu_surviving / self.mu if self.mu else 1.0
 
     def __str__(self) -> str:
@@ -40,23 +40,20 @@ class Description:
         if self.mu:
             rows.insert(3, ("  surviving", self.mu_surviving, f"{self.share:.1%} of mu"))
         rows += [("total", self.total, ""), ("  of it head", self.head, "")]
-        shown = [row for row in rows if row[1] or row[0] == "total"]
+        shown = [row for row in rows if row[1] or row[2] or row[0] == "total"]
         width = len(f"{self.total:,}")
         return "\n".join(f"{name:<13}{count:>{width},}  {note}".rstrip() for name, count, note in shown)
 
 
 def describe(model: nn.Module, head: str | None = None) -> Description:
-    """Count a model's numbers by role; a tensor shared by two modules counts once."""
-    state = model.state_dict(keep_vars=True)
-    named = roles(model, head)
+    """Return the numbers of a model's tensors by role; a tensor under several names counts once."""
+    state, canonical = model.state_dict(), canonical_names(model)
     counts: Counter[str] = Counter()
     in_head = 0
-    seen: set[int] = set()
-    for name, role in named.items():
+    for name, role in roles(model, head).items():
         tensor = state[name]
-        if id(tensor) in seen or (role.kind == "stat" and tensor.ndim == 0):
+        if name != canonical[name] or (role.kind == "stat" and tensor.ndim == 0):
             continue
-        seen.add(id(tensor))
         counts[role.kind] += tensor.numel()
         in_head += tensor.numel() * role.head
 

@@ -1,4 +1,4 @@
-"""Kernel factorisation (paper, section 4.1): a weight is a rank-one product and a sparse rest, u v^T + mu."""
+"""Kernel factorisation (paper, section 4.1): a weight is a rank-one product plus a sparse tensor, u v^T + mu."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 
 from factorized_fl.core.errors import UserError, unknown
-from factorized_fl.core.roles import find_head, layers, under
+from factorized_fl.core.roles import find_head, layers, layers_under
 
 LAYOUTS = ("taps", "mixed", "released")
 INITS = ("xavier", "fit")
@@ -39,15 +39,15 @@ class RankOneSparse(nn.Module):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The kind of each tensor, as `roles` wants to know it."""
+        """The kind of each tensor, as `roles` reads it."""
         return {"original": "mu", "u": "u", "v": "v"} if self.has_mu else {"original": "v", "u": "u"}
 
     def pruned(self, mu: Tensor) -> Tensor:
-        """Where mu counts as zero once training is over: |mu| < threshold."""
+        """Return a mask that is true where eval mode sets mu to zero: |mu| < threshold."""
         return mu.abs() < self.threshold
 
     def forward(self, original: Tensor) -> Tensor:
-        """The weight: u v^T + original, or u original^T without mu."""
+        """Return the weight: u v^T + original, or u original^T without mu."""
         if not self.has_mu:
             return (self.u * original).reshape(self.shape)
         if not self.training and self.threshold > 0:
@@ -55,14 +55,17 @@ class RankOneSparse(nn.Module):
         return torch.addcmul(original.reshape(self.matrix_shape), self.u, self.v).reshape(self.shape)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """The original that gives `weight` with these u and v; without mu the best one, by least squares."""
+        """Return the original that gives `weight` with these u and v; without mu, the least-squares fit of v.
+
+        Raises UserError if `weight` has another shape.
+        """
         if tuple(weight.shape) != self.shape:
             raise UserError(f"The weight has shape {self.shape}; a tensor of shape {tuple(weight.shape)} does not fit.")
         if self.has_mu:
             return weight - (self.u * self.v).reshape(self.shape)
         u = self.u.double()
         product = (weight.double().reshape(self.matrix_shape) * u).sum_to_size(self.v_shape)
-        # With u = 0 every v gives the same weight; the clamp then chooses v = 0.
+        # With u = 0 every v gives the same weight; the clamp then selects v = 0.
         return (product / u.square().sum().clamp_min(torch.finfo(u.dtype).tiny)).to(weight.dtype)
 
 
@@ -76,19 +79,23 @@ def factorize(
     threshold: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Factorise every Linear and convolution of a model, in place, and return the model.
+    """Factorise every Linear and convolution of a model in place, and return the model.
+
+    Raises UserError if an option is unknown or a layer cannot be factorised; after any exception, also one raised
+    while factors are computed, the model is as it was before.
 
     Args:
         model: any module; transposed convolutions and packed attention projections stay dense.
-        layout: which matrix of a kernel has rank one. "taps": F*F x I*O, u are the filter taps (the paper);
+        layout: the matrix of a kernel that has rank one. "taps": F*F x I*O, u are the filter taps (the paper);
             "mixed": I*F x O*F (the paper's ablation); "released": F*F x I*O viewed as the kernel without a
-            permutation (what the authors' code does).
-        mu: keep the sparse rest; without it a weight has rank one.
-        skip: qualified names of layers, or of modules with all they contain, that stay dense.
-        init: "xavier" draws u and v afresh and sets mu to zero; "fit" takes the leading singular pair of the
-            present weight and leaves the rest to mu, so that a trained model keeps its outputs.
+            permutation (as in the authors' code).
+        mu: whether weights have the sparse tensor mu; without it a weight has rank one.
+        skip: qualified names of layers that stay dense, or of modules all of whose layers do. A module that is
+            registered under several names may be given by any of them.
+        init: "xavier" draws new u and v and sets mu to zero; "fit" computes u and v from the leading singular pair
+            of the present weight and sets mu to the remainder, so that a trained model keeps its outputs.
         threshold: entries of mu below it count as zero in eval mode.
-        generator: source of the draws, made in module order; the global one by default.
+        generator: the source of the draws, which are made in module order; by default the global one.
     """
     if layout not in LAYOUTS:
         raise unknown("layout", layout, LAYOUTS)
@@ -99,6 +106,8 @@ def factorize(
     for name, layer in chosen.items():
         _check(name, layer, model, init)
 
+    # Computing the factors may fail, for example for lack of memory: every layer is computed before the first changes.
+    parts = []
     for layer in chosen.values():
         weight = cast(nn.Parameter, layer.weight)
         u_shape, v_shape = factor_shapes(weight.shape, layout)
@@ -107,7 +116,8 @@ def factorize(
         else:
             u, v = (xavier(shape, weight, generator) for shape in (u_shape, v_shape))
         part = RankOneSparse(u, v, weight.shape, mu=mu, threshold=float(threshold))
-        part.requires_grad_(weight.requires_grad)
+        parts.append((layer, part.requires_grad_(weight.requires_grad), v))
+    for layer, part, v in parts:
         parametrize.register_parametrization(layer, "weight", part)
         if init == "xavier":
             with torch.no_grad():
@@ -117,7 +127,7 @@ def factorize(
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """A plain dense copy whose outputs are those of the model in eval mode; the model stays as it is."""
+    """Return a dense copy without parametrisations that has the model's eval-mode outputs; the model is unchanged."""
     copy = deepcopy(model)
     for module in list(copy.modules()):
         if not parametrize.is_parametrized(module):
@@ -128,44 +138,45 @@ def fold(model: nn.Module) -> nn.Module:
                 value = parts.eval()()
             trainable = any(p.requires_grad for p in parts.parameters())
             weights[name] = nn.Parameter(value, requires_grad=trainable)
-        # parametrize.remove_parametrizations would strip the class, which the copy shares with the model.
+        # parametrize.remove_parametrizations would change the class, which the copy shares with the model.
         module.__class__ = parametrize.type_before_parametrizations(module)
         del module.parametrizations
         rest = dict(module._parameters)
         module._parameters.clear()
-        # Weights first, as PyTorch's layers register them: the order of the state dict is the old one again.
+        # PyTorch's layers register their weights first: this restores the original order of the state dict.
         module._parameters.update({**weights, **rest})
     return copy
 
 
 def set_threshold(model: nn.Module, value: float) -> None:
-    """In every factorised layer, let entries of mu below `value` count as zero in eval mode; 0 keeps all."""
+    """Set the magnitude below which entries of mu count as zero in eval mode, in every layer; 0 prunes nothing.
+
+    Raises UserError if the model has no factorised layer or `value` is not a finite number of at least 0.
+    """
     _check_threshold(value)
-    found = [module for module in model.modules() if isinstance(module, RankOneSparse)]
-    if not found:
+    parts = [module for module in model.modules() if isinstance(module, RankOneSparse)]
+    if not parts:
         raise UserError("The model has no factorised layer whose mu could be pruned; call factorize first.")
-    for part in found:
+    for part in parts:
         part.threshold = float(value)
 
 
 def head_mu_xavier(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
-    """Draw the classifier's mu as the authors' code does, Xavier-uniform, instead of leaving it zero."""
-    head = find_head(model)
-    for name, layer in layers(model).items():
-        if under(name, head):
-            nn.init.xavier_uniform_(_list(layer).original, generator=generator)
+    """Draw the classifier's mu Xavier-uniformly, as the authors' code does, and return the model."""
+    for name in layers_under(model, find_head(model)):
+        nn.init.xavier_uniform_(_list(model.get_submodule(name)).original, generator=generator)
     return model
 
 
 def factored(model: nn.Module) -> Iterator[tuple[RankOneSparse, Tensor]]:
-    """Every rank-one parametrisation of the model with its original tensor (mu, or v without mu)."""
+    """Yield every rank-one parametrisation of the model with its original tensor (mu, or v without mu)."""
     for module in model.modules():
         if isinstance(module, ParametrizationList) and isinstance(module[0], RankOneSparse):
             yield module[0], module.original
 
 
 def factor_shapes(shape: Sequence[int], layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes in which u and v of a weight (O, I, *kernel) broadcast to the matrix the layout factorises."""
+    """Return the shapes in which u and v of a weight (O, I, *kernel) broadcast to the matrix the layout factorises."""
     out, inp, *kernel = shape
     ones = [1] * len(kernel)
     if not kernel:
@@ -179,16 +190,16 @@ def factor_shapes(shape: Sequence[int], layout: str) -> tuple[tuple[int, ...], t
 
 
 def xavier(shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """A Xavier-uniform vector, its fans 1 and its length, of the type and on the device of `like`."""
+    """Return a Xavier-uniform vector (fans: 1 and its length) with the type and on the device of `like`."""
     bound = math.sqrt(6 / (1 + math.prod(shape)))
     device = generator.device if generator else like.device
     return torch.empty(*shape, dtype=like.dtype, device=device).uniform_(-bound, bound, generator=generator).to(like)
 
 
 def leading_pair(weight: Tensor, u_shape: Sequence[int], v_shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The best rank-one factors of a weight, sqrt(s) times each leading singular vector, in the given shapes.
+    """Return the best rank-one factors of a weight, sqrt(s) times each leading singular vector, in the given shapes.
 
-    Computed in float64 on the CPU with a fixed sign, so that all sites starting from one model agree on them.
+    They are computed in float64 on the CPU with a fixed sign, so that all sites that start from one model get the same.
     """
     rows = [axis for axis, size in enumerate(v_shape) if size == 1]
     columns = [axis for axis, size in enumerate(v_shape) if size != 1]
@@ -201,7 +212,7 @@ def leading_pair(weight: Tensor, u_shape: Sequence[int], v_shape: Sequence[int])
     else:
         b = torch.linalg.eigh(matrix.T @ matrix).eigenvectors[:, -1]
         a = matrix @ b
-        # A zero weight has no direction; any unit vector will do, and lets v learn.
+        # A zero weight has no leading direction; with any unit vector v receives gradients and can be trained.
         a = a / a.norm() if a.norm() > 0 else torch.eye(len(a), 1, dtype=a.dtype)[:, 0]
     a = a * a[a.abs().argmax()].sign()
     b = matrix.T @ a
@@ -210,13 +221,16 @@ def leading_pair(weight: Tensor, u_shape: Sequence[int], v_shape: Sequence[int])
 
 
 def _select(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Module]:
-    found = layers(model)
-    if not found:
+    chosen = layers(model)
+    if not chosen:
         raise UserError("The model has no Linear or convolution layer to factorise.")
+    known = ", ".join(chosen)
     for entry in skip:
-        if not entry or not any(under(name, entry) for name in found):
-            raise UserError(f"skip names '{entry}', but no layer is called so; the layers are {', '.join(found)}.")
-    chosen = {name: layer for name, layer in found.items() if not any(under(name, entry) for entry in skip)}
+        skipped = layers_under(model, entry) if entry else []
+        if not skipped:
+            raise UserError(f"skip names '{entry}', but no layer has this name; the layers are {known}.")
+        for name in skipped:
+            chosen.pop(name, None)
     if not chosen:
         raise UserError("skip leaves no layer to factorise; name fewer layers in it.")
     return chosen
@@ -225,7 +239,7 @@ def _select(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Module]:
 def _check(name: str, layer: nn.Module, model: nn.Module, init: str) -> None:
     title = f"Layer '{name}'" if name else "The layer"
     if any(isinstance(part, RankOneSparse) for part in layer.modules()):
-        raise UserError(f"{title} is factorised already; fold the model first to factorise it anew.")
+        raise UserError(f"{title} is factorised already; fold the model first to factorise it again.")
     weight = layer._parameters.get("weight")
     if weight is None:
         raise UserError(f"{title} has a weight under another parametrisation or pruning; remove it or skip the layer.")
@@ -233,6 +247,11 @@ def _check(name: str, layer: nn.Module, model: nn.Module, init: str) -> None:
         raise UserError(f"{title} does not know its shape yet; run one batch through the model first.")
     if sum(weight is other for module in model.modules() for other in module._parameters.values()) > 1:
         raise UserError(f"{title} shares its weight with another module; untie the two or skip the layer.")
+    if init == "fit" and weight.is_meta:
+        raise UserError(f"{title} is on the meta device and has no values to fit; load its weights or use init=xavier.")
+    if init == "fit" and not weight.numel():
+        shape = tuple(weight.shape)
+        raise UserError(f"{title} is empty (its weight has shape {shape}), so no factors fit it; skip the layer.")
     if init == "fit" and not weight.isfinite().all():
         raise UserError(f"{title} has weights that are not finite, so no factors fit them.")
 

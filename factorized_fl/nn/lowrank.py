@@ -1,4 +1,4 @@
-"""pFedPara's parametrisation: a weight is W1 * (W2 + 1), both halves of low rank (Hyeon-Woo et al., FedPara)."""
+"""pFedPara's parametrisation: a weight is W1 * (W2 + 1), W1 and W2 of low rank (Hyeon-Woo et al., FedPara)."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.roles import layers, under
+from factorized_fl.core.roles import layers, layers_under
 
 
 class LowRankHadamard(nn.Module):
@@ -25,11 +25,11 @@ class LowRankHadamard(nn.Module):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """W1 may travel, W2 stays."""
+        """The kind of each tensor: "w1" for the factors of the shared W1, "w2" for those of the personal W2."""
         return {f"original{i}": "w1" if i < self.per_half else "w2" for i in range(2 * self.per_half)}
 
     def forward(self, *factors: Tensor) -> Tensor:
-        """W1 * (W2 + 1)."""
+        """Return the weight, W1 * (W2 + 1)."""
         return self._half(*factors[: self.per_half]) * (self._half(*factors[self.per_half :]) + 1)
 
     def _half(self, x: Tensor, y: Tensor, core: Tensor | None = None) -> Tensor:
@@ -40,7 +40,10 @@ class LowRankHadamard(nn.Module):
         return torch.einsum("obp,bi->oip", tied, y).reshape(x.shape[1], y.shape[1], *kernel)
 
     def right_inverse(self, weight: Tensor) -> Sequence[Tensor]:
-        """The factors it was made with, once, when it is registered; a given weight has no low-rank factors."""
+        """Return the factors given to the constructor; PyTorch calls this once, when it registers the parametrisation.
+
+        Raises UserError in every later call, because an arbitrary weight has no low-rank factors.
+        """
         if self.factors is None:
             raise UserError("A low-rank weight cannot be assigned: change its factors, or fold the model first.")
         factors, self.factors = self.factors, None
@@ -48,9 +51,11 @@ class LowRankHadamard(nn.Module):
 
 
 def rank(shape: Sequence[int], gamma: float, capacity: float = 0.0) -> int:
-    """Rank of a weight (O, I, *kernel): between the least that can be full and the largest that is not larger.
+    """Return the rank of the halves of a weight (O, I, *kernel).
 
-    `capacity` above 0 takes the rank at which both halves hold that share of the dense weight's numbers instead.
+    `gamma` interpolates between the least rank at which the weight can have full rank (0) and the largest at which
+    the factors hold no more numbers than the dense weight (1). With `capacity` above 0 it is instead the rank at which
+    both halves together hold that share of the dense weight's numbers.
     """
     out, inp, *kernel = shape
     taps = math.prod(kernel)
@@ -67,7 +72,7 @@ def rank(shape: Sequence[int], gamma: float, capacity: float = 0.0) -> int:
 
 
 def _tensor_root(inp: int, out: int, taps: int, share: float) -> float:
-    """The r at which 2 (r^2 taps + r (I + O)) = share * I * O * taps."""
+    """Return the r that solves 2 (r^2 taps + r (I + O)) = share * I * O * taps."""
     both = inp + out
     return (-both + math.sqrt(both**2 + 2 * share * inp * out * taps**2)) / (2 * taps)
 
@@ -80,10 +85,10 @@ def low_rank(
     skip: Iterable[str] = (),
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Put the parametrisation on every Linear and convolution of a model, in place, and return the model."""
-    left_out = tuple(skip)
+    """Parametrise every Linear and convolution of a model in place, those under `skip` excepted; return the model."""
+    skipped = {name for entry in skip for name in layers_under(model, entry)}
     for name, layer in layers(model).items():
-        if any(under(name, entry) for entry in left_out):
+        if name in skipped:
             continue
         weight: Tensor = layer.weight  # type: ignore[assignment]
         r = rank(weight.shape, gamma, capacity)
@@ -93,7 +98,7 @@ def low_rank(
 
 
 def _draw(weight: Tensor, r: int, generator: torch.Generator | None) -> list[Tensor]:
-    """Zero-mean normals whose product has about He's scale."""
+    """Return zero-mean normal factors whose product has about the scale of He's initialisation."""
     out, inp, *kernel = weight.shape
     scales: list[tuple[tuple[int, ...], float]] = [((r, out), math.sqrt(2 / out)), ((r, inp), math.sqrt(2 / inp))]
     if kernel:

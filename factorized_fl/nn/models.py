@@ -1,7 +1,7 @@
 """The networks of the paper, ResNet-9 and ResNet-18 for small images, and a small one for quick trials.
 
-A network makes its body before its head, so with one seed the bodies of clients with different numbers of
-classes are the same.
+A network draws the weights of its body before those of its head, so that with one seed the bodies of clients with
+different numbers of classes are the same.
 """
 
 import math
@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from factorized_fl.core.errors import UserError, unknown
-
-NORM_MOMENTUM, NORM_EPS = 0.1, 1e-5  # PyTorch's defaults, which every BatchNorm here keeps
 
 Scale = Callable[[int], int]
 Head = Callable[[int], nn.Module]
@@ -36,19 +34,19 @@ class ResNet9(nn.Module):
         self.head = head(c)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
+        """Return the class scores of a batch of images."""
         x = self.conv2(self.conv1(x))
         x = x + self.conv4(self.conv3(x))
         x = F.max_pool2d(self.conv5(x), 2)
         x = x + self.conv7(self.conv6(x))
-        # The last convolution has no padding; images below 12 pixels leave it less than one 3 x 3 window.
+        # The last convolution has no padding; for images below 12 pixels its input is smaller than its 3 x 3 kernel.
         x = F.pad(x, (0, max(0, 3 - x.shape[-1]), 0, max(0, 3 - x.shape[-2])))
         x = F.adaptive_max_pool2d(self.conv8(x), 1).flatten(1)
         return self.head(x)
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 as usual for 32 x 32 images: a 3 x 3 stem of stride 1, no pooling before the four stages."""
+    """ResNet-18 in its usual form for 32 x 32 images: a 3 x 3 stem of stride 1, no pooling before the four stages."""
 
     def __init__(self, channels: int, scale: Scale, head: Head) -> None:
         super().__init__()
@@ -61,17 +59,17 @@ class ResNet18(nn.Module):
         self.head = head(d)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
+        """Return the class scores of a batch of images."""
         x = self.stage4(self.stage3(self.stage2(self.stage1(self.stem(x)))))
         return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut, which is a 1 x 1 projection where the shape changes."""
+    """Two 3 x 3 convolutions and a shortcut, which is a 1 x 1 projection if the shape changes."""
 
     def __init__(self, inp: int, out: int, stride: int = 1) -> None:
         super().__init__()
-        # The shortcut comes first: the last convolution before the head is then also last in the state dict.
+        # The shortcut is registered first, so that the last convolution before the head is last in the state dict.
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inp != out:
             self.shortcut = _block(inp, out, kernel=1, stride=stride, relu=False)
@@ -79,12 +77,12 @@ class BasicBlock(nn.Module):
         self.conv2 = _block(out, out, relu=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's feature map."""
+        """Return the block's feature map."""
         return F.relu(self.conv2(self.conv1(x)) + self.shortcut(x))
 
 
 class SmallCNN(nn.Module):
-    """Three convolutions with batch normalisation: trains on a CPU in seconds (strides, as pooling is slow there)."""
+    """Three convolutions with batch normalisation: trains on a CPU in seconds (pooling is slow there)."""
 
     def __init__(self, channels: int, scale: Scale, head: Head) -> None:
         super().__init__()
@@ -95,7 +93,7 @@ class SmallCNN(nn.Module):
         self.head = head(c)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
+        """Return the class scores of a batch of images."""
         x = self.conv3(self.conv2(self.conv1(x)))
         return self.head(x.amax((2, 3)))
 
@@ -118,16 +116,18 @@ def build_model(
     head_norm: bool = False,
     head_width: int = 0,
 ) -> nn.Module:
-    """A network for images of at least 8 x 8 pixels, its classifier under the attribute `head`.
+    """Return a network for images of at least 8 x 8 pixels, whose classifier is the attribute `head`.
+
+    Raises UserError if an argument has no meaning, alone or with the others.
 
     Args:
         name: "resnet9", "resnet18" or "cnn".
         classes: number of classes.
         channels: channels of the images.
-        width: factor on all channel counts, which are rounded to multiples of 8, at least 8.
-        head_layers: 1 for one fully connected layer, 2 for two of them with a ReLU between.
-        head_norm: with two layers, batch normalisation before that ReLU.
-        head_width: with two layers, outputs of the first; 0 for as many as it has inputs.
+        width: factor of all channel counts, which are rounded to multiples of 8, at least 8.
+        head_layers: 1 for one fully connected layer, 2 for two with a ReLU between them.
+        head_norm: whether batch normalisation precedes that ReLU.
+        head_width: outputs of the first of two layers; 0 for as many as it has inputs.
     """
     if name not in MODELS:
         raise unknown("model", name, MODELS)

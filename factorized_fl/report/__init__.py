@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress, tables, the page, figures."""
+"""Runs on a terminal and on a page: progress, tables, charts, figures."""

@@ -1,7 +1,7 @@
-"""From run directories to one plain document: everything the page shows, as values that JSON can hold.
+"""From run directories to one document: everything the page shows, as values that JSON can hold.
 
-What grows with clients and rounds is bounded: matrices are rounded to 255 steps and, past a budget, kept of every n-th
-round only, and the document says so.
+Its size is bounded: matrices are rounded to 255 steps and, beyond a budget, only those of every n-th round are kept,
+which the document notes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,43 +15,48 @@ from factorized_fl import __version__
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import BYTES_PER_NUMBER, formula_bytes
 from factorized_fl.report.command import command_of
-from factorized_fl.report.comparison import (
-    check_baseline,
-    compare_runs,
-    difference_lines,
-    different_data,
-    differing,
-    read_baseline,
-)
+from factorized_fl.report.comparison import comparison_document
 from factorized_fl.report.exports import client_rows, downloads, verdict_rows
 from factorized_fl.report.matrices import collect_matrices, to_base64
-from factorized_fl.results.reading import RunFiles, find_runs, is_run, number, read_run
-from factorized_fl.results.verdict import Verdict, verdicts
-from factorized_fl.silo.plan import ALONE, COORDINATOR
+from factorized_fl.results.comparison import (
+    BASELINE,
+    Verdict,
+    check_baseline,
+    client_verdicts,
+    difference_lines,
+    different_data,
+    find_baseline,
+    read_baseline,
+)
+from factorized_fl.results.reading import RunFiles, find_runs, read_run
+from factorized_fl.results.schema import CONFIG, COORDINATOR, MIXING, TRACES, number
 
 Document = dict[str, Any]
 
 MATRIX_BUDGET = 2_000_000  # cells of all matrices of all runs
 CONFUSION_BUDGET = 500_000
-_NONE = 65_535  # in accuracies, which are whole hundredths of a percent
+_NONE = 65_535  # marks a missing accuracy; accuracies are whole hundredths of a percent
 
 
 def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = False) -> Document:
-    """The document of one run or several; `baseline` is a Stand-Alone run to judge them by."""
+    """Return the document of one run or several, compared with the Stand-Alone run `baseline`.
+
+    Raise UserError if there is nothing to show, unless the page is `live`, or if the runs cannot be compared.
+    """
     found = find_runs(list(paths))
     others = [read_baseline(baseline)] if baseline else []
-    if len(found) > 1 and baseline:  # among several runs it is simply one more
+    if len(found) > 1 and baseline:  # among several runs it is another run
         found, others = find_runs([*found, baseline]), []
     runs = [read_run(path) for path in found]
     if not live and not any(run.final or (run.party and run.done) for run in runs):
         if all((run.path / "summary.json").exists() for run in runs):
-            raise UserError(f"Nobody was tested in '{paths[0]}', so there is nothing to show: see its dropout.")
+            raise UserError(f"No client was tested in '{paths[0]}': run it again with a smaller dropout.")
         raise UserError(f"There is no result in '{paths[0]}' yet: wait for the end of the first round.")
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")
-    sharing = sum(bool(run.rounds_of("mixing") or run.rounds_of("traces")) for run in runs)
-    described = [_describe(run, runs, others, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
-    comparison = compare_runs(runs) if len(runs) > 1 else None
+    sharing = sum(bool(run.recorded_rounds(MIXING) or run.recorded_rounds(TRACES)) for run in runs)
+    described = [_run_document(run, runs, others, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
+    comparison = comparison_document(runs) if len(runs) > 1 else None
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
     preset = runs[0].party or runs[0].config.get("preset") or runs[0].config.get("dataset")
     preset = str(preset or runs[0].path.resolve().name)
@@ -66,13 +71,13 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
     }
 
 
-def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles], budget: int) -> Document:
-    base, how = _find_baseline(run, runs, given)
-    found = _judge(run, base) if base else []
+def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles], budget: int) -> Document:
+    base = _baseline_of(run, runs, given)
+    found = client_verdicts([run.final], [base.final]) if base else []
     domains = list(dict.fromkeys(client["domain"] for client in run.clients))
     matrices = collect_matrices(run, budget)
     table = {**run.config, "options": run.options}
-    again = str(run.path / "config.toml")  # as the run was named, so that it is found from the same folder
+    again = str(run.path / CONFIG)  # as the run was named, so that the command works in the same folder
     return {
         "name": run.path.resolve().name,
         "method": run.method,
@@ -83,8 +88,8 @@ def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
         "done": run.done,
         "complete": run.complete,
         "headline": headline(run, base, found),
-        "baseline": how,
-        "baseline_command": None if base or run.party else command_of(table, "stand-alone", again),
+        "baseline": _baseline_line(run, base) if base else None,
+        "baseline_command": None if base or run.party else command_of(table, BASELINE, again),
         "domains": domains,
         "clients": [
             {
@@ -112,72 +117,61 @@ def _describe(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
         "downloads": downloads(
             f"{run.method}-seed{run.seed}", verdict_rows(run.clients, found) if found else [], client_rows([run])
         ),
-        "notes": run.notes,  # last: reading matrices and the rest adds to them
+        "notes": run.notes,  # last, because the entries above add to them
     }
 
 
 # -- the verdict
 
 
-def _find_baseline(
-    run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]
-) -> tuple[RunFiles | None, str | None]:
-    """A Stand-Alone run of the same clients: the one named, or a complete one among those reported or beside this."""
-    if run.method == "stand-alone":
-        return None, None
+def _baseline_of(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]) -> RunFiles | None:
+    """Return the baseline that was named, or one among the reported runs or beside this one."""
+    if run.method == BASELINE:
+        return None
     if given:
         check_baseline(run, given[0])
-        return given[0], _how(run, given[0])
-    found = [other for other in runs if other.method == "stand-alone" and other.seed == run.seed]
-    beside = run.path.resolve().parent / (ALONE if run.party else f"stand-alone-seed{run.seed}")
-    if not found and is_run(beside):
-        found = [read_run(beside)]
-    fitting = [other for other in found if other.complete and not different_data([run, other])]
-    fitting.sort(key=lambda other: len(differing(run, other)))
-    return (fitting[0], _how(run, fitting[0])) if fitting else (None, None)
+        return given[0]
+    return find_baseline(run, runs)
 
 
-def _how(run: RunFiles, base: RunFiles) -> str:
-    """Which run it was, and how it was trained differently."""
-    text = f"Alone: the Stand-Alone run '{base.path.resolve().name}', same clients, same test images, same seed."
+def _baseline_line(run: RunFiles, base: RunFiles) -> str:
+    """Return the baseline's name and how its training differed."""
+    text = f"Baseline: the Stand-Alone run '{base.path.resolve().name}', same clients, same test images, same seed."
     if not base.complete:
         text += f" It is in round {base.done} of {base.planned}."
     lines = difference_lines(run, base)
     return f"{text} It was trained differently: {', '.join(lines)}." if lines else text
 
 
-def _judge(run: RunFiles, base: RunFiles) -> list[Verdict]:
-    return verdicts([{"clients": run.final}], [{"clients": base.final}])
-
-
-def headline(run: RunFiles, base: RunFiles | None, found: Sequence[Verdict]) -> str:
-    """The verdict in words."""
+def headline(run: RunFiles, base: RunFiles | None, verdicts: Sequence[Verdict]) -> str:
+    """Return the result of a run in one or two sentences."""
     if not run.final:
         if run.party == COORDINATOR and run.done:
-            return f"{run.done} of {run.planned} rounds are done; no site has chosen to report how well it goes."
+            return f"{run.done} of {run.planned} rounds are done; no site reports its accuracy."
         return "No client has a result yet."
     mean = sum(record["accuracy"] for record in run.final) / len(run.final)
     so_far = "" if run.complete else f" so far (round {run.done} of {run.planned})"
-    if run.method == "stand-alone":
-        return f"Everybody alone: {_percent(mean)} right on average{so_far}. This is what a federation has to beat."
+    if run.method == BASELINE:
+        return f"Every client alone: {_percent(mean)} accuracy on average{so_far}. A federation has to beat this."
     if run.party == COORDINATOR:
-        who = f"{len(run.final)} of {len(run.clients)} sites report"
-        return f"{_percent(mean)} right on average{so_far}, as {who}. Whether that beats training alone, they know."
-    if base is None or not found:
+        sites = f"{len(run.final)} of {len(run.clients)} sites"
         return (
-            f"{_percent(mean)} right on average{so_far}. Whether that is better than alone, no Stand-Alone run tells."
+            f"{_percent(mean)} accuracy on average{so_far}, reported by {sites}. "
+            "Each site can compare this with training alone."
         )
-    alone = sum(verdict.alone for verdict in found) / len(found)
+    if base is None or not verdicts:
+        return f"{_percent(mean)} accuracy on average{so_far}. Run the control to see whether federation helped."
+    alone = sum(verdict.alone for verdict in verdicts) / len(verdicts)
     if run.party:
         words = {"helped": "Federation helped", "harmed": "Federation harmed"}
-        word = words.get(found[0].word, "These tests show no difference for")
-        return f"{word} {run.party}{so_far}: {_percent(mean)} right, alone {_percent(alone)}."
-    helped, harmed = (sum(verdict.word == word for verdict in found) for word in ("helped", "harmed"))
-    rest = len(found) - helped - harmed
+        word = words.get(verdicts[0].word, "These tests show no difference for")
+        return f"{word} {run.party}{so_far}: {_percent(mean)} accuracy, alone {_percent(alone)}."
+    helped, harmed = (sum(verdict.word == word for verdict in verdicts) for word in ("helped", "harmed"))
+    rest = len(verdicts) - helped - harmed
     tail = f"; for {'the other ' if helped or harmed else ''}{rest} these tests show no difference" if rest else ""
     return (
-        f"Federation helped {helped} of {len(found)} clients and harmed {harmed}{so_far}{tail}. "
-        f"On average {_percent(mean)} right, alone {_percent(alone)}."
+        f"Federation helped {helped} of {len(verdicts)} clients and harmed {harmed}{so_far}{tail}. "
+        f"On average {_percent(mean)} accuracy, alone {_percent(alone)}."
     )
 
 
@@ -189,7 +183,7 @@ def _percent(share: float) -> str:
 
 
 def _curves(run: RunFiles) -> Document:
-    """Accuracy of every client after every round; bytes and seconds of every round."""
+    """Return the accuracy of every client after every round, and the bytes and seconds of every round."""
     rounds, count = run.done, len(run.clients)
     accuracy = np.full((count, rounds), _NONE, dtype="<u2")
     up, down = [0] * rounds, [0] * rounds
@@ -199,7 +193,7 @@ def _curves(run: RunFiles) -> Document:
         down[at] += record["down_bytes"]
         if record["accuracy"] is not None:
             accuracy[record["client"], at] = round(10_000 * record["accuracy"])
-    seconds = [run.seconds.get(round) for round in range(1, rounds + 1)]
+    seconds = [run.seconds.get(at) for at in range(1, rounds + 1)]
     return {"accuracy": to_base64(accuracy), "up": up, "down": down, "seconds": seconds}
 
 
@@ -212,34 +206,38 @@ def _client_traffic(run: RunFiles) -> list[list[int]]:
 
 
 def _traffic(run: RunFiles) -> Document:
-    """Measured bytes by role and direction; the paper's formula beside them."""
-    totals = {way: sum(record[f"{way}_bytes"] for record in run.metrics) for way in ("up", "down")}
-    formulas = formula_bytes((r["round"], r["up_formula"], r["down_formula"]) for r in run.metrics)
-    if not run.metrics and run.summary:
-        totals = {way: int(run.summary[f"{way}_bytes"] or 0) for way in ("up", "down")}
-        formulas = {name: int(run.summary[name] or 0) for name in formulas}
+    """Return measured bytes by role and direction, and the bytes of the paper's formula."""
+    metrics, summary = run.metrics, run.summary
+    totals = {"up": sum(r["up_bytes"] for r in metrics), "down": sum(r["down_bytes"] for r in metrics)}
+    formulas = formula_bytes((r["round"], r["up_formula"], r["down_formula"]) for r in metrics)
+    if not metrics and summary:
+        totals = {"up": int(summary["up_bytes"] or 0), "down": int(summary["down_bytes"] or 0)}
+        formulas = {
+            "formula_a_bytes": int(summary["formula_a_bytes"] or 0),
+            "formula_b_bytes": int(summary["formula_b_bytes"] or 0),
+        }
     ways = {
-        f"formula_{way}": BYTES_PER_NUMBER * sum(r[f"{way}_formula"] for r in run.metrics) if run.metrics else None
-        for way in ("up", "down")
+        "formula_up": BYTES_PER_NUMBER * sum(r["up_formula"] for r in metrics) if metrics else None,
+        "formula_down": BYTES_PER_NUMBER * sum(r["down_formula"] for r in metrics) if metrics else None,
     }
     roles: dict[str, dict[str, int]] = {}
-    for record in run.metrics:
-        for way in ("up", "down"):
-            for role, count in record[f"{way}_roles"].items():
+    for record in metrics:
+        for way, counts in (("up", record["up_roles"]), ("down", record["down_roles"])):
+            for role, count in counts.items():
                 roles.setdefault(role, {"up": 0, "down": 0})[way] += count
     if roles:
-        known = {way: sum(counts[way] for counts in roles.values()) for way in ("up", "down")}
+        known = {way: sum(of_role[way] for of_role in roles.values()) for way in ("up", "down")}
         roles["headers"] = {way: totals[way] - known[way] for way in ("up", "down")}
-    elif sum(totals.values()) and run.metrics:
+    elif sum(totals.values()) and metrics:
         run.notes.append("metrics.jsonl does not say which role the bytes belong to: the run is of an older version.")
-    return {**totals, **formulas, **ways, "roles": [{"role": role, **counts} for role, counts in roles.items()]}
+    return {**totals, **formulas, **ways, "roles": [{"role": role, **of_role} for role, of_role in roles.items()]}
 
 
 # -- confusion, configuration, environment
 
 
 def _confusion(run: RunFiles) -> list[list[int] | None]:
-    """Counts of every client, row by row: true class by predicted class."""
+    """Return every client's confusion matrix row by row: true class by predicted class."""
     found: list[list[int] | None] = []
     cells = 0
     for client, counts in zip(run.clients, run.confusion, strict=False):

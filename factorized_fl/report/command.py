@@ -1,4 +1,4 @@
-"""The command that makes a run again, from its configuration."""
+"""The command that repeats a run, from its configuration."""
 
 import dataclasses
 import shlex
@@ -10,13 +10,13 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.methods import INSTALLED, METHODS
 from factorized_fl.presets import PRESETS, find_preset
 
-_STAND_IN = "stand-alone"  # any method that comes with the package
+_STAND_IN = "stand-alone"  # an installed method in place of one that is not loaded
 
 
 def command_of(table: Mapping[str, Any], method: str | None = None, file: str = "config.toml") -> str | None:
-    """`ffl run ...` for a parsed config.toml, or for the same scenario with another method; none if it is invalid.
+    """Return `ffl run ...` for a parsed config.toml or the same scenario with another method; None if it is invalid.
 
-    A configuration that came from a preset is the preset and what differs from it; any other is the run's own `file`.
+    The command names the preset and the settings that differ from it, or the run's own `file` if there is no preset.
     """
     try:
         return shlex.join(_words(table, method, file))
@@ -27,7 +27,7 @@ def command_of(table: Mapping[str, Any], method: str | None = None, file: str = 
 def _words(table: Mapping[str, Any], method: str | None, file: str) -> list[str]:
     own = table.get("method")
     unloaded = method is None and isinstance(own, str) and own not in METHODS
-    other = _STAND_IN if unloaded else method  # what is not the method's own can be checked without it
+    other = _STAND_IN if unloaded else method  # settings other than options can be checked without the method
     config = from_table({**table, "method": other, "options": {}} if other else table)
     name = str(own) if unloaded else config.method
     words = ["ffl", *([] if name in INSTALLED else ["--load", "FILE.py"]), "run"]
@@ -42,19 +42,19 @@ def _words(table: Mapping[str, Any], method: str | None, file: str) -> list[str]
 
 
 def _of_run(config: Config) -> dict[str, Any]:
-    """What is set besides the method and its options."""
+    """Return the settings besides the method and its options."""
     names = (field.name for field in dataclasses.fields(config))
     return {name: getattr(config, name) for name in names if name not in ("preset", "method", "options")}
 
 
 def _settings(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """--set for every value that differs."""
+    """Return --set for every value that differs."""
     differing = [name for name, value in wanted.items() if name not in given or value != given[name]]
     return [word for name in differing for word in ("--set", _setting(name, wanted[name]))]
 
 
 def _setting(name: str, value: Any) -> str:
-    """key=value, as plain as it can be: a word without quotes if it is read back as the same word."""
+    """Return key=value, without quotes where the value is parsed as the same word."""
     plain = f"{name}={value}"
     if isinstance(value, str) and parse_setting(plain) == (name, value):
         return plain

@@ -1,4 +1,4 @@
-"""What the methods cost in the paper's setting: ResNet-9, 20 clients, 50 rounds."""
+"""The communication cost of methods in the paper's setting: ResNet-9, 20 clients, 50 rounds."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,13 @@ from factorized_fl.core.roles import roles
 from factorized_fl.core.views import Tensors
 from factorized_fl.methods import METHODS, Method
 from factorized_fl.nn import Role, build_model
-from factorized_fl.simulate.build import travels
 
 CLIENTS, ROUNDS, CLASSES = 20, 50, 10
 
 
 @dataclass(frozen=True)
 class MethodCost:
-    """Gigabytes of a whole run whose labels agree; a dense mu counts in full."""
+    """Gigabytes of a whole run of all clients with agreeing labels; a dense mu counts in full."""
 
     formula_a: float
     formula_b: float
@@ -26,7 +25,7 @@ class MethodCost:
 
 
 def method_cost(method: Method) -> MethodCost:
-    """Count and serialise one model, multiply."""
+    """Return the cost of a run, from the counted and serialised size of one model."""
     model = method.parametrize(build_model("resnet9", CLASSES), torch.Generator().manual_seed(0), True)
     role_of = roles(model)
     tensors = {
@@ -34,26 +33,21 @@ def method_cost(method: Method) -> MethodCost:
         for name, tensor in model.state_dict().items()
     }
     cost = method.card.cost(method, tensors, role_of)
-    formula = formula_bytes((round, cost.up, cost.down) for round in range(1, ROUNDS + 1))
+    formula = formula_bytes((round_number, cost.up, cost.down) for round_number in range(1, ROUNDS + 1))
     up, down = _serialised(method, tensors, role_of)
     return MethodCost(
         formula_a=formula["formula_a_bytes"] * CLIENTS / 1e9,
         formula_b=formula["formula_b_bytes"] * CLIENTS / 1e9,
         serialised=(up * ROUNDS + down * (ROUNDS - 1)) * CLIENTS / 1e9,
-        published=_published(method),
+        published=method.card.published_gb,
     )
-
-
-def _published(method: Method) -> float | None:
-    """The paper's number; a method of one's own that inherits from one of the paper's does not inherit that."""
-    return method.card.published_gb
 
 
 def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> tuple[int, int]:
     shared = {
         name: (tuple(tensors[name].shape), tensors[name].dtype, tensors[name].numel())
         for name, role in role_of.items()
-        if travels(method, role, labels_agree=True)
+        if role.kind != "stat" and method.shares(role)
     }
     down = measure(shared)[1] * method.card.models_down(method)
     vector = method.fingerprint(tensors, role_of) if shared else None
@@ -63,5 +57,5 @@ def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> t
 
 
 def method_costs() -> dict[str, MethodCost]:
-    """The cost of every method with its default options."""
+    """Return the cost of every method with its default options."""
     return {name: method_cost(method()) for name, method in METHODS.items()}

@@ -1,12 +1,13 @@
-"""Tables as files for other programs and for papers: Markdown, LaTeX and CSV."""
+"""Tables as Markdown, LaTeX and CSV."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
 
+from factorized_fl.results.comparison import Verdict
 from factorized_fl.results.reading import RunFiles
-from factorized_fl.results.rundir import Record
-from factorized_fl.results.verdict import Verdict
+from factorized_fl.results.schema import ClientEntry
+from factorized_fl.results.statistic import SURE
 
 Rows = list[list[str]]  # the first is the heading
 
@@ -22,13 +23,13 @@ _LATEX = {
 
 
 def downloads(name: str, table: Rows, clients: Rows) -> Mapping[str, str]:
-    """File names and contents: the table in three formats, and one line per client in full precision."""
+    """Return files by name: the table in three formats, and one line per client in full precision."""
     files = {f"{name}.md": markdown(table), f"{name}.tex": latex(table), f"{name}.csv": as_csv(table)} if table else {}
     return files | {f"{name}-clients.csv": as_csv(clients)}
 
 
 def markdown(rows: Rows) -> str:
-    """A table in GitHub's Markdown."""
+    """Return a table in GitHub's Markdown."""
     lines = ["| " + " | ".join(_markdown_cell(cell) for cell in row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
     return "\n".join(lines) + "\n"
@@ -41,7 +42,7 @@ def _markdown_cell(cell: str) -> str:
 
 
 def latex(rows: Rows) -> str:
-    """A tabular with the rules of booktabs."""
+    """Return a LaTeX tabular with the rules of booktabs."""
     head, *body = [" & ".join(_latex_cell(cell) for cell in row) + r" \\" for row in rows]
     columns = "l" + "r" * (len(rows[0]) - 1)
     return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]) + (
@@ -54,14 +55,14 @@ def _latex_cell(cell: str) -> str:
 
 
 def as_csv(rows: Rows) -> str:
-    """Comma-separated, one line per row."""
+    """Return comma-separated values, one line per row."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([[_csv_cell(cell) for cell in row] for row in rows])
     return text.getvalue()
 
 
 def _csv_cell(cell: str) -> str:
-    """A name that a spreadsheet would run as a formula is marked as text."""
+    """Return the cell, marked as text if a spreadsheet would run it as a formula."""
     if cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
         try:
             float(cell)
@@ -70,18 +71,18 @@ def _csv_cell(cell: str) -> str:
     return cell
 
 
-def verdict_rows(clients: Sequence[Record], found: Sequence[Verdict]) -> Rows:
-    """Every client's verdict, in percent."""
+def verdict_rows(clients: Sequence[ClientEntry], verdicts: Sequence[Verdict]) -> Rows:
+    """Return a table of every client's verdict, in percent."""
     rows = [["client", "domain", "alone", "with federation", "difference", "± two standard errors", "verdict"]]
-    for verdict in found:
-        shares = (verdict.alone, verdict.together, verdict.difference, 2 * verdict.error)
+    for verdict in verdicts:
+        shares = (verdict.alone, verdict.together, verdict.difference, SURE * verdict.error)
         numbers = [f"{100 * share:.2f}" for share in shares]
         rows.append([clients[verdict.client]["name"], verdict.domain, *numbers, verdict.word])
     return rows
 
 
 def client_rows(runs: Sequence[RunFiles]) -> Rows:
-    """Every client's last result in every run."""
+    """Return a table of every client's last result in every run."""
     rows = [["run", "method", "seed", "client", "domain", "round", "accuracy", "correct", "total"]]
     for run in runs:
         for r in run.final:

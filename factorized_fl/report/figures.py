@@ -1,4 +1,4 @@
-"""The page's charts as files for papers: SVG and PNG, drawn by matplotlib (an extra) from the same document."""
+"""The page's charts as SVG and PNG files, drawn by matplotlib (an extra) from the same document."""
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors
 from factorized_fl.report.collect import Document, collect
-from factorized_fl.results.reading import Array
+from factorized_fl.results.reading import Matrix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ _STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "legend.fra
 
 
 def write_figures(paths: Sequence[Path], out: Path, baseline: Path | None = None) -> list[Path]:
-    """Every figure there is data for, each as SVG and PNG; returns the files."""
+    """Write every figure for which there is data as SVG and PNG, and return the files."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def write_figures(paths: Sequence[Path], out: Path, baseline: Path | None = None
         for name, shape, draw in _figures(document):
             figure = Figure(figsize=shape, layout="constrained")
             draw(figure.subplots())
-            settle(figure)
+            freeze_layout(figure)
             for kind in ("svg", "png"):
                 path = out / f"{name}.{kind}"
                 part = path.with_name(path.name + ".part")
@@ -44,8 +44,8 @@ def write_figures(paths: Sequence[Path], out: Path, baseline: Path | None = None
     return written
 
 
-def settle(figure: "Figure") -> None:
-    """Round where the layout put everything: its solver's last bits may differ, and identifiers are made of them."""
+def freeze_layout(figure: "Figure") -> None:
+    """Round all positions: the layout solver's last bits vary, and identifiers in SVG files depend on them."""
     from matplotlib.transforms import Bbox
 
     figure.draw_without_rendering()
@@ -56,8 +56,11 @@ def settle(figure: "Figure") -> None:
         axes.set_position(Bbox(axes.get_position(original=True).get_points().round(5)))
 
 
+settle = freeze_layout  # for callers that have not been changed yet
+
+
 def _figures(document: Document) -> Iterator[tuple[str, tuple[float, float], Callable[[Any], None]]]:
-    """Name, size in inches, and what draws it."""
+    """Yield the name, the size in inches and the drawing function of each figure."""
     if document["comparison"]:
         yield "accuracy-of-methods", (5, 3.2), partial(_methods_curves, document=document)
         yield "accuracy-against-bytes", (5, 3.2), partial(_pareto, document=document)
@@ -73,8 +76,8 @@ def _figures(document: Document) -> Iterator[tuple[str, tuple[float, float], Cal
             yield f"{name}-similarity", (5, 3.2), partial(_similarity, run=run)
 
 
-def accuracies(run: Document) -> Array:
-    """Percent by client and round, carried forward from the last test."""
+def accuracies(run: Document) -> Matrix:
+    """Return percent by client and round, carried forward from the last test."""
     raw = np.frombuffer(base64.b64decode(run["curves"]["accuracy"]), dtype="<u2")
     table = np.where(raw == 65_535, np.nan, raw / 100).reshape(len(run["clients"]), -1)
     for at in range(1, table.shape[1]):
@@ -82,7 +85,7 @@ def accuracies(run: Document) -> Array:
     return table
 
 
-def _mean_curve(table: Array) -> Array:
+def _mean_curve(table: Matrix) -> Matrix:
     known = (~np.isnan(table)).sum(0)
     return np.nansum(table, 0) / np.where(known, known, np.nan)
 
@@ -165,6 +168,6 @@ def _pareto(axes: Any, document: Document) -> None:
 
 
 def _text(name: str) -> str:
-    """A name that matplotlib does not take for mathematics, nor a leading underscore for a reason to hide it."""
+    """Return a name that matplotlib neither parses as mathematics nor hides for a leading underscore."""
     escaped = name.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped

@@ -1,12 +1,12 @@
-"""What a first look at a party's data found, for a person."""
+"""The inspection of a party's data as text and as a table."""
 
 from rich.table import Table
 
-from factorized_fl.data.own import SPLITS, Inspection
+from factorized_fl.data.local_images import SPLITS, Inspection
 
 
 def inspection_line(found: Inspection) -> str:
-    """How many images, of which sizes and colours."""
+    """Return the numbers, sizes and colours of the images in one line."""
     sizes = [f"{width}x{height}" for (width, height), _ in found.sizes.most_common(3)]
     others = f" and {len(found.sizes) - 3} other sizes" if len(found.sizes) > 3 else ""
     unreadable = len(found.unreadable) + len(found.no_white)
@@ -17,7 +17,7 @@ def inspection_line(found: Inspection) -> str:
 
 
 def inspection_table(found: Inspection) -> Table:
-    """Images by class and split."""
+    """Return the numbers of images by class and split."""
     splits = [split for split in ("", *SPLITS) if split in found.counts]
     table = Table()
     table.add_column("class")

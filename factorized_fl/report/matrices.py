@@ -1,49 +1,49 @@
-"""The matrices of a run for the page: some rounds to look at, as bytes, and means over all of them."""
+"""The matrices of a run for the page: those of some rounds as bytes, and means over all rounds."""
 
 import base64
 from collections.abc import Sequence
 
 import numpy as np
 
-from factorized_fl.results.reading import Array, RunFiles
-from factorized_fl.results.rundir import Record
+from factorized_fl.results.reading import Matrix, RunFiles
+from factorized_fl.results.schema import MIXING, TRACES, Record
 
 _NAMES = {"matrix": "mixing", "similarity": "matching", "cosine.u": "u", "cosine.v": "v"}
 
 
 def collect_matrices(run: RunFiles, budget: int) -> Record:
-    """Who received whose and who was like whom, over rounds: some rounds to look at, means over all of them."""
+    """Return the aggregation and similarity matrices of some rounds, and their means over all rounds."""
     count = len(run.clients)
-    rounds = {kind: run.rounds_of(kind) for kind in ("mixing", "traces")}
+    rounds = {folder: run.recorded_rounds(folder) for folder in (MIXING, TRACES)}
     cells = 2 * count * count * sum(map(len, rounds.values()))
     stride = max(1, -(-cells // max(budget, 1)))
     took_part = {(r["round"], r["client"]) for r in run.metrics if r["steps"] or r["down_bytes"]}
     same = np.array([[a["domain"] == b["domain"] for b in run.clients] for a in run.clients], dtype=bool)
-    kept: dict[str, list[tuple[int, Array]]] = {}
+    kept: dict[str, list[tuple[int, Matrix]]] = {}
     means: dict[str, list[tuple[int, float | None, float | None]]] = {}
-    mu: list[tuple[int, Array]] = []
+    mu: list[tuple[int, Matrix]] = []
     matched, mixed = np.zeros((count, count)), np.zeros(count)
-    for kind, numbers in rounds.items():
-        for at, round in enumerate(numbers):
-            tensors = run.matrices(kind, round)
+    for folder, numbers in rounds.items():
+        for at, round_number in enumerate(numbers):
+            tensors = run.matrices(folder, round_number)
             if "mu" in tensors:
-                mu.append((round, tensors.pop("mu").mean(0)))
+                mu.append((round_number, tensors.pop("mu").mean(0)))
             for name, matrix in tensors.items():
                 shown = _NAMES.get(name)
                 if shown is None or matrix.shape != (count, count):
                     continue
                 if shown == "mixing":
-                    active = np.array([(round, k) in took_part for k in range(count)]) | (not took_part)
+                    active = np.array([(round_number, k) in took_part for k in range(count)]) | (not took_part)
                     matched[active] += matrix[active] > 0
                     mixed += active
                     matrix[~active] = np.nan
                 else:
                     np.fill_diagonal(matrix, np.nan)
-                    means.setdefault(shown, []).append((round, _mean(matrix[same]), _mean(matrix[~same])))
+                    means.setdefault(shown, []).append((round_number, _mean(matrix[same]), _mean(matrix[~same])))
                 if (len(numbers) - 1 - at) % stride == 0:
-                    kept.setdefault(shown, []).append((round, matrix))
+                    kept.setdefault(shown, []).append((round_number, matrix))
     if stride > 1:
-        run.notes.append(f"Of the matrices one round in {stride} is shown, to keep this page small.")
+        run.notes.append(f"The matrices of one round in {stride} are shown, to keep this page small.")
     return {
         "shown": {name: _quantised(entries, low=0.0 if name == "mixing" else None) for name, entries in kept.items()},
         "means": {name: [list(column) for column in zip(*rows, strict=True)] for name, rows in means.items()},
@@ -52,13 +52,13 @@ def collect_matrices(run: RunFiles, budget: int) -> Record:
     }
 
 
-def _mean(values: Array) -> float | None:
+def _mean(values: Matrix) -> float | None:
     values = values[np.isfinite(values)]
     return round(float(values.mean()), 5) if len(values) else None
 
 
-def _quantised(entries: Sequence[tuple[int, Array]], low: float | None = None, high: float | None = None) -> Record:
-    """Matrices as bytes: 0 to 254 between low and high, 255 for nothing."""
+def _quantised(entries: Sequence[tuple[int, Matrix]], low: float | None = None, high: float | None = None) -> Record:
+    """Return matrices as bytes: 0 to 254 between low and high, 255 for missing values."""
     finite = [matrix[np.isfinite(matrix)] for _, matrix in entries]
     values = np.concatenate(finite) if finite else np.zeros(0)
     low = (float(values.min()) if len(values) else 0.0) if low is None else low
@@ -68,11 +68,11 @@ def _quantised(entries: Sequence[tuple[int, Array]], low: float | None = None, h
     for _, matrix in entries:
         steps = np.where(np.isfinite(matrix), np.round((np.nan_to_num(matrix) - low) * scale).clip(0, 254), 255)
         data.append(to_base64(steps.astype(np.uint8)))
-    return {"rounds": [round for round, _ in entries], "low": low, "high": high, "data": data}
+    return {"rounds": [round_number for round_number, _ in entries], "low": low, "high": high, "data": data}
 
 
-def _frequency(matched: Array, mixed: Array) -> Record | None:
-    """In which share of the rounds it took part in each client listened to each other one."""
+def _frequency(matched: Matrix, mixed: Matrix) -> Record | None:
+    """Return the share of each client's rounds in which it gave weight to each other client."""
     if not mixed.any():
         return None
     shares = matched / np.where(mixed > 0, mixed, np.nan)[:, None]
@@ -80,16 +80,16 @@ def _frequency(matched: Array, mixed: Array) -> Record | None:
     return _quantised([(0, shares)], low=0.0, high=1.0)
 
 
-def _sparsity(run: RunFiles, mu: Sequence[tuple[int, Array]]) -> Record | None:
-    """The share of each layer's mu that counts, mean over clients, by round."""
-    mu = [(round, row) for round, row in mu if len(row) == len(mu[0][1])]
+def _sparsity(run: RunFiles, mu: Sequence[tuple[int, Matrix]]) -> Record | None:
+    """Return the share of nonzero mu in each layer by round, averaged over clients."""
+    mu = [(round_number, row) for round_number, row in mu if len(row) == len(mu[0][1])]
     if not mu:
         return None
     layers = run.mu_layers if len(run.mu_layers) == len(mu[0][1]) else [f"layer {i + 1}" for i in range(len(mu[0][1]))]
     shares = [[None if np.isnan(x) else round(float(x), 4) for x in row] for _, row in mu]
-    return {"layers": layers, "rounds": [round for round, _ in mu], "kept": shares}
+    return {"layers": layers, "rounds": [round_number for round_number, _ in mu], "kept": shares}
 
 
-def to_base64(array: Array) -> str:
-    """The array's bytes as text."""
+def to_base64(array: Matrix) -> str:
+    """Return the array's bytes as base64 text."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()

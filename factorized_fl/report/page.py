@@ -1,19 +1,21 @@
 """From the document to one HTML file that opens anywhere, without a network.
 
-The charts are some hundred lines of our own JavaScript over SVG (assets/), not a plotting library: the core writes a
-page after every run and must not depend on one, plotly's bundle alone would be 1 to 4.5 MB a page, and heat-maps of
-clients with a slider, a graph and a table that sorts need little of what it offers.
+The charts are our own JavaScript over SVG (assets/) rather than a plotting library: the package writes a page after
+every run and should not depend on one, plotly's bundle alone would add 1 to 4.5 MB to each page, and heat maps with a
+slider, a graph and a sortable table need little of it.
 
-Names come from other people's data. They enter the page as JSON in which no character can end the element, and the
-script puts them in as text only. The content security policy allows this one script and this one style, by hash, and no
-connection anywhere (while watching: to the page's own server).
+Names come from user data. They enter the page as JSON in which no character can end the element, and the script inserts
+them as text only. The content security policy allows this script and this style, by hash, and no connections except,
+while watching, to the page's own server.
 """
 
 import base64
 import hashlib
-import html
 import json
 from importlib import resources
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from factorized_fl.report.collect import Document
 
@@ -24,33 +26,30 @@ _SCRIPTS = (
 
 
 def render_page(document: Document) -> str:
-    """The whole page."""
+    """Return the page as HTML."""
     style = _asset("page.css")
     script = '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in _SCRIPTS) + "\n})();\n"
     comparison = document["comparison"]
     headlines = [comparison["headline"]] if comparison else [run["headline"] for run in document["runs"]]
-    values = {
-        "policy": policy(style, script, live=document["live"]),
-        "title": html.escape(document["title"]),
-        "summary": html.escape(" ".join(headlines)),
-        "style": style,
-        "script": script,
-        "document": embed(document),
-    }
-    page = _asset("page.html")
-    # One pass from left to right, so that nothing inside a value is taken for a place to fill.
-    parts = page.split("{{")
-    return parts[0] + "".join(values[name] + rest for name, rest in (part.split("}}", 1) for part in parts[1:]))
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))
+    return template.render(
+        policy=Markup(policy(style, script, live=document["live"])),
+        title=document["title"],
+        summary=" ".join(headlines),
+        style=Markup(style),
+        script=Markup(script),
+        document=Markup(embed(document)),
+    )
 
 
 def embed(document: Document) -> str:
-    """JSON that is safe inside a script element: no <, > or &, and no number that JSON does not have."""
+    """Return JSON that is safe inside a script element: without <, > and &, and without NaN."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def policy(style: str, script: str, live: bool) -> str:
-    """What the page may do: nothing but this script and this style, and pictures it draws itself."""
+    """Return the content security policy: this script, this style and images that the script draws."""
     connect = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "

@@ -1,33 +1,42 @@
-"""Live progress of a run: a bar on a terminal, plain lines elsewhere; and of images that are decoded."""
+"""Live progress of a run and of decoding: a bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from factorized_fl.config import Config
+from factorized_fl.core.server import Sampling
 from factorized_fl.data.images import counting
-from factorized_fl.report.tables import size
-from factorized_fl.results.rundir import Record
-from factorized_fl.simulate.build import Federation
-from factorized_fl.simulate.rounds import sampling_of
+from factorized_fl.report.tables import format_bytes
+from factorized_fl.results.schema import Record
 
-_SILENCE = 5.0  # seconds after which one wants to know that it goes on
-_LONG_ROUND = 30.0  # seconds after which a log says how far a round is
+_SILENCE = 5.0  # seconds between lines while images are decoded
+_LONG_ROUND = 30.0  # seconds between lines within one round in a log
+
+
+class Configured(Protocol):
+    """A federation, of which progress needs the configuration only."""
+
+    @property
+    def config(self) -> Config:
+        """Return the run's configuration."""
 
 
 @contextmanager
 def images_told(console: Console) -> Iterator[None]:
-    """While this lasts, say now and then how many images were looked at."""
+    """Print the number of decoded images every few seconds while the context lasts."""
     last = 0.0
 
     def tell(count: int) -> None:
         nonlocal last
         now = time.monotonic()
         if count == 1:
-            last = now  # reading files through for the cache's key comes before, and may take long
+            last = now  # computing the cache key comes before and may take long
         elif now - last > _SILENCE:
             console.print(f"looked at {count:,} images", highlight=False)
             last = now
@@ -39,8 +48,7 @@ def images_told(console: Console) -> Iterator[None]:
 class ProgressObserver:
     """Shows rounds, clients, accuracy so far, bytes and time left.
 
-    In a log, where there is no bar, it is a line per round, and lines inside rounds that are long; never more than one
-    in so many seconds as `seldom` says.
+    A log has a line per round instead of the bar, and lines within long rounds, at least `seldom` seconds apart.
     """
 
     def __init__(self, console: Console, title: str, seldom: float = 0.0) -> None:
@@ -48,9 +56,9 @@ class ProgressObserver:
         self.bytes = 0
         self.latest: dict[int, float] = {}
         self.rounds = 0
-        self.began = self.said = time.monotonic()
+        self.began = self.last_line = time.monotonic()
         self.trained = 0
-        self.told = images_told(console)
+        self.decoding = images_told(console)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -65,49 +73,50 @@ class ProgressObserver:
 
     def __enter__(self) -> "ProgressObserver":
         self.bar.start()
-        self.told.__enter__()
+        self.decoding.__enter__()
         self.task = self.bar.add_task(self.title, total=None, note="reading data")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.told.__exit__(kind, error, traceback)
+        self.decoding.__exit__(kind, error, traceback)
         self.bar.stop()
 
-    def started(self, federation: Federation, done: int) -> None:
-        """Know how much there is to do."""
+    def started(self, federation: Configured, done: int) -> None:
+        """Set the bar to the number of clients to train in all rounds."""
         config = federation.config
         self.rounds = config.rounds
-        self.per_round = sampling_of(federation).per_round
+        self.per_round = Sampling(config.seed, config.clients, config.fraction).per_round
         total = self.rounds * self.per_round
         self.bar.update(self.task, total=total, completed=done * self.per_round, note="")
 
-    def client_done(self, round: int, client: int) -> None:
-        """One more client trained."""
+    def client_done(self, round_number: int, client: int) -> None:
+        """Count one more trained client."""
         self.trained += 1
-        self.bar.update(self.task, advance=1, note=self._note(round))
-        self._say(f"round {round}/{self.rounds}: {self.trained} of {self.per_round} clients trained", _LONG_ROUND)
+        self.bar.update(self.task, advance=1, note=self._note(round_number))
+        done = f"{self.trained} of {self.per_round} clients trained"
+        self._print(f"round {round_number}/{self.rounds}: {done}", _LONG_ROUND)
 
-    def round_done(self, round: int, records: Sequence[Record]) -> None:
-        """One more round complete."""
+    def round_done(self, round_number: int, records: Sequence[Record]) -> None:
+        """Count one more complete round."""
         self.latest |= {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
         self.bytes += sum(record["up_bytes"] + record["down_bytes"] for record in records)
         self.trained = 0
-        note = self._note(round)
-        self.bar.update(self.task, completed=round * self.per_round, note=note)
-        self._say(note)
+        note = self._note(round_number)
+        self.bar.update(self.task, completed=round_number * self.per_round, note=note)
+        self._print(note)
 
-    def _say(self, what: str, after: float = 0.0) -> None:
-        """A line, where there is no bar and the last one was long enough ago."""
+    def _print(self, what: str, after: float = 0.0) -> None:
+        """Print a line if there is no bar and the last line is old enough."""
         now = time.monotonic()
-        if not self.console.is_terminal and now - self.said >= max(after, self.seldom):
+        if not self.console.is_terminal and now - self.last_line >= max(after, self.seldom):
             self.console.print(f"{self.title}: {what}, {now - self.began:.0f} s", highlight=False, soft_wrap=True)
-            self.said = now
+            self.last_line = now
 
-    def _note(self, round: int) -> str:
-        parts = [f"round {round}/{self.rounds}"]
+    def _note(self, round_number: int) -> str:
+        parts = [f"round {round_number}/{self.rounds}"]
         if self.latest:
             mean = sum(self.latest.values()) / len(self.latest)
-            parts += [f"accuracy {100 * mean:.1f}%", size(self.bytes)]
+            parts += [f"accuracy {100 * mean:.1f}%", format_bytes(self.bytes)]
         return ", ".join(parts)

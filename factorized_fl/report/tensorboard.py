@@ -1,4 +1,4 @@
-"""A run's metrics for TensorBoard, in the folder `tensorboard` of the run directory."""
+"""An observer that writes a run's metrics for TensorBoard, in the folder `tensorboard` of the run directory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.results.rundir import Record
-from factorized_fl.simulate.build import Federation
+from factorized_fl.results.schema import Record
 
 
 class TensorBoardObserver:
@@ -31,15 +30,15 @@ class TensorBoardObserver:
         if self.writer is not None:
             self.writer.close()
 
-    def started(self, federation: Federation, done: int) -> None:
-        """Rounds after the checkpoint will be written again: drop what a killed process wrote of them."""
+    def started(self, federation: object, done: int) -> None:
+        """Open the log and drop rounds after the checkpoint, because they will be written again."""
         self.writer = self.open(str(self.directory), purge_step=done + 1)
 
-    def client_done(self, round: int, client: int) -> None:
-        """Nothing until the round is complete."""
+    def client_done(self, round_number: int, client: int) -> None:
+        """Write nothing until the round is complete."""
 
-    def round_done(self, round: int, records: Sequence[Record]) -> None:
-        """One point on every curve."""
+    def round_done(self, round_number: int, records: Sequence[Record]) -> None:
+        """Add one point to every curve."""
         groups: dict[str, list[Record]] = {"all clients": list(records)}
         for record in records:
             groups.setdefault(f"domain/{record['domain']}", []).append(record)
@@ -48,7 +47,7 @@ class TensorBoardObserver:
             for name in ("accuracy", "loss", "train_loss"):
                 values = [record[name] for record in members if record[name] is not None]
                 if values:
-                    self.writer.add_scalar(f"{name}/{group}", sum(values) / len(values), round)
+                    self.writer.add_scalar(f"{name}/{group}", sum(values) / len(values), round_number)
         for way in ("up", "down"):
-            self.writer.add_scalar(f"bytes/{way}", sum(record[f"{way}_bytes"] for record in records), round)
+            self.writer.add_scalar(f"bytes/{way}", sum(record[f"{way}_bytes"] for record in records), round_number)
         self.writer.flush()

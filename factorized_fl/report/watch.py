@@ -1,8 +1,7 @@
-"""The page of a run that goes on: a small server for one reader on this machine.
+"""A small server for the page of a running run, for browsers on this machine.
 
-It listens on 127.0.0.1 only and answers only those who ask for it by that name, so that no web page elsewhere can read
-it through the reader's browser (DNS rebinding). It serves the page and its document, both made of the run directory,
-and nothing else; nothing can be changed through it.
+It listens on 127.0.0.1 only and answers only requests for that host name, so that no foreign web page can read it
+through the browser (DNS rebinding). It serves the page and its document, and accepts no input.
 """
 
 import json
@@ -21,8 +20,9 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.report.collect import Document, collect
 from factorized_fl.report.page import render_page
 from factorized_fl.results.reading import is_run
+from factorized_fl.results.schema import ANALYSIS, CONFIG, METRICS, SUMMARY
 
-_WATCHED = ("config.toml", "metrics.jsonl", "summary.json", "analysis.json")
+_WATCHED = (CONFIG, METRICS, SUMMARY, ANALYSIS)
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -33,7 +33,7 @@ _HEADERS = {
 
 
 class Source:
-    """The document of a folder, made again only when its files have changed."""
+    """The document of a folder, collected again only after its files have changed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,15 +41,15 @@ class Source:
         self.lock = threading.Lock()
 
     def document(self) -> Document:
-        """What the page shows now; an empty document while there is nothing to show."""
+        """Return the current document; an empty one while there is nothing to show."""
         with self.lock:
             state = self._state()
             if self.made is None or self.made[0] != state:
-                self.made = (state, self._collect() if state else _nothing(self.path))
+                self.made = (state, self._collect() if state else _empty_document(self.path))
             return self.made[1]
 
     def _state(self) -> Any:
-        """Sizes and times of the files that grow or appear."""
+        """Return the sizes and times of the files that grow or appear."""
         folders = [self.path, *sorted(child for child in self.path.glob("*") if is_run(child))]
         found = []
         for file in [folder / name for folder in folders for name in _WATCHED]:
@@ -64,10 +64,10 @@ class Source:
         try:
             return collect([self.path], live=True)
         except UserError as error:
-            return {**_nothing(self.path), "notes": [str(error)]}
+            return {**_empty_document(self.path), "notes": [str(error)]}
 
 
-def _nothing(path: Path) -> Document:
+def _empty_document(path: Path) -> Document:
     title = f"{path.resolve().name} · waiting"
     return {
         "format": 1,
@@ -81,13 +81,13 @@ def _nothing(path: Path) -> Document:
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one folder's page."""
+    """A server for one folder's page."""
 
     daemon_threads = True
 
     def __init__(self, path: Path, port: int = 0) -> None:
         self.source = Source(path)
-        self.last_document = ""  # the tag of the last document somebody was given
+        self.last_document = ""  # the tag of the last document served
         self.last_request = 0.0
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -95,13 +95,13 @@ class PageServer(ThreadingHTTPServer):
             raise UserError(f"Cannot listen on port {port} ({error.strerror}): choose another --port.") from None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader who closes the page in the middle of an answer is no error."""
+        """Ignore connections that a browser closed; report other errors."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Return the address of the page."""
         return f"http://127.0.0.1:{self.server_port}/"
 
 
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """The page or its document."""
+        """Answer with the page or its document."""
         port = self.server.server_port
         if self.headers.get_all("Host") not in ([f"127.0.0.1:{port}"], [f"localhost:{port}"]):
             self._answer(403, "text/plain", b"This page is for this machine only.\n")
@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(304 if known else 200, "application/json", b"" if known else content, {"ETag": tag})
             self.server.last_document, self.server.last_request = tag, time.monotonic()
         else:
-            self._answer(404, "text/plain", b"There is nothing here.\n")
+            self._answer(404, "text/plain", b"Not found.\n")
 
     def _answer(self, status: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -136,20 +136,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silence: the terminal belongs to the run."""
+        """Print nothing: the terminal belongs to the run."""
 
 
-def serve(path: Path, port: int = 0) -> PageServer:
-    """A server for an existing folder, ready for `serve_forever`."""
+def page_server(path: Path, port: int = 0) -> PageServer:
+    """Return a server for an existing folder, ready for `serve_forever`."""
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
         raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
     return PageServer(path, port)
 
 
+serve = page_server  # for callers that have not been changed yet
+
+
 @contextmanager
 def watching(path: Path, port: int = 0, patience: float = 5.0) -> Iterator[str]:
-    """Serve a run's page while the run goes on; whoever is looking has `patience` seconds to fetch the end."""
+    """Serve a run's page while the context lasts, and up to `patience` seconds longer if a browser is connected."""
     server = PageServer(path, port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
@@ -163,7 +166,7 @@ def watching(path: Path, port: int = 0, patience: float = 5.0) -> Iterator[str]:
 
 
 def _linger(server: PageServer, patience: float) -> None:
-    """Wait until somebody who was looking a moment ago has fetched the final document."""
+    """Wait until a browser that was connected a moment ago has fetched the final document."""
     ended = time.monotonic()
     while time.monotonic() - ended < patience and ended - server.last_request < patience:
         if server.last_request > ended:

@@ -1,4 +1,4 @@
-"""Writing the page where a person finds it."""
+"""Writing the page to a file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,10 @@ PAGE = "report.html"
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None, baseline: Path | None = None) -> Path:
-    """Write one page for these run directories, or folders of them; by default inside a single one given."""
+    """Write one page for run directories, or folders of them, and return its path.
+
+    Without `out` it is report.html, inside the path if a single one is given.
+    """
     page = render_page(collect(paths, baseline))
     target = out or (paths[0] / PAGE if len(paths) == 1 else Path(PAGE))
     if target.is_dir():

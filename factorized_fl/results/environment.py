@@ -1,4 +1,4 @@
-"""Where a result came from: versions, machine, commit."""
+"""The origin of a result: versions, machine, commit."""
 
 import os
 import platform
@@ -13,8 +13,8 @@ import factorized_fl
 
 
 def describe_environment(seed: int, device: str) -> dict[str, Any]:
-    """All that somebody else would need to know to get the same numbers."""
-    packages: dict[str, str | None] = {"torch": torch.__version__}  # names the build, which its package need not
+    """Return the versions, the machine and the commit that a result depends on."""
+    packages: dict[str, str | None] = {"torch": torch.__version__}  # with the build
     for package in ("numpy", "pyarrow", "pillow", "safetensors", "scikit-learn"):
         try:
             packages[package] = version(package)
@@ -33,17 +33,17 @@ def describe_environment(seed: int, device: str) -> dict[str, Any]:
 
 
 def device_name(device: str) -> str:
-    """What results call a device: a GPU by its model, a CPU by its kind."""
-    return torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
+    """Return the name of a device in results: the model of a GPU, the architecture of a CPU."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, marked when it has changes; nothing for an installed package.
+    """Return the commit of the source tree, marked if it has changes; None for an installed package.
 
-    A copy of the tree that travels without its history can be told by $FFL_COMMIT.
+    $FFL_COMMIT takes precedence: it names the commit of a copy of the tree without history.
     """
-    if told := os.environ.get("FFL_COMMIT"):
-        return told
+    if named := os.environ.get("FFL_COMMIT"):
+        return named
     try:
         shown = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

@@ -1,317 +1,342 @@
-"""Reading a run directory for a person: whatever is there, and a plain note of whatever is not.
+"""The reader of run directories: strict for the program, lenient for the page.
 
-Resuming needs every file whole and refuses a damaged one; a report shows the rest. Hence readers of its own.
+A strict reader raises UserError at the first damaged file, because a run must not be continued from one. A lenient
+reader returns whatever can be read and keeps a note of whatever cannot.
 """
 
 import json
-import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
+import torch
 from safetensors import SafetensorError
 
+from factorized_fl.config import read_table
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.mixing import dense, weights_from
 from factorized_fl.methods import METHODS
-from factorized_fl.results.rundir import Record
-from factorized_fl.results.verdict import diverged, divergence_line
-from factorized_fl.silo.plan import FEDERATION, RUN
+from factorized_fl.results import schema
+from factorized_fl.results.schema import ClientEntry, FinalResult, MetricsLine, Record, Summary
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Matrix = np.ndarray[Any, np.dtype[Any]]
 
-_MOST_CLIENTS, _MOST_ROUNDS = 100_000, 1_000_000  # a damaged line must not make us allocate the moon
-_COUNTS = ("up_bytes", "down_bytes", "up_formula", "down_formula", "steps")
+RESTORE = "restore the file, or remove the checkpoint, and summary.json if there is one, to start this run again."
+
+
+class RunReader:
+    """Reads the files of one run directory."""
+
+    def __init__(self, path: Path | str, strict: bool = True) -> None:
+        self.path = Path(path)
+        self.strict = strict
+        self.notes: list[str] = []  # of a lenient reader: the files and lines that could not be read
+
+    def config_table(self) -> Record:
+        """Return the parsed config.toml."""
+        if self.strict:
+            return read_table(self.path / schema.CONFIG)
+        content = self._read(schema.CONFIG, "so the configuration is unknown") or b""
+        try:
+            text = content.decode()
+            table = tomllib.loads(text)
+        except ValueError as error:  # not UTF-8, or not TOML
+            self.notes.append(f"{schema.CONFIG} is damaged ({_reason(error)}): the configuration is unknown.")
+            return {}
+        if text and (not text.endswith("\n") or "options" not in table):  # the rest may still be valid TOML
+            self.notes.append(f"{schema.CONFIG} is cut off: part of the configuration is unknown.")
+        return table
+
+    def environment(self) -> Record:
+        """Return the content of environment.json; empty if there is none."""
+        return _as_record(self._json(schema.ENVIRONMENT, RESTORE, missing="so versions and machine are unknown"))
+
+    def clients(self) -> list[Record]:
+        """Return the entries of clients.json in order; empty if there are none."""
+        missing = "so clients are numbered and classes have no names"
+        found = self._json(schema.CLIENTS, RESTORE, schema.is_client_list, missing)
+        return found if isinstance(found, list) and all(isinstance(client, dict) for client in found) else []
+
+    def metrics(self) -> list[Record]:
+        """Return all lines of metrics.jsonl."""
+        return self._lines(schema.METRICS, "so there is nothing to see of the single rounds")
+
+    def timing(self) -> list[Record]:
+        """Return all lines of timing.jsonl."""
+        return self._lines(schema.TIMING, "so there are no times")
+
+    def summary(self) -> Record | None:
+        """Return the content of summary.json; None if the run is not complete."""
+        found = self._json(schema.SUMMARY, "remove it, then --resume writes it again.", schema.is_summary)
+        return found if isinstance(found, dict) else None
+
+    def analysis(self, missing: str = "") -> Record:
+        """Return the content of analysis.json; empty if there is none."""
+        advice = f"remove it and {schema.SUMMARY}, then --resume writes them again."
+        return _as_record(self._json(schema.ANALYSIS, advice, missing=missing))
+
+    def recorded_rounds(self, folder: str) -> list[int]:
+        """Return the rounds of which `mixing` or `traces` holds a file, in order."""
+        names = (path.stem.removeprefix("round-") for path in (self.path / folder).glob("round-*.safetensors"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def round_file(self, folder: str, round_number: int) -> Path:
+        """Return the path of a round's file in `mixing` or `traces`."""
+        return self.path / folder / f"round-{round_number:04d}.safetensors"
+
+    # -- how a file is read
+
+    def _read(self, name: str, missing: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            if missing:
+                self.notes.append(f"{name} is missing, {missing}.")
+        except OSError as error:
+            if self.strict:
+                advice = "make it readable; no data was lost."
+                raise UserError(f"Cannot read '{self.path / name}' ({_reason(error)}): {advice}") from None
+            self.notes.append(f"{name} cannot be read ({_reason(error)}).")
+        return None
+
+    def _json(self, name: str, advice: str, fits: Callable[[Any], bool] | None = None, missing: str = "") -> Any:
+        """Return the content of a JSON file; None if it is missing. Only a strict reader checks that it `fits`."""
+        content = self._read(name, missing)
+        if content is None:
+            return None
+        try:
+            found = json.loads(content.decode())
+            if self.strict and fits and not fits(found):
+                raise ValueError("it lists no clients")
+        except (ValueError, RecursionError) as error:
+            if self.strict:
+                raise UserError(f"'{self.path / name}' is damaged ({error}): {advice}") from None
+            self.notes.append(f"{name} is damaged ({_reason(error)}).")
+            return None
+        return found
+
+    def _lines(self, name: str, missing: str) -> list[Record]:
+        """Return the records of a file of lines, without the incomplete last line that a killed process leaves."""
+        lines = (self._read(name, missing) or b"").split(b"\n")
+        found, damaged = [], 0
+        for at, line in enumerate(lines, start=1):
+            record = _parse_line(line)
+            if at == len(lines):
+                found += [record] if record is not None and not self.strict else []
+            elif record is None or (self.strict and not isinstance(record.get("round"), int)):
+                if self.strict:
+                    raise UserError(f"'{self.path / name}', line {at}, is damaged: {RESTORE}")
+                damaged += 1
+            else:
+                found.append(record)
+        if damaged:
+            self.notes.append(f"{name}: {damaged} damaged line{'s' if damaged > 1 else ''} left out.")
+        return found
 
 
 @dataclass
 class RunFiles:
-    """What could be read of one run directory."""
+    """The cleaned content of one run directory."""
 
     path: Path
     config: Record
     options: Record
     environment: Record
-    clients: list[Record]  # name, domain, classes, test, images
-    metrics: list[Record]
+    clients: list[ClientEntry]
+    metrics: list[MetricsLine]
     seconds: dict[int, float]  # per round
-    summary: Record | None
+    summary: Summary | None
     confusion: list[Any]
     mu_layers: list[str]
-    party: str  # whose part of a federation between organisations it is; empty for a run on one machine
+    party: str  # the party whose part of a federation between organisations this is; empty for a run on one machine
     notes: list[str] = field(default_factory=list)
 
     @property
     def method(self) -> str:
-        """The method's name, as far as is known."""
-        return str(self.config.get("method") or (self.summary or {}).get("method") or "unknown method")
+        """Return the method's name, as far as it is known."""
+        return str(self.config.get("method") or (self.summary and self.summary["method"]) or "unknown method")
 
     @property
     def title(self) -> str:
-        """The method's name in full."""
-        return METHODS[self.method].card.title if self.method in METHODS else self.method
+        """Return the method's full name."""
+        return method_title(self.method)
 
     @property
     def seed(self) -> int:
-        """The run's seed; 0 if nothing says."""
-        return int(_whole(self.config.get("seed")) or 0)
+        """Return the run's seed; 0 if it is unknown."""
+        return int(schema.whole(self.config.get("seed")) or 0)
 
     @property
     def planned(self) -> int:
-        """Rounds the run was to have, or those it has."""
-        return _whole(self.config.get("rounds")) or self.done
+        """Return the configured number of rounds, or the number of rounds done if that is unknown."""
+        return schema.whole(self.config.get("rounds")) or self.done
 
     @property
     def done(self) -> int:
-        """The last round there are metrics of."""
+        """Return the last round in the metrics."""
         return max((record["round"] for record in self.metrics), default=0)
 
     @property
     def complete(self) -> bool:
-        """Whether the run said that it ended."""
+        """Return whether the run has ended."""
         return self.summary is not None
 
     @property
-    def final(self) -> list[Record]:
-        """Every tested client's last result; the summary's where the metrics end too early."""
-        last = {record["client"]: record for record in self.metrics if record["accuracy"] is not None}
-        for record in self.summary["clients"] if self.summary else []:
-            if record["client"] not in last or last[record["client"]]["round"] < record["round"]:
-                last[record["client"]] = record
+    def final(self) -> list[FinalResult]:
+        """Return every tested client's last result; that of the summary where the metrics end too early."""
+        last = {found["client"]: found for record in self.metrics if (found := schema.final_result(record))}
+        for found in self.summary["clients"] if self.summary else []:
+            if found["client"] not in last or last[found["client"]]["round"] < found["round"]:
+                last[found["client"]] = found
         return [last[k] for k in sorted(last)]
 
-    def rounds_of(self, kind: str) -> list[int]:
-        """The rounds that "mixing" or "traces" were kept of."""
-        found = (path.stem.removeprefix("round-") for path in (self.path / kind).glob("round-*.safetensors"))
-        return sorted(int(number) for number in found if number.isascii() and number.isdigit())
+    def recorded_rounds(self, folder: str) -> list[int]:
+        """Return the rounds of which `mixing` or `traces` holds a file, in order."""
+        return RunReader(self.path).recorded_rounds(folder)
 
-    def matrices(self, kind: str, round: int) -> dict[str, Array]:
-        """What was kept of a round, as float64; tensors of an unexpected shape are left out."""
-        path = self.path / kind / f"round-{round:04d}.safetensors"
+    def matrices(self, folder: str, round_number: int) -> dict[str, Matrix]:
+        """Return the tensors of a round as float64, without those that have no row for each client."""
+        path = RunReader(self.path).round_file(folder, round_number)
         try:
             tensors = safetensors.numpy.load_file(path)
+            if folder == schema.MIXING and "matrix" not in tensors:
+                stored = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+                tensors["matrix"] = dense(weights_from(stored)).numpy()
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            self._note(f"{kind}/{path.name} cannot be read ({_reason(error)}): that round is left out.")
+            note = f"{folder}/{path.name} cannot be read ({_reason(error)}): that round is left out."
+            self.notes += [note] if note not in self.notes else []
             return {}
-        count = len(self.clients)
         found = {name: tensor.astype(np.float64) for name, tensor in tensors.items() if not name.startswith("state.")}
-        return {name: tensor for name, tensor in found.items() if tensor.ndim == 2 and len(tensor) == count}
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        return {name: tensor for name, tensor in found.items() if tensor.ndim == 2 and len(tensor) == len(self.clients)}
 
 
-def find_runs(paths: list[Path]) -> list[Path]:
-    """The run directories among and directly inside the given folders; of a party's kit, its own."""
-    found: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            what = "is a file, not a folder" if path.exists() else "does not exist"
-            raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
-        if (path / FEDERATION).is_file():
-            inside = [path / RUN]
-            if not is_run(path / RUN):
-                raise UserError(f"'{path}' is the kit of a party that has not begun: there is nothing to show yet.")
-        else:
-            inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
-        if not inside:
-            raise UserError(f"'{path}' is not a run directory and holds none: there is no config.toml.")
-        found += [run for run in inside if run.resolve() not in {other.resolve() for other in found}]
-    return found
+def read_run(path: Path, strict: bool = False) -> RunFiles:
+    """Return the content of a run directory except its matrices, which are read one round at a time.
 
-
-def is_run(path: Path) -> bool:
-    """Whether this looks like a run directory, damaged or not."""
-    return path.is_dir() and any((path / name).is_file() for name in ("config.toml", "metrics.jsonl", "summary.json"))
-
-
-def read_run(path: Path) -> RunFiles:
-    """All there is to know of a run, but for its matrices, which are read one round at a time."""
-    notes: list[str] = []
-    config = _read_config(path, notes)
-    raw = _read_json(path, "summary.json", notes, missing="")
-    summary = _clean_summary(raw) if isinstance(raw, dict) else None
-    described = _read_json(path, "clients.json", notes, missing="so clients are numbered and classes have no names")
-    clients = _clean_clients(described)
-    limit = len(clients) or _whole(config.get("clients")) or _MOST_CLIENTS
-    metrics = _read_metrics(path, limit, notes)
-    results = metrics or (summary["clients"] if summary else [])
-    domains = {record["client"]: record["domain"] for record in results}
+    Raise UserError at the first damaged file if `strict`; otherwise the result has a note of each.
+    """
+    reader = RunReader(path, strict)
+    config = reader.config_table()
+    raw = reader.summary()
+    summary = None if raw is None else schema.clean_summary(raw)
+    clients = [schema.clean_client(client, index) for index, client in enumerate(reader.clients())]
+    metrics = _clean_lines(reader, len(clients) or schema.whole(config.get("clients")) or schema.MOST_CLIENTS)
+    domains: dict[int, str] = {record["client"]: record["domain"] for record in metrics}
+    if not metrics and summary:
+        domains = {record["client"]: record["domain"] for record in summary["clients"]}
     for k in range(len(clients), 1 + max(domains, default=-1)):
-        clients.append(
-            {"name": f"client {k + 1}", "domain": domains.get(k, ""), "classes": [], "test": None, "images": ""}
-        )
-    timing = _read_lines(path, "timing.jsonl", notes, missing="so there are no times")
+        clients.append(schema.clean_client({"domain": domains.get(k, "")}, k))
+    timing = reader.timing()
     expected = summary and any(client["classes"] for client in clients)  # a coordinator knows no classes
-    without = "so there are no confusion matrices" if expected else ""
-    analysis = _read_json(path, "analysis.json", notes, missing=without)
-    analysis = analysis if isinstance(analysis, dict) else {}
-    environment = _read_json(path, "environment.json", notes, missing="so versions and machine are unknown")
+    analysis = reader.analysis(missing="so there are no confusion matrices" if expected else "")
     run = RunFiles(
         path=path,
         config={name: value for name, value in config.items() if name != "options"},
-        options=config["options"] if isinstance(config.get("options"), dict) else {},
-        environment=environment if isinstance(environment, dict) else {},
+        options=_as_record(config.get("options")),
+        environment=reader.environment(),
         clients=clients,
         metrics=metrics,
         seconds={
             line["round"]: seconds
             for line in timing
-            if _whole(line.get("round")) and (seconds := number(line.get("seconds"))) is not None
+            if schema.whole(line.get("round")) and (seconds := schema.number(line.get("seconds"))) is not None
         },
         summary=summary,
         confusion=analysis["confusion"] if isinstance(analysis.get("confusion"), list) else [],
-        mu_layers=_words(analysis.get("mu_layers")),
+        mu_layers=schema.words(analysis.get("mu_layers")),
         party=_read_party(path),
-        notes=notes,
+        notes=reader.notes,
     )
-    if run.complete and 0 < run.done < run.planned:
-        notes.append(f"metrics.jsonl ends in round {run.done} of {run.planned}: the rest is missing from the curves.")
-    if run.seconds and any(round not in run.seconds for round in range(1, run.done + 1)):
-        notes.append("timing.jsonl lacks some rounds, so there are no times.")
-    if lost := [record["client"] for record in run.final if diverged(record)]:
-        notes.append(divergence_line(lost))
+    run.notes += _notes_on(run)
     if not run.complete:
-        run.notes.insert(
-            0, f"Not finished: round {run.done} of {run.planned}." if run.done else "No round is done yet."
-        )
+        done = f"Not finished: round {run.done} of {run.planned}." if run.done else "No round is done yet."
+        run.notes.insert(0, done)
     return run
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or nothing."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
+def _clean_lines(reader: RunReader, clients: int) -> list[MetricsLine]:
+    """Return the metrics in order of rounds and clients; of several lines of one client and round the last."""
+    cleaned = [schema.clean_metrics(line, clients) for line in reader.metrics()]
+    if bad := cleaned.count(None):
+        what = f"{bad} line{'s' if bad > 1 else ''} without a valid round and client"
+        if reader.strict:
+            raise UserError(f"'{reader.path / schema.METRICS}' has {what}: {RESTORE}")
+        reader.notes.append(f"{schema.METRICS}: {what} left out.")
+    last = {(record["round"], record["client"]): record for record in cleaned if record is not None}
+    return [last[key] for key in sorted(last)]
 
 
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _notes_on(run: RunFiles) -> list[str]:
+    """Return notes on incomplete and diverged results."""
+    notes = []
+    if run.complete and 0 < run.done < run.planned:
+        ends = f"{schema.METRICS} ends in round {run.done} of {run.planned}"
+        notes.append(f"{ends}: the rest is missing from the curves.")
+    if run.seconds and any(round_number not in run.seconds for round_number in range(1, run.done + 1)):
+        notes.append(f"{schema.TIMING} lacks some rounds, so there are no times.")
+    if lost := [record["client"] for record in run.final if record["diverged"]]:
+        notes.append(divergence_line(lost))
+    return notes
 
 
-def _words(value: Any) -> list[str]:
-    return [str(word) for word in value] if isinstance(value, list) else []
+def divergence_line(clients: Iterable[int]) -> str:
+    """Return a sentence that names clients, numbered from 0, whose training diverged."""
+    return f"Training diverged for client {', '.join(str(k + 1) for k in clients)}: a smaller lr may help."
+
+
+def method_title(name: str) -> str:
+    """Return a method's full name; the name itself for a method that is not loaded."""
+    return METHODS[name].card.title if name in METHODS else name
+
+
+def find_runs(paths: list[Path]) -> list[Path]:
+    """Return the run directories among and directly inside the given folders; of a party's kit, its run."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            what = "is a file, not a folder" if path.exists() else "does not exist"
+            raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
+        if (path / schema.FEDERATION).is_file():
+            inside = [path / schema.RUN]
+            if not is_run(path / schema.RUN):
+                raise UserError(f"'{path}' is the kit of a party that has not begun: there is nothing to show yet.")
+        else:
+            inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
+        if not inside:
+            raise UserError(f"'{path}' is not a run directory and holds none: there is no {schema.CONFIG}.")
+        found += [run for run in inside if run.resolve() not in {other.resolve() for other in found}]
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder looks like a run directory, damaged or not."""
+    return path.is_dir() and any((path / name).is_file() for name in (schema.CONFIG, schema.METRICS, schema.SUMMARY))
+
+
+def _parse_line(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _as_record(value: Any) -> Record:
+    return value if isinstance(value, dict) else {}
 
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).split("\n")[0]
 
 
-def _text_of(path: Path, name: str, notes: list[str], missing: str) -> str | None:
-    try:
-        return (path / name).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if missing:
-            notes.append(f"{name} is missing, {missing}.")
-    except (OSError, UnicodeDecodeError) as error:
-        notes.append(f"{name} cannot be read ({_reason(error)}).")
-    return None
-
-
 def _read_party(path: Path) -> str:
-    """The party whose kit holds this run, if any does."""
+    """Return the name of the party whose kit holds this run; empty if it is in no kit."""
     try:
-        return str(tomllib.loads((path.resolve().parent / FEDERATION).read_text(encoding="utf-8")).get("party", ""))
+        text = (path.resolve().parent / schema.FEDERATION).read_text(encoding="utf-8")
+        return str(tomllib.loads(text).get("party", ""))
     except (OSError, ValueError):
         return ""
-
-
-def _read_config(path: Path, notes: list[str]) -> Record:
-    text = _text_of(path, "config.toml", notes, "so the configuration is unknown")
-    try:
-        table = tomllib.loads(text or "")
-    except tomllib.TOMLDecodeError as error:
-        notes.append(f"config.toml is damaged ({_reason(error)}): the configuration is unknown.")
-        return {}
-    if text and (not text.endswith("\n") or "options" not in table):  # what is left of it may still be TOML
-        notes.append("config.toml is cut off: part of the configuration is unknown.")
-    return table
-
-
-def _read_json(path: Path, name: str, notes: list[str], missing: str) -> Any:
-    text = _text_of(path, name, notes, missing)
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        notes.append(f"{name} is damaged ({_reason(error)}).")
-        return None
-
-
-def _read_lines(path: Path, name: str, notes: list[str], missing: str) -> list[Record]:
-    """Every whole line that can be read; a torn last line is what a killed process leaves."""
-    text = _text_of(path, name, notes, missing) or ""
-    found, bad = [], 0
-    for line in text.splitlines(keepends=True):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            found.append(record)
-        elif line.endswith("\n"):
-            bad += 1
-    if bad:
-        notes.append(f"{name}: {bad} damaged line{'s' if bad > 1 else ''} left out.")
-    return found
-
-
-def _read_metrics(path: Path, limit: int, notes: list[str]) -> list[Record]:
-    lines = _read_lines(path, "metrics.jsonl", notes, missing="so there is nothing to see of the single rounds")
-    cleaned = [_clean_metrics(line, limit) for line in lines]
-    if bad := cleaned.count(None):
-        notes.append(f"metrics.jsonl: {bad} line{'s' if bad > 1 else ''} without a valid round and client left out.")
-    last = {(record["round"], record["client"]): record for record in cleaned if record is not None}
-    return [last[key] for key in sorted(last)]
-
-
-def _clean_metrics(line: Mapping[str, Any], limit: int) -> Record | None:
-    round, client = _whole(line.get("round")), _whole(line.get("client"))
-    if round is None or client is None or not 1 <= round <= _MOST_ROUNDS or not 0 <= client < limit:
-        return None
-    record: Record = {"round": round, "client": client, "domain": str(line.get("domain", ""))}
-    record |= {name: _whole(line.get(name)) or 0 for name in _COUNTS}
-    for name in ("up_roles", "down_roles"):
-        given = line.get(name)
-        roles = given if isinstance(given, dict) else {}
-        record[name] = {str(role): count for role, count in roles.items() if _whole(count) is not None}
-    return record | _clean_result(line)
-
-
-def _clean_result(line: Mapping[str, Any]) -> Record:
-    correct, total, accuracy = _whole(line.get("correct")), _whole(line.get("total")), number(line.get("accuracy"))
-    if correct is None or not total or accuracy is None or not 0 <= correct <= total:
-        return {"accuracy": None, "correct": None, "total": None}
-    loss = {"loss": line["loss"]} if "loss" in line else {}
-    return {"accuracy": accuracy, "correct": correct, "total": total, **loss}
-
-
-def _clean_summary(summary: Mapping[str, Any]) -> Record:
-    given = summary.get("clients")
-    lines = [line for line in given if isinstance(line, dict)] if isinstance(given, list) else []
-    cleaned = (_clean_metrics({"round": 1, **line}, _MOST_CLIENTS) for line in lines)
-    totals = {
-        name: number(summary.get(name)) for name in ("up_bytes", "down_bytes", "formula_a_bytes", "formula_b_bytes")
-    }
-    clients = [record for record in cleaned if record and record["accuracy"] is not None]
-    return {"method": summary.get("method"), "clients": clients, **totals}
-
-
-def _clean_clients(described: Any) -> list[Record]:
-    if not isinstance(described, list) or not all(isinstance(client, dict) for client in described):
-        return []
-    return [
-        {
-            "name": str(client.get("name") or f"client {k + 1}"),
-            "domain": str(client.get("domain", "")),
-            "classes": _words(client.get("classes")),
-            "test": _whole(client.get("test")),
-            "images": str(client.get("images", "")),
-        }
-        for k, client in enumerate(described)
-    ]

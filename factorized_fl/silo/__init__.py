@@ -1,21 +1,24 @@
-"""The same methods between organisations, over NVIDIA FLARE. No mathematics here: `methods/` and `engine/` do it.
+"""Federations between organisations. This package holds no mathematics, which is in `methods`, `engine` and `simulate`.
 
-plan         what the parties agree on: sites.toml, and the kit that each of them gets
-kits         keys and certificates for every party, and FLARE's configuration at every start
-settings     what a site decides for itself
-preflight    what can be found out before a start: a kit that is not whole, a port, the way there
-messages     what travels
-checks       tensors from somebody else, believed only after a look
+agreement    the terms that all parties agree on (sites.toml), and the kit of each party
+kits         make all kits of a new federation
+settings     a site's own choices
+preflight    checks before a start: the kit, the port, the connection
+messages     the messages between a site and the coordinator
+checks       checks of tensors that arrive
 updates      a site's answer to a round, as the coordinator reads it
-memory       what the coordinator knows of every site
+memory       the coordinator's state
 mailbox      the coordinator's open requests and the answers to them
+control      requests of the operator to a running coordinator
 coordinator  rounds with deadlines and a quorum, resumed from a checkpoint
-site         one party's state, training and answers, resumed from a checkpoint
-trainer      the process a site trains in, which may die alone
-keeper       that process as its site sees it
-finish       a site's last phase, which needs nobody else
-flare        the two components that FLARE runs: a gateway at the coordinator, an agent at each site
-supervise    keep a party's FLARE process alive
-journal      what happened, one plain line each
-status       what a person may want to know meanwhile
+site         one site's state, training and answers, resumed from a checkpoint
+trainer      the process in which a site trains
+keeper       that process as the agent sees it
+finish       a site's last phase, which needs no coordinator
+gateway      the coordinator's side of the transport
+agent        a site's side of the transport
+transport    the interface of a transport, and two of them: between machines, and within one process
+supervise    run a party's process, and restart it when it dies
+journal      one line of text for each event
+status       the state of a running federation
 """

@@ -1,4 +1,4 @@
-"""What the operator asks of a running coordinator: a file, taken up between answers; and what came of it."""
+"""Requests of the operator to a running coordinator: a file that the coordinator reads between answers."""
 
 import json
 import os
@@ -7,21 +7,20 @@ from pathlib import Path
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.plan import Kit
+from factorized_fl.silo.agreement import Kit
 
 CONTROL = "control.json"
 _TAKEN = "control.taken.json"
 _ASIDE = "aside.json"
 _KINDS = ("readmit", "exclude")
 _TOO_LATE = {"readmit": "nothing is left to ask {} for", "exclude": "nothing is left to leave {} out of"}
-Wishes = dict[str, list[str]]  # sites, by what is to be done with them
+Wishes = dict[str, list[str]]  # the names of sites, by the kind of request
 
 
 def ask(kit: Kit, kind: str, site: str) -> None:
-    """Ask the coordinator to "readmit" a site that was set aside, or to "exclude" one; the last wish counts."""
-    if RunDirectory(kit.run).summary() is not None:
-        raise UserError(f"The federation {kit.plan.name} is complete: {_TOO_LATE[kind].format(site)}.")
+    """Ask the coordinator to "readmit" a quarantined site, or to "exclude" a site; the last request counts."""
+    if kit.complete:
+        raise UserError(f"The federation {kit.agreement.name} is complete: {_TOO_LATE[kind].format(site)}.")
     path = kit.path / CONTROL
     wishes = _read(path) or {}
     for each in _KINDS:
@@ -31,9 +30,9 @@ def ask(kit: Kit, kind: str, site: str) -> None:
 
 
 def take(kit: Kit) -> Wishes | None:
-    """What was asked for since; nothing if that cannot be read. What comes before it is `done` stays for later."""
+    """The open requests, None if they cannot be read. Requests made before `done` is called are kept for later."""
     taken = kit.path / _TAKEN
-    if not taken.exists():  # else a coordinator died over it
+    if not taken.exists():  # it exists if a coordinator died before it called `done`
         try:
             os.replace(kit.path / CONTROL, taken)
         except FileNotFoundError:
@@ -42,17 +41,17 @@ def take(kit: Kit) -> Wishes | None:
 
 
 def done(kit: Kit) -> None:
-    """What was asked for has been done, and will not be forgotten."""
+    """Delete the requests that `take` returned, once they are carried out."""
     (kit.path / _TAKEN).unlink(missing_ok=True)
 
 
 def remember_aside(kit: Kit, sites: Sequence[str]) -> None:
-    """Keep who is set aside."""
+    """Store the names of the quarantined sites."""
     write_atomically(kit.path / _ASIDE, json.dumps(sites).encode())
 
 
 def recall_aside(kit: Kit) -> set[str] | None:
-    """Who was set aside last; nothing if nobody ever was."""
+    """The names of the quarantined sites as last stored, None if they never were or cannot be read."""
     try:
         return set(json.loads((kit.path / _ASIDE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -60,7 +59,7 @@ def recall_aside(kit: Kit) -> set[str] | None:
 
 
 def _read(path: Path) -> Wishes | None:
-    """Nothing if the file is missing or makes no sense."""
+    """The requests in a file, None if the file is missing or invalid."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,60 +1,57 @@
-"""The coordinator's rounds: mix from what was last received, send, collect with a deadline, check, keep, go on.
+"""The coordinator's rounds: mix what was last received, send, collect with a deadline, check, keep.
 
 It holds what travels and nothing else: no image, no label, no class name, no classifier.
 """
 
 import contextlib
 import json
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from hashlib import blake2b
+from functools import partial
 
 from factorized_fl.core.errors import Damaged, UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.core.ledger import Load, Traffic, count_traffic
+from factorized_fl.core.ledger import Load, count_traffic
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo import control
-from factorized_fl.silo.mailbox import HOLD, Mailbox
+from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.ending import Ending
+from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
-from factorized_fl.silo.plan import Kit
+from factorized_fl.silo.questions import Questions
 from factorized_fl.silo.status import read_status, write_status
-from factorized_fl.silo.updates import Update, read_result, read_update
+from factorized_fl.silo.updates import Update, read_update
 from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import summarise
 
-_LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
-_TOLD = "told.json"  # who has learnt of the end
-_SOON = HOLD + 1.0  # seconds in which whoever is connected asks
-
 
 class Coordinator:
-    """All that the coordinator knows, and its loop."""
+    """The coordinator's state and its loop over the rounds."""
 
     def __init__(self, kit: Kit, mailbox: Mailbox, log: Callable[[str], None]) -> None:
         self.kit, self.mailbox, self.log = kit, mailbox, log
-        self.config, self.sites = kit.config, kit.plan.sites
+        self.config, self.agreement, self.sites = kit.config, kit.agreement, kit.agreement.sites
         self.memory = Memory(self.config, self.sites)
+        self.ending = Ending(kit, mailbox, log)
         self.directory = RunDirectory(kit.run)
         self.stop = threading.Event()
+        self.questions = Questions(kit.agreement, mailbox, self.stop, self._strike)
         self.round = 0
         self.note = "starting"
-        self.declined: set[int] = set()  # who refused what was mixed for this round
-        self.gone = False  # nobody listens to sites any more
+        self.declined: set[int] = set()  # sites that refused this round's download
         self.seconds: list[float] = []  # of each round so far
-        self.accuracy: dict[int, float] = {}  # what sites chose to report, last
+        self.accuracy: dict[int, float] = {}  # the last accuracy of each site that reports it
 
     # -- the rounds
 
     def run(self) -> bool:
-        """All rounds that are still to do; says whether the federation is complete."""
+        """Runs all remaining rounds; returns whether the federation is complete."""
         with self.directory.lock():
             self._count_on()
             done = self._restore()
@@ -80,20 +77,20 @@ class Coordinator:
         return True
 
     def _restore(self) -> int:
-        """Go back to the last round that is safely on disk, or to the one before, which sites still know, too."""
+        """Restores the last complete round on disk, or the one before it, which sites keep as well."""
         if self._is_damaged() and self.directory.previous_path.exists():
             self.log("the checkpoint is damaged: trying the round before")
             os.replace(self.directory.checkpoint_path, self.directory.path / "damaged.safetensors")
             os.replace(self.directory.previous_path, self.directory.checkpoint_path)
         if self._is_damaged():
             raise UserError(
-                f"The checkpoint '{self.directory.checkpoint_path}' is damaged, and no site can begin again: "
-                "put it back from a copy, or begin again with new kits (`ffl federation new`)."
+                f"The checkpoint '{self.directory.checkpoint_path}' is damaged, and sites cannot start again: "
+                "restore it from a copy, or begin again with new kits (`ffl federation new`)."
             )
         return self.directory.rounds_done(self.config, resume=True)
 
     def _is_damaged(self) -> bool:
-        """Whether there is a checkpoint that cannot be loaded; if it can, it is."""
+        """Loads the checkpoint, if there is one; returns whether it is damaged."""
         try:
             if self.directory.checkpoint_round():
                 with self.directory.reading_checkpoint():
@@ -102,56 +99,18 @@ class Coordinator:
             return True
         return False
 
-    def farewell(self, seconds: float) -> None:
-        """Stay so long for whoever has not learnt of the end; if all have, for who did not get the answer."""
-        untold, (began, said) = self._untold(), (time.monotonic(), False)
-        while missing := [site for site in untold or self.sites if not self.mailbox.lines[site].told_end]:
-            waited = time.monotonic() - began
-            if waited >= seconds:
-                break
-            if waited >= _SOON and not said:
-                whom = (
-                    f"{', '.join(missing)} to learn of the end" if untold else "whoever asks again: all know of the end"
-                )
-                self.log(f"waiting up to {seconds - waited:.0f} s for {whom}")
-                said = True
-            self._tell()
-            self.stop.wait(0.2)
-        write_atomically(self.kit.run / _TOLD, json.dumps(sorted(self._told())).encode())
-        self.gone = True
-        self._tell()
-        if untold := self._untold():
-            self.log(f"{', '.join(untold)} did not learn of the end: `ffl serve` again tells who joins again")
-
-    def _told(self) -> set[str]:
-        """The sites that have learnt of the end, from this coordinator or from the one before."""
-        return self._told_before | {site for site, line in self.mailbox.lines.items() if line.told_end}
-
-    def _untold(self) -> list[str]:
-        """The others."""
-        told = self._told()
-        return [site for site in self.sites if site not in told]
-
-    @cached_property
-    def _told_before(self) -> set[str]:
-        """By the one before."""
-        try:
-            return set(json.loads((self.kit.run / _TOLD).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return set()
-
     def _count_on(self) -> None:
-        """The bytes of a site are those of all coordinators so far, unless the last one's status makes no sense."""
+        """Adds the bytes that earlier processes of this coordinator counted, if their status can be read."""
         with contextlib.suppress(KeyError, TypeError):
             for row in (read_status(self.kit) or {"sites": []})["sites"]:
                 self.mailbox.count(row["name"], row["up_bytes"], row["down_bytes"])
 
     def _gather(self) -> None:
-        """Before the first round: wait for everybody, or for the deadline and a quorum."""
-        until = time.monotonic() + self.kit.plan.deadline
+        """Before the first round: waits for all sites, or for the deadline and a quorum."""
+        until = time.monotonic() + self.agreement.deadline
         while not self.stop.is_set():
             there = sum(self.mailbox.connected(site) for site in self.sites)
-            if there == len(self.sites) or (time.monotonic() > until and there >= self.kit.plan.needed):
+            if there == len(self.sites) or (time.monotonic() > until and there >= self.agreement.needed):
                 return
             self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
             self.stop.wait(0.2)
@@ -171,7 +130,7 @@ class Coordinator:
                 self._learn_size(k)
             self._tell("mixing")
             asked = [k for k in chosen if k not in good and not self.memory.aside[k]]
-            downloads, mixed = self.memory.prepare(round_number, asked, partial(self._validation_losses, round_number))
+            downloads, mixed = self.memory.prepare(round_number, asked, partial(self.questions.losses, round_number))
             mixing, sent, down = downloads.mixing or mixing, sent | mixed, down | downloads.loads()
             again = self._ask(round_number, chosen, mixing, sent, good)
         if self.stop.is_set():
@@ -192,7 +151,8 @@ class Coordinator:
                     make_record(round_number, k, self.sites[k], None, None, count_traffic(load, None, Cost(0, 0)))
                 )
         if round_number == self.config.rounds:
-            records += self._last_tests(round_number, set(good))
+            ever = self.memory.received.nonzero().flatten().tolist()
+            records += self.questions.tests(round_number, [k for k in ever if k not in good])
         if mixing is not None:
             self.directory.save_mixing(round_number, mixing)
         self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
@@ -210,7 +170,7 @@ class Coordinator:
         }
         self.directory.append("timing.jsonl", [timing])
         self.directory.keep_previous()
-        self.directory.save_checkpoint(round_number, self.memory.tensors, federation=self.kit.plan.id)
+        self.directory.save_checkpoint(round_number, self.memory.tensors, federation=self.agreement.id)
         write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())
         missing = [self.sites[k] for k in chosen if k not in good]
         without = f", without {', '.join(missing)}" if missing else ""
@@ -224,11 +184,11 @@ class Coordinator:
         sent: dict[int, Tensors],
         good: dict[int, Update],
     ) -> bool:
-        """Ask until a quorum has given answers that pass all checks; a bad one counts against its sender.
+        """Asks until a quorum has sent updates that pass all checks; a bad update counts against its sender.
 
-        Who refuses what was mixed is not blamed, and not asked again before that is mixed anew: then this says so.
+        Sites that reject the download are not penalised. Returns True if the download must be computed again.
         """
-        enough = min(self.kit.plan.needed, len(chosen))
+        enough = min(self.agreement.needed, len(chosen))
         self.declined = set()
         while len(good) < enough:
             if self._control():
@@ -245,7 +205,7 @@ class Coordinator:
             self.mailbox.post({self.sites[k]: self._request(round_number, k, mixing, sent.get(k)) for k in ask})
             wanted = {self.sites[k] for k in ask}
             answers = self.mailbox.collect(
-                wanted, enough - len(good), self.kit.plan.deadline, self.stop, tick=self._tell
+                wanted, enough - len(good), self.agreement.deadline, self.stop, tick=self._tell
             )
             if self.stop.is_set():
                 break
@@ -254,7 +214,7 @@ class Coordinator:
         return False
 
     def _read(self, k: int, answer: Message, sent: dict[int, Tensors], good: dict[int, Update]) -> None:
-        """One site's answer."""
+        """Takes one site's answer: an update, a refusal, or a strike."""
         try:
             if answer.text("result") == "refused":
                 self.log(f"{self.sites[k]}: refused this round: {answer.text('reason')}")
@@ -267,20 +227,25 @@ class Coordinator:
             self._strike(k, str(error))
 
     def _what_helps(self, enough: int) -> str:
-        """Why a round does not go on, and what the operator can do."""
+        """Why the round does not go on, and what the operator can do."""
         if not self.declined:
             return f"waiting: a quorum of {enough} needs a site readmitted"
         names = ", ".join(self.sites[k] for k in sorted(self.declined))
-        return f"waiting: {names} refused this round: exclude who spoiled it, or readmit {names} to ask again"
+        return f"waiting: {names} refused this round: exclude the site that spoiled it, or readmit {names} to ask again"
 
     def _request(self, round_number: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
         fields = {"request": f"round-{round_number}", "round": round_number, "download": bool(tensors)}
         fields["models"] = self._models(k, mixing)
-        return Message("round", self.kit.plan.id, fields, encode(tensors) if tensors else b"")
+        return Message("round", self.agreement.id, fields, encode(tensors) if tensors else b"")
 
     @staticmethod
     def _models(k: int, mixing: Mixing | None) -> int:
         return 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
+
+    def farewell(self, seconds: float) -> None:
+        """Keeps serving for up to `seconds` so that sites can fetch the notice that the federation is complete."""
+        self.ending.wait(seconds, self.stop, self._tell)
+        self._tell()
 
     def _strike(self, k: int, reason: str) -> None:
         aside = self.memory.strike(k)
@@ -289,47 +254,6 @@ class Coordinator:
             self._remember_aside()
             self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
 
-    def _validation_losses(self, round_number: int, k: int, candidates: Tensors) -> list[float]:
-        """Site k's losses with each candidate; who leaves one out is asked for no other, and none of them counts."""
-        losses: list[float] = []
-        for tensors in zip(*candidates.values(), strict=True):
-            loss = self._validation_loss(round_number, k, dict(zip(candidates, tensors, strict=True)))
-            if loss is None:
-                return [math.nan] * len(next(iter(candidates.values())))
-            losses.append(loss)
-        return losses
-
-    def _validation_loss(self, round_number: int, k: int, tensors: Tensors) -> float | None:
-        """Site k's loss on its held-out images with these tensors, if it answers; NaN if they diverged."""
-        payload = encode(tensors)
-        name = f"loss-{round_number}-{blake2b(payload, digest_size=8).hexdigest()}"
-        site = self.sites[k]
-        self.mailbox.post({site: Message("loss", self.kit.plan.id, {"request": name, "round": round_number}, payload)})
-        answers = self.mailbox.collect({site}, 0, min(_LOSS_DEADLINE, self.kit.plan.deadline), self.stop)
-        if site not in answers or "loss" not in answers[site].fields:
-            return None
-        try:
-            loss = answers[site].number("loss")
-        except BadMessage as error:
-            self._strike(k, str(error))
-            return None
-        return math.nan if loss is None else loss
-
-    def _last_tests(self, round_number: int, answered: set[int]) -> list[Record]:
-        """At the end everybody who ever answered is tested."""
-        ask = {self.sites[k] for k in self.memory.received.nonzero().flatten().tolist() if k not in answered}
-        fields = {"request": f"test-{round_number}", "round": round_number}
-        self.mailbox.post({site: Message("test", self.kit.plan.id, fields) for site in ask})
-        answers = self.mailbox.collect(ask, 0, self.kit.plan.deadline, self.stop) if ask else {}
-        records = []
-        for site, answer in answers.items():
-            k = self.sites.index(site)
-            try:
-                records.append(make_record(round_number, k, site, read_result(answer), None, Traffic()))
-            except BadMessage as error:
-                self._strike(k, str(error))
-        return records
-
     # -- what is written
 
     def _learn_size(self, k: int) -> None:
@@ -337,7 +261,7 @@ class Coordinator:
             self.mailbox.note(self.sites[k], complaint)
 
     def _who(self) -> list[Record]:
-        """The parties as the coordinator may know them."""
+        """The sites for clients.json, as far as the coordinator may know them."""
         nothing = {"classes": [], "validation": 0, "test": 0, "holdout": 0}
         return [
             {"name": site, "domain": site, "train": int(size) if received else 0, **nothing}
@@ -345,7 +269,7 @@ class Coordinator:
         ]
 
     def _control(self) -> bool:
-        """Do what the operator asked for meanwhile; says whether what was mixed has to be mixed anew."""
+        """Carries out the operator's requests; returns whether the download must be computed again."""
         wishes = control.take(self.kit)
         if wishes is None:
             self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
@@ -360,31 +284,31 @@ class Coordinator:
         excluded = [site for site in wishes.get("exclude", ()) if site in self.sites]
         for site in excluded:
             self.memory.set_aside(self.sites.index(site))
-            self.log(f"{site}: excluded by the operator; nobody is given its tensors any more")
+            self.log(f"{site}: excluded by the operator; its tensors are no longer sent to any site")
         if wishes:
             self._remember_aside()
             control.done(self.kit)
         return bool(excluded)
 
     def _remember_aside(self) -> None:
-        """Who is set aside stays so, even if this coordinator dies within the round."""
+        """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""
         control.remember_aside(self.kit, [site for k, site in enumerate(self.sites) if self.memory.aside[k]])
 
     def _doing(self, k: int, site: str) -> str:
         if self.memory.aside[k]:
             return "set aside"
         if self.mailbox.ended:
-            return "has learnt of the end" if site in self._told() else "has not learnt of the end"
+            return "has learnt of the end" if site in self.ending.told() else "has not learnt of the end"
         return self.mailbox.doing(site)
 
     def _tell(self, note: str | None = None) -> None:
-        """Write the status."""
+        """Writes the status."""
         self.note = note or self.note
         to_do = 0 if self.note == "complete" else self.config.rounds - len(self.seconds)
         rows = [
             {
                 "name": site,
-                "connected": self.mailbox.connected(site) and not self.gone,
+                "connected": self.mailbox.connected(site) and not self.ending.closed,
                 "doing": self._doing(k, site),
                 "images": self.memory.images(k, self.mailbox.lines[site].train),
                 "strikes": int(self.memory.strikes[k]),

@@ -1,7 +1,7 @@
-"""A site's last phase, which needs nobody else: a model trained alone to compare with, and the model out.
+"""A site's last phase, which needs no coordinator: train a model alone as the baseline, and export the model.
 
-The agent goes into it when the coordinator says that all is done. That is kept on disk, so that a site which dies here
-is started again without FLARE, for the coordinator may have gone home.
+The agent enters this phase when the coordinator reports that all rounds are done, and stores that fact on disk. A site
+that dies in this phase is restarted without the transport, because the coordinator may no longer run.
 """
 
 import os
@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from factorized_fl.core.files import write_atomically
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.keeper import Trainer
 from factorized_fl.silo.messages import Message
-from factorized_fl.silo.plan import Kit, read_kit
 from factorized_fl.silo.status import write_status
 
 _FILE = "ended"
@@ -23,29 +23,29 @@ _LOOK = 0.5
 
 
 def remember_end(kit: Kit) -> None:
-    """Keep that the coordinator has said that all rounds are done."""
-    write_atomically(kit.path / _FILE, kit.plan.id.encode())
+    """Store that the coordinator has reported the end of all rounds."""
+    write_atomically(kit.path / _FILE, kit.agreement.id.encode())
 
 
 def has_ended(kit: Kit) -> bool:
-    """Whether this site was told that all rounds of its federation are done."""
+    """True if the coordinator has reported to this site that all rounds of its federation are done."""
     path = kit.path / _FILE
-    return path.is_file() and path.read_bytes() == kit.plan.id.encode()
+    return path.is_file() and path.read_bytes() == kit.agreement.id.encode()
 
 
 def finish(kit: Kit, journal: Journal, trainer: Trainer) -> None:
-    """From the end of the rounds to the model."""
+    """Store that the rounds are over, and let the trainer make the model."""
     remember_end(kit)
     making = partial(write_status, kit, "making the model")
     making()
-    trainer.ask(Message("end", kit.plan.id), making)
+    trainer.ask(Message("end", kit.agreement.id), making)
     trainer.close()
     write_status(kit, "done")
     journal("done: the model is in model/" if kit.model.is_dir() else "done, without a model")
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process as soon as its supervisor is gone."""
+    """Start a thread that ends this process as soon as its supervisor is gone."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -56,7 +56,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def main(folder: Path) -> None:
-    """Finish what was told to end before."""
+    """Resume the last phase of a site after a crash."""
     end_with_parent(os.getppid())
     kit = read_kit(folder)
     journal = Journal(kit)

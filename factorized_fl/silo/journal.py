@@ -1,15 +1,15 @@
-"""A party's journal: what happened, one plain line each, for people."""
+"""A party's journal: one line of plain text for each event."""
 
 import os
 import time
 from pathlib import Path
 
 from factorized_fl.core.files import plain_errors
-from factorized_fl.silo.plan import Kit
+from factorized_fl.silo.agreement import Kit
 
 
 class Journal:
-    """Appends lines; several processes of one party may."""
+    """Appends lines to the journal; several processes of one party may do so at once."""
 
     def __init__(self, kit: Kit) -> None:
         self.path = journal_path(kit)
@@ -17,16 +17,24 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, line: str) -> None:
-        """Write one line, however odd what somebody else sent may be."""
+        """Write one line, with unprintable characters replaced. Best-effort: I/O errors are ignored."""
         plain = "".join(char if char.isprintable() else "?" for char in line)[:500]
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         try:
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            with os.fdopen(handle, "a", encoding="utf-8") as file:
+            with os.fdopen(os.open(self.path, flags, 0o666), "a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {plain}\n")
         except OSError:
-            pass  # a full disk must not stop who only wanted to say something
+            pass
 
 
 def journal_path(kit: Kit) -> Path:
-    """Where it is."""
+    """The path of a party's journal."""
     return kit.logs / "journal.txt"
+
+
+def last_lines(kit: Kit, count: int = 8) -> list[str]:
+    """The last lines of the party's journal."""
+    try:
+        return journal_path(kit).read_text(encoding="utf-8").splitlines()[-count:]
+    except OSError:
+        return []

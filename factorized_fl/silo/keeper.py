@@ -1,4 +1,4 @@
-"""The trainer's process as its site sees it; neither FLARE nor the coordinator is needed for it."""
+"""The trainer's process as its agent sees it. It depends on neither the transport nor the coordinator."""
 
 import queue
 import subprocess
@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 
+from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.journal import Journal
-from factorized_fl.silo.messages import Message, pack, unpack
-from factorized_fl.silo.plan import Kit
+from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.trainer import REFUSED, read_frame, write_frame
 
 _ALIVE = 2.0  # seconds between signs of life while a site trains
 
 
 class Trainer:
-    """Asked, waited for, started again when it dies."""
+    """Sends requests to the trainer's process, and starts the process again when it dies."""
 
     def __init__(self, kit: Kit, journal: Journal) -> None:
         self.kit, self.journal = kit, journal
@@ -24,7 +24,7 @@ class Trainer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def hello(self, meanwhile: Callable[[], None] = lambda: None) -> Message:
-        """Start the process until it says that it is ready."""
+        """Start the process, repeatedly if it dies; returns the message with which it reports that it is ready."""
         while True:
             time.sleep(self.pause)
             self.pause = min(30.0, 2 * self.pause + 0.5)
@@ -35,33 +35,33 @@ class Trainer:
                     stdout=subprocess.PIPE,
                     stderr=log,
                 )
-            (self.kit.path / "trainer.pid").write_text(str(self.process.pid))
-            self.frames: queue.Queue[bytes | None] = queue.Queue()
-            threading.Thread(target=self._listen, args=(self.process, self.frames), daemon=True).start()
+            self.answers: queue.Queue[Message | None] = queue.Queue()
+            threading.Thread(target=self._listen, args=(self.process, self.answers), daemon=True).start()
             if (hello := self._next(meanwhile)) is not None:
                 return hello
-            if (code := self.process.wait()) != REFUSED:  # else it has said why
+            if (code := self.process.wait()) != REFUSED:  # such a trainer has written its error to the journal
                 self.journal(f"the trainer died (exit code {code}): starting another, log/trainer.txt says more")
 
     def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
-        """The trainer's answer, from as many processes as it takes; `meanwhile` is called every few seconds."""
+        """The trainer's answer, across restarts of its process; `meanwhile` is called every few seconds."""
         while True:
             if self.process is None or self.process.poll() is not None:
-                self._mourn()
+                self._reap()
                 self.hello(meanwhile)
             assert self.process is not None
             assert self.process.stdin is not None
             try:
-                write_frame(self.process.stdin, pack(request))
+                write_frame(self.process.stdin, request)
                 answer = self._next(meanwhile)
             except OSError:
                 answer = None
             if answer is not None:
                 self.pause = 0.0
                 return answer
-            self._mourn()
+            self._reap()
 
-    def _mourn(self) -> None:
+    def _reap(self) -> None:
+        """Wait for the dead process and write its exit code to the journal."""
         if self.process is not None:
             code = self.process.wait()
             self.journal(f"the trainer died (exit code {code}): starting another from the last round on disk")
@@ -70,21 +70,21 @@ class Trainer:
     def _next(self, meanwhile: Callable[[], None]) -> Message | None:
         while True:
             try:
-                content = self.frames.get(timeout=_ALIVE)
+                return self.answers.get(timeout=_ALIVE)
             except queue.Empty:
                 meanwhile()
-                continue
-            return None if content is None else unpack(content, self.kit.plan.id, 2**62)
 
-    @staticmethod
-    def _listen(process: "subprocess.Popen[bytes]", frames: "queue.Queue[bytes | None]") -> None:
+    def _listen(self, process: "subprocess.Popen[bytes]", answers: "queue.Queue[Message | None]") -> None:
         assert process.stdout is not None
-        while (content := read_frame(process.stdout)) is not None:
-            frames.put(content)
-        frames.put(None)
+        try:
+            while (answer := read_frame(process.stdout, self.kit.agreement.id)) is not None:
+                answers.put(answer)
+        except BadMessage:  # the process no longer keeps to the protocol: start another
+            process.kill()
+        answers.put(None)
 
     def close(self) -> None:
-        """Let it go."""
+        """Let the process end."""
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
             self.process.wait()

@@ -1,7 +1,7 @@
-"""The coordinator's open requests and the answers to them. Sites come and fetch: they only ever connect outwards.
+"""The coordinator's open requests and the answers to them. Sites poll for requests: they only connect outwards.
 
-A request has a name that says what it asks (`round-7`), the same after a restart of either side, so an answer that
-nobody waits for - late, replayed, from before a restart - is recognised and dropped.
+The name of a request says what it asks (`round-7`) and is the same after a restart of either side. So an answer that is
+late, replayed or from before a restart matches no open request and is dropped.
 """
 
 import math
@@ -13,61 +13,61 @@ from dataclasses import dataclass, field, replace
 from factorized_fl import __version__
 from factorized_fl.silo.messages import Message
 
-HOLD = 2.0  # seconds that a site's question is held open when there is nothing to do
+HOLD = 2.0  # seconds that a poll is held open while there is no request
 _TICK = 1.0
 _SHORT = 0.2
-SILENT = 15.0  # a site not heard of for so long is not connected
-_MINUTE, _ENOUGH = 60.0, 20  # of what a site does wrong in a minute so many lines are told
-_TWICE = 60.0  # seconds after which a copy of a kit that is no longer heard of is gone
+SILENT = 15.0  # seconds without a message after which a site counts as disconnected
+_MINUTE, _ENOUGH = 60.0, 20  # faults of one site that are logged in one minute
+_TWICE = 60.0  # seconds without a message after which a copy of a kit counts as gone
 
 
 @dataclass
-class Line:
-    """What is known of one site's connection."""
+class Connection:
+    """The state of one site's connection."""
 
-    request: Message | None = None  # what it is to do
-    answer: Message | None = None  # what it said to that
+    request: Message | None = None  # the open request
+    answer: Message | None = None  # the answer to the last request
     seen: float = 0.0
     busy: str = ""
-    train: int | None = None  # training images it declared
-    marks: tuple[str, str] = ("", "")  # of its last two processes
-    marked: float = 0.0  # when the later one was first seen
-    doubled: float = -math.inf  # when the earlier one came back
-    up: int = 0  # bytes that came
-    down: int = 0  # bytes that went
+    train: int | None = None  # number of training images that it declared
+    marks: tuple[str, str] = ("", "")  # sessions of its last two processes
+    marked: float = 0.0  # time at which the later session was first seen
+    doubled: float = -math.inf  # time at which the earlier session was seen again
+    up: int = 0  # bytes received
+    down: int = 0  # bytes sent
     told_end: bool = False
-    refused: bool = False  # its agreement is another
-    turn: int = 0  # of its questions
-    slow: bool = False  # it was there at a deadline, and has answered nothing since
-    minute: float = -math.inf  # when the one began in which faults are counted
-    faults: int = 0  # in it
+    refused: bool = False  # its agreement differs
+    turn: int = 0  # number of its last poll
+    slow: bool = False  # connected at a deadline, and has answered nothing since
+    minute: float = -math.inf  # start of the minute in which faults are counted
+    faults: int = 0  # in this minute
 
 
 @dataclass
 class Mailbox:
-    """One line for each site. FLARE's threads call `exchange`; the coordinator's thread does the rest."""
+    """One line for each site. The transport's threads call `exchange`, the coordinator's thread everything else."""
 
     federation: str
     sites: tuple[str, ...]
     log: Callable[[str], None] = lambda line: None
-    agreement: str = ""  # the mark that all messages must carry
+    agreement: str = ""  # the digest that all messages must carry
     clock: Callable[[], float] = time.monotonic
-    lines: dict[str, Line] = field(init=False)
+    lines: dict[str, Connection] = field(init=False)
     changed: threading.Condition = field(default_factory=threading.Condition)
     absent: set[str] = field(default_factory=set)
     ended: bool = False
 
     def __post_init__(self) -> None:
-        self.lines = {site: Line() for site in self.sites}
+        self.lines = {site: Connection() for site in self.sites}
 
     def exchange(self, site: str, news: Message, hold: float = HOLD) -> Message:
-        """A site tells its news and asks what to do next; with nothing to do it is answered after `hold` seconds."""
+        """Take a site's news and return its next request; without one, "wait" or "end" after `hold` seconds."""
         line = self.lines[site]
         with self.changed:
             reply = self._exchange(site, line, news, hold)
             return replace(reply, fields={**reply.fields, "twice": True}) if self._twice(line) else reply
 
-    def _exchange(self, site: str, line: Line, news: Message, hold: float) -> Message:
+    def _exchange(self, site: str, line: Connection, news: Message, hold: float) -> Message:
         if self._differs(site, line, news):
             return Message("refused", self.federation, {"version": __version__})
         line.seen = self.clock()
@@ -77,13 +77,15 @@ class Mailbox:
             line.train = news.whole("train", low=1, high=10**9)
         elif news.kind == "answer":
             self._take(site, line, news)
-        line.turn = turn = line.turn + 1  # who asks again while a question is held is given up on the first
+        line.turn = turn = line.turn + 1  # a newer poll supersedes a pending one
         self.changed.notify_all()
         if news.kind == "busy":
             return Message("wait", self.federation)
         self.changed.wait_for(lambda: line.request is not None or self.ended or line.turn != turn, hold)
         if line.turn != turn and line.request is None:
-            self.changed.wait_for(lambda: self.ended, min(hold, _SHORT))  # or two copies of a site would race
+            self.changed.wait_for(
+                lambda: self.ended, min(hold, _SHORT)
+            )  # two copies of a site would poll in a tight loop
         line.seen = self.clock()
         if line.request is not None:
             line.down += len(line.request.payload)
@@ -91,8 +93,8 @@ class Mailbox:
         line.told_end = self.ended
         return Message("end" if self.ended else "wait", self.federation)
 
-    def _differs(self, site: str, line: Line, news: Message) -> bool:
-        """Whether the site has agreed to something else; told once."""
+    def _differs(self, site: str, line: Connection, news: Message) -> bool:
+        """True if the site's agreement differs from the coordinator's; logged once."""
         before, line.refused = line.refused, news.fields.get("agreement", "") != self.agreement
         if line.refused and not before:
             theirs = str(news.fields.get("version", "an older version"))[:40]
@@ -103,12 +105,12 @@ class Mailbox:
         return line.refused
 
     def recognise(self, site: str, mark: str) -> None:
-        """A site that was started again has a new mark; one whose old mark comes back runs in two places."""
+        """Note a site's session. A new one is a restart; if the earlier one returns, the site runs in two places."""
         line = self.lines[site]
         with self.changed:
             old, new = line.marks
             now = self.clock()
-            if mark == new or (mark == old and now - line.marked < SILENT):  # it may have been on its way
+            if mark == new or (mark == old and now - line.marked < SILENT):  # a delayed message of the earlier process
                 return
             if mark == old:
                 if not self._twice(line):
@@ -116,19 +118,19 @@ class Mailbox:
                 line.doubled = now
             line.marks, line.marked = (new, mark), now
 
-    def _twice(self, line: Line) -> bool:
+    def _twice(self, line: Connection) -> bool:
         return self.clock() - line.doubled < _TWICE
 
-    def _take(self, site: str, line: Line, news: Message) -> None:
+    def _take(self, site: str, line: Connection, news: Message) -> None:
         name = news.text("request")
         line.slow = False
         if line.request is None or line.request.text("request") != name:
-            self.note(site, f"dropped an answer to {name}, for which nobody waits")
+            self.note(site, f"dropped an answer to {name}, which is not an open request")
             return
         line.request, line.answer = None, news
 
     def note(self, site: str, fault: str) -> None:
-        """Tell what a site does wrong, but not so often that nothing else is to be seen."""
+        """Log a fault of a site, at most 20 times a minute."""
         line, now = self.lines[site], self.clock()
         more = ""
         if now - line.minute > _MINUTE:
@@ -139,7 +141,7 @@ class Mailbox:
             self.log(f"{site}: {fault}{more}")
 
     def spoil(self, site: str, reason: str) -> Message:
-        """A site sent what cannot be read: if something was asked of it, this is its answer, and it will not do."""
+        """Count an unreadable message as the site's answer to its open request, an invalid one."""
         line = self.lines[site]
         with self.changed:
             line.seen = self.clock()
@@ -150,7 +152,7 @@ class Mailbox:
         return Message("wait", self.federation)
 
     def post(self, requests: Mapping[str, Message]) -> None:
-        """Give these sites something to do; whatever they still had to do is forgotten."""
+        """Replace all open requests by these."""
         with self.changed:
             for site, line in self.lines.items():
                 line.request, line.answer = requests.get(site), None
@@ -164,10 +166,10 @@ class Mailbox:
         stop: threading.Event,
         tick: Callable[[], None] = lambda: None,
     ) -> dict[str, Message]:
-        """The answers of the wanted: all of them, or at the deadline as many as there are, if these are enough.
+        """The answers of the wanted sites: all of them, or those given by the deadline if they are enough.
 
-        Who was silent at a deadline is not waited for again before it is heard again; who was there, but too slow, not
-        before it has answered something, however late. `tick` is called now and then.
+        Sites offline at a deadline are skipped until they reconnect; slow ones until they next answer. `tick` is called
+        about once a second.
         """
         until = self.clock() + deadline
         ticked = self.clock()
@@ -196,11 +198,11 @@ class Mailbox:
             return answers
 
     def connected(self, site: str) -> bool:
-        """Whether the site was heard of lately."""
+        """True if a message of the site arrived lately."""
         return self.lines[site].seen > 0 and self.clock() - self.lines[site].seen < SILENT
 
     def doing(self, site: str) -> str:
-        """What the site seems to be doing."""
+        """A few words on the state of the site."""
         line = self.lines[site]
         if line.refused:
             return "refused"
@@ -214,17 +216,17 @@ class Mailbox:
 
     @property
     def wire_bytes(self) -> tuple[int, int]:
-        """Bytes of payload that came and went so far, resent ones included."""
+        """Bytes of payload received and sent so far, including those sent again."""
         return sum(line.up for line in self.lines.values()), sum(line.down for line in self.lines.values())
 
     def count(self, site: str, up: int, down: int) -> None:
-        """Add what went between a site and an earlier coordinator."""
+        """Add the bytes that a site and an earlier coordinator process exchanged."""
         with self.changed:
             line = self.lines[site]
             line.up, line.down = line.up + up, line.down + down
 
     def end(self) -> None:
-        """Tell everybody who asks that all is done."""
+        """Answer every poll with the end from now on."""
         with self.changed:
             self.ended = True
             self.changed.notify_all()

@@ -1,8 +1,8 @@
-"""What travels between a site and the coordinator, and the checks on whatever arrives.
+"""The messages between a site and the coordinator, and the checks of a message's size and header.
 
-A message is a short JSON header and tensors as safetensors. Nothing of it is believed before it is checked: its size,
-its header, the names, shapes, types, finiteness and norms of its tensors. This module does not load PyTorch, so that
-the processes which only carry messages stay small; checks of tensors are in `checks`.
+A message is a short JSON header, followed by tensors as safetensors. Every part is checked before it is used: size,
+header, and the names, shapes, types, finiteness and norms of tensors. This module does not import PyTorch, so that
+processes which only carry messages stay small; tensors are checked in `checks`.
 """
 
 import json
@@ -15,10 +15,7 @@ _LONGEST_HEADER = 100_000
 
 
 class BadMessage(Exception):
-    """Something arrived that nobody should act on."""
-
-
-LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # the variable that tells FLARE the most bytes of a message
+    """A message that fails a check and must be ignored; the text says which check."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +28,21 @@ class Message:
     payload: bytes = b""
 
     def whole(self, name: str, low: int = 0, high: int = 2**53) -> int:
-        """A field that must be a whole number."""
+        """The field as a whole number; raises BadMessage if it is none or outside the limits."""
         value = self.fields.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise BadMessage(f"{name} is {value!r}, not a whole number from {low} to {high}")
         return value
 
     def text(self, name: str, longest: int = 200) -> str:
-        """A field that must be a short word."""
+        """The field as a short printable string; raises BadMessage if it is none."""
         value = self.fields.get(name)
         if not isinstance(value, str) or len(value) > longest or not value.isprintable():
             raise BadMessage(f"{name} is not a short word")
         return value
 
     def number(self, name: str) -> float | None:
-        """A field that must be a finite number or missing."""
+        """The field as a finite number, None if it is missing; raises BadMessage for anything else."""
         value = self.fields.get(name)
         if value is None:
             return None
@@ -62,7 +59,7 @@ def pack(message: Message) -> bytes:
 
 
 def unpack(content: bytes | bytearray | memoryview, federation: str, largest: int) -> Message:
-    """Read a message of this federation; anything else is refused."""
+    """The message in these bytes; raises BadMessage if it is too large, unreadable or of another federation."""
     if len(content) > largest:
         raise BadMessage(f"{len(content):,} bytes are more than the {largest:,} that this federation ever needs")
     try:

@@ -21,15 +21,15 @@ from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import EXTRA, Load, Traffic, count_traffic, measured
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Evaluated, Tensors, Trained
-from factorized_fl.data.own import read_own
+from factorized_fl.data.local_images import read_local_images
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.plan import NOISE_SEED, Kit
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import make_record
@@ -37,8 +37,8 @@ from factorized_fl.simulate.run import run, summarise
 
 
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
-    """A site's own images, split by the federation's seed unless they are split already; its labels agree with nothing."""
-    images = read_own(data, name, size=config.image_size, channels=config.channels)
+    """A site's own images, split by the federation's seed unless they are split; labels agree with no other."""
+    images = read_local_images(data, name, size=config.image_size, channels=config.channels)
     scenario = build_scenario(
         [images],
         normalisation("folder", config.channels),
@@ -48,9 +48,7 @@ def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
     )
     (client,) = scenario.clients
     if not len(client.test):
-        raise UserError(
-            f"{data} has no test images: without any, there is no verdict on whether federation helps."
-        )
+        raise UserError(f"{data} has no test images: without any, there is no verdict on whether federation helps.")
     return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
 
 
@@ -84,7 +82,7 @@ def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int
         try:
             with safe_open(path, "pt") as file:
                 tags = file.metadata()
-                if tags.get("federation") != kit.plan.id:
+                if tags.get("federation") != kit.agreement.id:
                     raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
                 federation.load({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
                 return int(tags["round"])
@@ -132,7 +130,7 @@ class Site:
         """Saves a trained round; the checkpoint is written last because it marks the round as complete."""
         write_atomically(self._answer_path(round_number), pack(answer))
         self.directory.keep_previous()
-        self.directory.save_checkpoint(round_number, self.federation.tensors, federation=self.kit.plan.id)
+        self.directory.save_checkpoint(round_number, self.federation.tensors, federation=self.kit.agreement.id)
         self.done = round_number
 
     def _kept(self, round_number: int) -> Message | None:
@@ -141,7 +139,7 @@ class Site:
             content = self._answer_path(round_number).read_bytes()
         except FileNotFoundError:
             return None
-        kept = unpack(content, self.kit.plan.id, len(content))
+        kept = unpack(content, self.kit.agreement.id, len(content))
         return kept if kept.fields.get("request") == f"round-{round_number}" else None
 
     def _go_back(self) -> None:
@@ -170,7 +168,7 @@ class Site:
 
     def _reply(self, request: Message, fields: dict[str, object], payload: bytes = b"") -> Message:
         name = request.fields.get("request")
-        return Message("answer", self.kit.plan.id, {"request": name, **fields}, payload)
+        return Message("answer", self.kit.agreement.id, {"request": name, **fields}, payload)
 
     def _round(self, request: Message) -> Message:
         round_number = request.whole("round", low=1, high=self.config.rounds)
@@ -283,9 +281,7 @@ class Site:
     def _train_alone(self, rounds: int) -> Record | None:
         """Trains a Stand-Alone model for as many rounds as this site trained; more would be an unfair comparison."""
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
-        same = {
-            "settle": self.config.options["settle"]
-        }  # recalibration is not help of the federation
+        same = {"settle": self.config.options["settle"]}  # recalibration is not help of the federation
         config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
         return run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
 

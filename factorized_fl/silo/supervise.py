@@ -1,148 +1,157 @@
-"""Keep a party's FLARE process alive: start it, start it again when it dies, stop it when asked to."""
+"""Run a party: start its process, restart the process when it dies, and end it on Ctrl-C or SIGTERM."""
 
 import contextlib
-import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TextIO
 
-from factorized_fl.core.errors import UserError
-from factorized_fl.core.files import plain_errors, write_atomically
-from factorized_fl.results.rundir import RunDirectory
+from filelock import FileLock, Timeout
+
+from factorized_fl.core.errors import Busy, UserError
+from factorized_fl.core.files import plain_errors
+from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.finish import has_ended
-from factorized_fl.silo.journal import Journal, journal_path
-from factorized_fl.silo.kits import make_workspace
-from factorized_fl.silo.messages import LIMIT
-from factorized_fl.silo.plan import Kit
-from factorized_fl.silo.preflight import Way, check_kit, check_port, refuse_links
+from factorized_fl.silo.journal import Journal, journal_path, last_lines
+from factorized_fl.silo.preflight import ConnectionCheck, check_kit, check_port, refuse_links
 from factorized_fl.silo.settings import Settings, save_settings
+from factorized_fl.silo.transport import FINAL, network
 
-_PIDS = "processes.json"
+_LOCK = "lock"
+_LOCK_WAIT = 1.0  # seconds: `is_running` holds the lock for an instant
 _GRACE = 5.0
-_SHORT = 10.0  # a process that lived for less is started again more and more slowly
-REFUSED_SITE = 77  # exit code of an agent whose site the coordinator refuses: to start it again would not help
+_SHORT = 10.0  # a process that lived for fewer seconds is restarted after a growing pause
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Stop(Exception):
-    """Somebody asked this party to stop."""
+    """Raised by the signal handler."""
 
 
 def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool:
-    """Run a party until it is done (true) or told to stop (false)."""
-    look_before(kit)
+    """Run a party; True once it is done, False after Ctrl-C or SIGTERM. `show` receives new lines of the journal."""
+    check_before_start(kit)
     journal = Journal(kit)
-    seen = _end_of(kit)
+    seen = _journal_size(kit)
     previous = {number: signal.signal(number, _stop) for number in _SIGNALS}
     pause = 0.0
     child: subprocess.Popen[bytes] | None = None
     try:
-        with RunDirectory(kit.logs).lock():
-            (kit.path / _PIDS).unlink(missing_ok=True)  # of one that was killed
+        with exclusive_use(kit):
             if not has_ended(kit):
-                make_workspace(kit)
-            way = Way(kit, journal)
+                network().prepare(kit)
+            connection = ConnectionCheck(kit, journal)
             while True:
                 began = time.monotonic()
-                child = _start(kit)
-                write_atomically(kit.path / _PIDS, json.dumps({"supervisor": os.getpid(), "flare": child.pid}).encode())
+                child = start(kit)
                 while child.poll() is None:
                     time.sleep(0.2)
-                    way.look()
+                    connection.look()
                     seen = _show_new(kit, seen, show)
                 seen = _show_new(kit, seen, show)
                 _kill_group(child)
-                if child.returncode == 0 and _is_over(kit):
+                if child.returncode == 0 and (kit.complete if kit.is_coordinator else has_ended(kit)):
                     return True
-                if child.returncode == REFUSED_SITE:
-                    raise UserError(f"The coordinator refused {kit.party}: the journal's last line says why.")
+                if child.returncode == FINAL:
+                    why = "".join(last_lines(kit, 1))[20:]  # without its date and time
+                    raise UserError(f"{kit.party} has stopped and would stop again: {why}")
                 pause = min(30.0, 2 * pause + 1.0) if time.monotonic() - began < _SHORT else 0.5
                 code = child.returncode
-                journal(f"FLARE's process died (exit code {code}): starting it again, log/flare.txt says more")
+                journal(f"the party's process died (exit code {code}): starting it again, log/process.txt says more")
                 time.sleep(pause)
     except _Stop:
         return False
     finally:
         if child is not None:
-            _end(child)
-        (kit.path / _PIDS).unlink(missing_ok=True)
+            end(child)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _is_over(kit: Kit) -> bool:
-    """Whether nothing is left to do: that a process ended in peace says little."""
-    return RunDirectory(kit.run).summary() is not None if kit.is_coordinator else has_ended(kit)
-
-
-def look_before(kit: Kit) -> None:
-    """Refuse to start what cannot work, or runs already."""
-    if importlib.util.find_spec("nvflare") is None:
-        raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
+def check_before_start(kit: Kit) -> None:
+    """Raise UserError if the party runs already or cannot work."""
+    network().require_installed()
     refuse_running(kit)
     refuse_links(kit)
     if has_ended(kit):
-        return  # nobody else is needed
+        return  # no connection is needed
     check_kit(kit)
     if kit.is_coordinator:
         check_port(kit)
 
 
+def is_running(kit: Kit) -> bool:
+    """True if a process on this machine runs the party: it holds the lock of the kit."""
+    path = kit.path / _LOCK
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
+
+
 def refuse_running(kit: Kit) -> None:
-    """Refuse what would disturb a party that runs."""
-    if processes(kit):
-        raise UserError(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+    """Raise Busy if the party runs."""
+    if is_running(kit):
+        raise _busy(kit)
 
 
-def settle(kit: Kit, settings: Settings) -> None:
-    """Keep a site's choices once nothing speaks against its start."""
-    look_before(kit)
-    with RunDirectory(kit.logs).lock():  # a site that runs would take them up as soon as its trainer is started again
+def _busy(kit: Kit) -> Busy:
+    return Busy(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+
+
+@contextlib.contextmanager
+def exclusive_use(kit: Kit) -> Iterator[None]:
+    """Hold the lock of the kit; raises Busy if another process holds it."""
+    lock = FileLock(kit.path / _LOCK, timeout=_LOCK_WAIT)
+    with plain_errors(kit.path):
+        try:
+            lock.acquire()
+        except Timeout:
+            raise _busy(kit) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def save_choices(kit: Kit, settings: Settings) -> None:
+    """Store a site's choices if it can start. A running site would use them when its trainer is restarted."""
+    check_before_start(kit)
+    with exclusive_use(kit):
         save_settings(kit, settings)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in _SIGNALS:  # once is enough
+    for each in _SIGNALS:  # a second signal must not interrupt the clean end
         signal.signal(each, signal.SIG_IGN)
     raise _Stop
 
 
-def _start(kit: Kit) -> "subprocess.Popen[bytes]":
-    """The party's program, in a session of its own; -P: modules come from no kit."""
-    command = [sys.executable, "-P", "-u", "-m", *(_finishing(kit) if has_ended(kit) else _flare(kit))]
-    limit = str(max(kit.plan.largest, 1_000_000))
-    with (kit.logs / "flare.txt").open("ab") as log:
+def start(kit: Kit) -> "subprocess.Popen[bytes]":
+    """Start the party's process, in a session of its own; -P: no module is imported from the kit."""
+    transport = network()
+    finishing = ["-m", "factorized_fl.silo.finish", str(kit.path)]
+    with (kit.logs / "process.txt").open("ab") as log:
         return subprocess.Popen(
-            command,
+            [sys.executable, "-P", "-u", *(finishing if has_ended(kit) else transport.command(kit))],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, LIMIT: limit},
+            env={**os.environ, **transport.environment(kit)},
         )
 
 
-def _finishing(kit: Kit) -> list[str]:
-    """What a site needs that has been told the end."""
-    return ["factorized_fl.silo.finish", str(kit.path)]
-
-
-def _flare(kit: Kit) -> list[str]:
-    """FLARE's own program for this kind of party."""
-    kind, config = ("server", "fed_server.json") if kit.is_coordinator else ("client", "fed_client.json")
-    who = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
-    where = ["-m", str(kit.workspace), "-s", config, "--set", "secure_train=true", "config_folder=config"]
-    return [f"nvflare.private.fed.app.{kind}.{kind}_train", *where, *who]
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def end(child: "subprocess.Popen[bytes]") -> None:
+    """End a party's process and its trainer."""
     if child.poll() is None:
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -152,18 +161,18 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 
 def _kill_group(child: "subprocess.Popen[bytes]") -> None:
-    """A trainer may have outlived its agent."""
+    """Kill what is left of the process's session: a trainer may outlive its agent."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _end_of(kit: Kit) -> int:
+def _journal_size(kit: Kit) -> int:
     path = journal_path(kit)
     return path.stat().st_size if path.exists() else 0
 
 
 def _show_new(kit: Kit, seen: int, show: Callable[[str], None]) -> int:
-    """Print what was added to the journal; returns how far that is."""
+    """Show the whole lines after byte `seen` of the journal; returns the position after them."""
     path = journal_path(kit)
     if not path.exists():
         return seen
@@ -174,62 +183,3 @@ def _show_new(kit: Kit, seen: int, show: Callable[[str], None]) -> int:
     for line in whole.decode(errors="replace").splitlines():
         show(line)
     return seen + len(whole)
-
-
-def processes(kit: Kit) -> dict[str, int]:
-    """The process ids of a running party, empty if it does not run: then nobody holds the lock on its logs.
-
-    The file alone proves nothing: after a crash its numbers may be those of somebody else's processes.
-    """
-    try:
-        pids: dict[str, int] = json.loads((kit.path / _PIDS).read_text())
-        with RunDirectory(kit.logs).lock():
-            return {}
-    except UserError:
-        return pids
-    except (OSError, ValueError):
-        return {}
-
-
-def start_in_background(kit: Kit) -> None:
-    """Leave a supervisor running that outlives this process and its terminal."""
-    look_before(kit)
-    with plain_errors(kit.logs):
-        kit.logs.mkdir(parents=True, exist_ok=True)
-    if os.fork():
-        return
-    code = 1
-    try:
-        os.setsid()
-        with (kit.logs / "supervisor.txt").open("a", encoding="utf-8") as log, open(os.devnull, "rb") as nothing:
-            for stream, target in ((nothing, 0), (log, 1), (log, 2)):
-                os.dup2(stream.fileno(), target)
-            code = _supervise_unseen(kit, log)
-    finally:
-        os._exit(code)
-
-
-def _supervise_unseen(kit: Kit, log: TextIO) -> int:
-    """Supervise where nobody looks: whatever ends it is in the journal; returns the exit code."""
-    try:
-        supervise(kit)
-    except UserError as error:
-        Journal(kit)(f"Error: {error}")
-        return 1
-    except BaseException as error:
-        traceback.print_exc(file=log)
-        log.flush()
-        Journal(kit)(f"the supervisor was ended by an error ({error!r}): log/supervisor.txt says more")
-        return 1
-    return 0
-
-
-def stop(kit: Kit) -> None:
-    """Tell a running party to stop and wait until it has; nothing is lost."""
-    pids = processes(kit)
-    if not pids:
-        raise UserError(f"{kit.party} does not run.")
-    os.kill(pids["supervisor"], signal.SIGTERM)
-    until = time.monotonic() + 3 * _GRACE
-    while processes(kit) and time.monotonic() < until:
-        time.sleep(0.1)

@@ -1,75 +1,95 @@
-"""The process a site trains in. It may die alone: the agent starts another, which goes on from the site's checkpoint.
+"""The process in which a site trains. If it dies, the agent starts another, which resumes from the site's checkpoint.
 
-It reads requests from its standard input and writes answers to its standard output, each after its length.
+It reads requests from its standard input and writes answers to its standard output, each with its length before it.
 """
 
 import os
 import struct
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from factorized_fl.core.errors import UserError
+from factorized_fl.core.errors import Busy, UserError
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.messages import Message, pack, unpack
-from factorized_fl.silo.plan import read_kit
-from factorized_fl.silo.settings import read_settings
+from factorized_fl.silo.settings import Settings, read_settings
 
-REFUSED = 2  # exit code of a trainer that told the journal what is wrong
+REFUSED = 2  # exit code of a trainer that has written its error to the journal
 _LENGTH = struct.Struct(">Q")
-_LOCAL = 2**40  # between two processes of one party the size is nobody's secret
+_PAUSE = 0.2  # seconds between two attempts to take the lock
+_NO_LIMIT = 2**62  # bytes: messages between two processes of one party are trusted
 
 
-def write_frame(stream: IO[bytes], content: bytes) -> None:
+def write_frame(stream: IO[bytes], message: Message) -> None:
     """Send one message to the other process."""
+    content = pack(message)
     stream.write(_LENGTH.pack(len(content)) + content)
     stream.flush()
 
 
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """The next message of the other process, nothing once that is gone."""
+def read_frame(stream: IO[bytes], federation: str) -> Message | None:
+    """The next message of the other process, None at the end of the stream."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(head)
     content = stream.read(length)
-    return content if len(content) == length else None
+    return unpack(content, federation, _NO_LIMIT) if len(content) == length else None
 
 
 def main(folder: Path) -> None:
     """Answer requests until the agent is gone."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints must not look like an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a library must not look like an answer
     kit = read_kit(folder)
     settings = read_settings(kit)
     log = Journal(kit)
+    try:
+        with exclusive(kit.run):
+            serve_requests(kit, settings, log, sys.stdin.buffer, answers)
+    except UserError as error:
+        log(f"Error: {error}")
+        sys.exit(REFUSED)
+    except BrokenPipeError:
+        pass
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the lock on a run directory, after waiting for another process that holds it.
+
+    The trainer of an agent that died may still be finishing its round.
+    """
     from factorized_fl.results.rundir import RunDirectory
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(RunDirectory(folder).lock())
+                break
+            except Busy:
+                time.sleep(_PAUSE)
+        yield
+
+
+def serve_requests(kit: Kit, settings: Settings, log: Journal, requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer requests until their stream ends."""
     from factorized_fl.silo.site import Site
 
-    kit.run.mkdir(parents=True, exist_ok=True)
-    while True:  # a trainer whose agent died may still be finishing its round
-        try:
-            with RunDirectory(kit.run).lock():
-                site = Site(kit, settings.data, log, device=settings.device, report=settings.report)
-                hello = Message("hello", kit.plan.id, {"train": site.train_images})
-                write_frame(answers, pack(hello))
-                while (content := read_frame(sys.stdin.buffer)) is not None:
-                    request = unpack(content, kit.plan.id, _LOCAL)
-                    if request.kind == "end":
-                        site.finish(settings.alone)
-                        answer = Message("done", kit.plan.id)
-                    else:
-                        answer = site.answer(request)
-                    write_frame(answers, pack(answer))
-            return
-        except UserError as error:
-            if "Another process is at work" not in str(error):
-                log(f"Error: {error}")
-                sys.exit(REFUSED)
-            time.sleep(0.2)
-        except BrokenPipeError:
-            return
+    site = Site(kit, settings.data, log, device=settings.device, report=settings.report)
+    federation = kit.agreement.id
+    write_frame(answers, Message("hello", federation, {"train": site.train_images, "agreement": kit.mark}))
+    while (request := read_frame(requests, federation)) is not None:
+        if request.kind == "end":
+            site.finish(settings.alone)
+            write_frame(answers, Message("done", federation))
+        else:
+            write_frame(answers, site.answer(request))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """From a configuration to a federation at its start: scenario, method, models, stacked state, engine."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,8 @@ from torch import nn
 from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.roles import Role, roles
-from factorized_fl.core.seeds import derive, torch_rng
+from factorized_fl.core.roles import Role, roles, trainable
+from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack, untied_state
 from factorized_fl.core.views import Tensors
@@ -37,6 +38,14 @@ class Federation:
     clients: ClientState
     server: ServerState
     engine: Engine
+
+    def parameters(self) -> tuple[dict[str, int], int]:
+        """The numbers of the first client's model by role, and how many of them are shared."""
+        tensors, counts = self.clients.state.client(0), Counter[str]()
+        for name, role in self.roles.items():
+            if tensors[name].dim():  # a step counter is not a parameter
+                counts[role.kind] += tensors[name].numel()
+        return dict(counts), sum(tensors[name].numel() for name in self.shared)
 
     @property
     def tensors(self) -> Tensors:
@@ -111,7 +120,7 @@ def build_federation(
         role_of,
         frozenset(shared),
         state=state,
-        trained=[name for name, parameter in model.named_parameters() if parameter.requires_grad],
+        trained=trainable(model),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
@@ -168,8 +177,7 @@ def _fingerprint_images(
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
     """The configured network with the method's parametrisation: the start of every client with so many classes."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "model"))
+    with global_rng(config.seed, "model"):
         model = build_model(
             config.model,
             classes,

@@ -1,1 +1,1 @@
-"""What a model is trained and scored by: augmentation, normalisation, confusion matrices."""
+"""Inputs and metrics of image classification: augmentation, normalisation and confusion matrices."""

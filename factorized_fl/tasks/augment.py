@@ -1,8 +1,8 @@
-"""The authors' augmentation as batched tensor operations, on whatever device the images are on.
+"""The authors' augmentation as batched tensor operations, on the device of the images.
 
-Random resized crop, horizontal flip, colour jitter (0.4, 0.4, 0.2, 0.1) with probability 0.8 and greyscale with
-probability 0.2. All randomness comes in as uniform numbers drawn beforehand (`draw`), so the same numbers give the
-same images on every device and in every engine.
+It consists of a random resized crop, a horizontal flip, colour jitter (0.4, 0.4, 0.2, 0.1) with probability 0.8 and
+greyscale with probability 0.2. All randomness is passed in as uniform numbers (`draw`), so that the same numbers give
+the same images on every device and in every engine.
 """
 
 import math
@@ -11,7 +11,7 @@ from itertools import permutations
 
 import torch
 
-TRIES = 10  # attempts at a crop that fits, as torchvision makes
+TRIES = 10  # attempts to find a crop that fits, as in torchvision
 DRAWS = 2 * TRIES + 10
 
 _AREA = (0.08, 1.0)
@@ -22,31 +22,31 @@ _LUMA = (0.2989, 0.587, 0.114)
 
 
 def draw(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Uniform numbers [count, DRAWS] that decide the fate of `count` images."""
+    """Return uniform numbers [count, DRAWS], which determine the augmentation of `count` images."""
     return torch.rand(count, DRAWS, generator=generator)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be done to each of n images; every tensor is float32 and has n rows."""
+class AugmentationPlan:
+    """The parameters of the augmentation of n images; every tensor is float32 and has n rows."""
 
     box: torch.Tensor  # [n, 4]: top, height, left, width of the crop, in whole pixels
     flip: torch.Tensor  # [n]: 1 to mirror
     factors: torch.Tensor  # [n, 3]: brightness, contrast, saturation
     turn: torch.Tensor  # [n]: hue, as a share of the colour circle
     order: torch.Tensor  # [n, 4]: the order of these four, as 0 .. 3
-    grey: torch.Tensor  # [n]: 1 to take away all colour
+    grey: torch.Tensor  # [n]: 1 to convert to greyscale
 
 
-def plan(draws: torch.Tensor, height: int, width: int) -> Plan:
-    """Turn draws [n, DRAWS] into decisions."""
+def plan_augmentation(draws: torch.Tensor, height: int, width: int) -> AugmentationPlan:
+    """Return the plan that draws [n, DRAWS] stand for, for images of this height and width."""
     rest = draws[:, 2 * TRIES :]
     chosen = rest[:, 7] < _JITTER
     strength = torch.tensor(_STRENGTH[:3], device=draws.device)
     factors = torch.where(chosen.unsqueeze(1), 1 + strength * (2 * rest[:, 3:6] - 1), 1.0)
     turn = torch.where(chosen, _STRENGTH[3] * (2 * rest[:, 6] - 1), 0.0)
     orders = torch.tensor(list(permutations(range(4))), device=draws.device, dtype=draws.dtype)
-    return Plan(
+    return AugmentationPlan(
         box=_boxes(draws[:, : 2 * TRIES], rest[:, 0:2], height, width),
         flip=(rest[:, 2] < 0.5).to(draws.dtype),
         factors=factors,
@@ -57,18 +57,18 @@ def plan(draws: torch.Tensor, height: int, width: int) -> Plan:
 
 
 def augment(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Augment uint8 images [n, C, H, W] by their draws [n, DRAWS]; returns floats in [0, 1]."""
-    todo = plan(draws, *images.shape[-2:])
-    return _colour(_crop(images.float() / 255, todo), todo)
+    """Return uint8 images [n, C, H, W] augmented by their draws [n, DRAWS], as floats in [0, 1]."""
+    plan = plan_augmentation(draws, *images.shape[-2:])
+    return _colour(_crop(images.float() / 255, plan), plan)
 
 
 def normalise(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """Shift and scale float images in [0, 1] by channel."""
+    """Return float images in [0, 1], shifted by the mean and scaled by the deviation of each channel."""
     return (images - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
 
 
 def _boxes(draws: torch.Tensor, place: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """The first of several random boxes that fits; if none does, the largest centred one of an allowed shape."""
+    """Return, for each image, the first random box that fits, or else the largest centred box of an allowed ratio."""
     area = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * draws[:, :TRIES])
     low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
     ratio = torch.exp(low + (high - low) * draws[:, TRIES:])
@@ -83,37 +83,37 @@ def _boxes(draws: torch.Tensor, place: torch.Tensor, height: int, width: int) ->
     return torch.stack([top, h, left, w], 1)
 
 
-def _crop(images: torch.Tensor, todo: Plan) -> torch.Tensor:
-    """Bilinear resampling of an axis-parallel box is separable: one small matrix per image and axis."""
-    top, h, left, w = todo.box.unbind(1)
+def _crop(images: torch.Tensor, plan: AugmentationPlan) -> torch.Tensor:
+    """Crop, resample and flip: bilinear resampling is separable, so each image needs one small matrix per axis."""
+    top, h, left, w = plan.box.unbind(1)
     rows = _resampler(top, h, images.shape[-2])
     columns = _resampler(left, w, images.shape[-1])
-    columns = torch.where(todo.flip.bool()[:, None, None], columns.flip(1), columns)
+    columns = torch.where(plan.flip.bool()[:, None, None], columns.flip(1), columns)
     return rows.unsqueeze(1) @ images @ columns.transpose(1, 2).unsqueeze(1)
 
 
 def _resampler(start: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:
-    """Matrices [n, size, size] that stretch pixels start .. start + length - 1 over the whole axis."""
+    """Return matrices [n, size, size] that stretch pixels start .. start + length - 1 over the whole axis."""
     pixel = torch.arange(size, device=start.device, dtype=start.dtype)
     source = (pixel + 0.5) * (length / size).unsqueeze(1) - 0.5
     source = start.unsqueeze(1) + torch.minimum(source.clamp(min=0), (length - 1).unsqueeze(1))
     return (1 - (pixel - source.unsqueeze(2)).abs()).clamp(min=0)
 
 
-def _colour(images: torch.Tensor, todo: Plan) -> torch.Tensor:
-    """Brightness, contrast, saturation and hue in an order of each image's own, then perhaps no colour at all."""
+def _colour(images: torch.Tensor, plan: AugmentationPlan) -> torch.Tensor:
+    """Change brightness, contrast, saturation and hue in each image's own order, then convert some to greyscale."""
     if images.shape[1] != 3:
         return images
     out = images
     for step in range(4):
-        operation = todo.order[:, step].view(-1, 1, 1, 1)
+        operation = plan.order[:, step].view(-1, 1, 1, 1)
         grey = _grey(out)
         target = torch.where(operation == 1, grey.mean((2, 3), keepdim=True), grey)
         target = torch.where(operation == 0, 0.0, target)
-        factor = todo.factors.gather(1, todo.order[:, step : step + 1].long().clamp(max=2)).view(-1, 1, 1, 1)
+        factor = plan.factors.gather(1, plan.order[:, step : step + 1].long().clamp(max=2)).view(-1, 1, 1, 1)
         blended = (target + factor * (out - target)).clamp(0, 1)
-        out = torch.where(operation == 3, _turn_hue(out, todo.turn), blended)
-    return torch.where(todo.grey.bool().view(-1, 1, 1, 1), _grey(out), out)
+        out = torch.where(operation == 3, _turn_hue(out, plan.turn), blended)
+    return torch.where(plan.grey.bool().view(-1, 1, 1, 1), _grey(out), out)
 
 
 def _grey(images: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ def _grey(images: torch.Tensor) -> torch.Tensor:
 
 
 def _turn_hue(images: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Turn the hue by a share of the colour circle, keeping value and chroma (HSV)."""
+    """Turn the hue by a share of the colour circle; value and chroma (HSV) stay the same."""
     red, green, blue = images.unbind(1)
     value = images.amax(1)
     chroma = value - images.amin(1)

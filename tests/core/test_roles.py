@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.roles import roles
+from factorized_fl.core.roles import canonical_names, layers, layers_under, roles, trainable
 from factorized_fl.nn import Role, build_model, factorize, fold, last_body_v
 
 
@@ -128,6 +128,50 @@ def test_a_module_under_two_names_has_one_role():
     assert found["fc.parametrizations.weight.0.u"] == Role("u", True)
     assert found["head.parametrizations.weight.0.u"] == Role("u", True)
     assert len(found) == 8
+
+
+def test_tied_tensors_have_one_canonical_name():
+    model = nn.Module()
+    model.embed = nn.Embedding(5, 3)
+    model.body = model.again = nn.Linear(3, 3)
+    model.head = nn.Linear(3, 5)
+    model.head.weight = model.embed.weight
+    names = canonical_names(model)
+    assert list(names) == list(model.state_dict()) == list(roles(model))
+    assert {name: first for name, first in names.items() if name != first} == {
+        "again.weight": "body.weight",
+        "again.bias": "body.bias",
+        "head.weight": "embed.weight",
+    }
+    assert sorted(set(names.values())) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_canonical_names_of_a_network_are_its_own():
+    model = factorize(build_model("cnn", 4))
+    assert canonical_names(model) == {name: name for name in model.state_dict()}
+
+
+def test_frozen_parameters_have_roles_and_are_not_trainable():
+    model = factorize(build_model("cnn", 4))
+    assert trainable(model) == [name for name, _ in model.named_parameters()]
+    model.conv1.requires_grad_(False)
+    kept = trainable(model)
+    assert kept == [name for name, _ in model.named_parameters() if not name.startswith("conv1.")]
+    assert roles(model)["conv1.conv.parametrizations.weight.original"] == Role("mu", False)
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    assert trainable(tied) == ["0.weight", "0.bias", "1.bias"]
+
+
+def test_layers_are_found_by_each_of_their_names():
+    model = nn.Module()
+    model.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model.fc = model.head = nn.Linear(2, 2)
+    assert list(layers(model)) == ["body.0", "fc"]
+    assert layers_under(model, "head") == layers_under(model, "fc") == ["fc"]
+    assert layers_under(model, "body") == ["body.0"]
+    assert layers_under(model, "hea") == []
+    assert layers_under(model, "") == ["body.0", "fc"]
 
 
 def test_a_lone_layer_is_all_head():

@@ -128,7 +128,7 @@ def test_where_the_cache_lies(monkeypatch, tmp_path, own_cache) -> None:
     assert cache_folder() == tmp_path / ".cache" / "factorized-fl"
 
 
-def test_what_was_left_out_is_told_every_time(source) -> None:
+def test_warnings_of_decoding_are_repeated_for_cached_images(source) -> None:
     def build() -> ImageSet:
         warnings.warn("Left out one.", stacklevel=2)
         return Builder()()

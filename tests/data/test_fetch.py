@@ -1,4 +1,4 @@
-"""Against a small imitation of the hub on this machine: the calls `huggingface_hub` really makes, no network."""
+"""Downloads from a local imitation of the hub, which answers the actual calls of `huggingface_hub`."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ import pytest
 pytest.importorskip("huggingface_hub")
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.data.fetch import fetch
+from factorized_fl.data.fetch import fetch_dataset
 from factorized_fl.data.sources import load
 
 REPO, COMMIT = "uoft-cs/cifar10", "c" * 40
 
 
 class Hub:
-    """Serves `files` of one repository, and can lie about their contents."""
+    """Serves `files` of one repository, on request with damaged contents."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -103,7 +103,7 @@ BOTH = ["test-00000-of-00001.parquet", "train-00000-of-00001.parquet"]
 
 def test_the_right_files_arrive_and_can_be_loaded(hub, own_cache) -> None:
     told: list[tuple[str, int, int]] = []
-    folder = fetch("cifar10", endpoint=hub.endpoint, on_progress=lambda *each: told.append(each))
+    folder = fetch_dataset("cifar10", endpoint=hub.endpoint, on_progress=lambda *each: told.append(each))
     assert folder == own_cache / "hub" / "cifar10"
     assert names(folder) == BOTH
     assert [file for file, _, _ in told] == BOTH
@@ -113,18 +113,18 @@ def test_the_right_files_arrive_and_can_be_loaded(hub, own_cache) -> None:
 
 
 def test_the_second_call_downloads_nothing(hub, tmp_path) -> None:
-    fetch("cifar10", tmp_path / "data", endpoint=hub.endpoint)
+    fetch_dataset("cifar10", tmp_path / "data", endpoint=hub.endpoint)
     assert len(hub.downloads) == 2
-    assert names(fetch("cifar10", tmp_path / "data", endpoint=hub.endpoint)) == BOTH
+    assert names(fetch_dataset("cifar10", tmp_path / "data", endpoint=hub.endpoint)) == BOTH
     assert len(hub.downloads) == 2
 
 
 def test_a_spoilt_file_is_fetched_again(hub, tmp_path) -> None:
-    folder = fetch("cifar10", tmp_path, endpoint=hub.endpoint)
+    folder = fetch_dataset("cifar10", tmp_path, endpoint=hub.endpoint)
     spoilt = folder / BOTH[0]
     good = spoilt.read_bytes()
     spoilt.write_bytes(good[:-1] + b"?")
-    fetch("cifar10", tmp_path, endpoint=hub.endpoint)
+    fetch_dataset("cifar10", tmp_path, endpoint=hub.endpoint)
     assert spoilt.read_bytes() == good
     assert hub.downloads[2:] == [f"plain_text/{BOTH[0]}"]
 
@@ -133,43 +133,43 @@ def test_corrupted_bytes_are_refused_and_deleted(hub, tmp_path) -> None:
     name = f"plain_text/{BOTH[1]}"
     hub.tamper[name] = hub.files[name][:-1] + b"?"
     with pytest.raises(UserError, match=r"train-00000-of-00001\.parquet arrived damaged"):
-        fetch("cifar10", tmp_path, endpoint=hub.endpoint)
+        fetch_dataset("cifar10", tmp_path, endpoint=hub.endpoint)
     assert names(tmp_path / "cifar10") == BOTH[:1]
     hub.tamper.clear()
-    assert names(fetch("cifar10", tmp_path, endpoint=hub.endpoint)) == BOTH
+    assert names(fetch_dataset("cifar10", tmp_path, endpoint=hub.endpoint)) == BOTH
 
 
 def test_a_short_file_is_refused(hub, tmp_path) -> None:
     name = f"plain_text/{BOTH[0]}"
     hub.tamper[name] = hub.files[name][:-10]
     with pytest.raises(UserError, match="cifar10"):
-        fetch("cifar10", tmp_path, endpoint=hub.endpoint)
+        fetch_dataset("cifar10", tmp_path, endpoint=hub.endpoint)
     assert not (tmp_path / "cifar10" / BOTH[0]).exists()
 
 
 def test_a_hub_that_is_gone(hub, tmp_path) -> None:
     hub.close()
     with pytest.raises(UserError, match=f"cifar10 could not be fetched from {hub.endpoint} .*check the network"):
-        fetch("cifar10", tmp_path, endpoint=hub.endpoint)
+        fetch_dataset("cifar10", tmp_path, endpoint=hub.endpoint)
 
 
 def test_a_repository_that_is_gone(hub, tmp_path) -> None:
     with pytest.raises(UserError, match="mnist could not be fetched"):
-        fetch("mnist", tmp_path, endpoint=hub.endpoint)
+        fetch_dataset("mnist", tmp_path, endpoint=hub.endpoint)
 
 
 def test_a_repository_without_the_files(hub, tmp_path) -> None:
     hub.files = {"README.md": b"moved"}
     with pytest.raises(UserError, match="no parquet files in 'plain_text'"):
-        fetch("cifar10", tmp_path, endpoint=hub.endpoint)
+        fetch_dataset("cifar10", tmp_path, endpoint=hub.endpoint)
 
 
 def test_without_the_library_a_hint_is_given(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r'pip install "factorized-fl\[hub\]"'):
-        fetch("cifar10", tmp_path)
+        fetch_dataset("cifar10", tmp_path)
 
 
 def test_an_unknown_name_lists_the_known(tmp_path) -> None:
     with pytest.raises(UserError, match=r"'cifar12'.*Known: cifar10, cifar100, mnist, svhn"):
-        fetch("cifar12", tmp_path)
+        fetch_dataset("cifar12", tmp_path)

@@ -41,7 +41,7 @@ def test_formats(tmp_path, suffix) -> None:
     assert np.allclose(both.images[:, 0, 0, 0], [100, 200], atol=3)
 
 
-def test_a_few_unreadable_images_are_left_out_and_told(tmp_path) -> None:
+def test_a_few_unreadable_images_are_left_out_with_a_warning(tmp_path) -> None:
     fill(tmp_path / "a", range(15))
     fill(tmp_path / "b", range(4))
     (tmp_path / "a" / "007.png").write_bytes(b"broken")
@@ -59,8 +59,8 @@ def test_many_unreadable_images_are_refused(tmp_path) -> None:
         read_folder(tmp_path, size=4, channels=3)
 
 
-def test_one_picture_that_does_not_say_what_is_white_is_enough(tmp_path) -> None:
-    """It is no broken download: others like it may have been read wrongly elsewhere."""
+def test_one_image_of_unknown_white_level_is_refused(tmp_path) -> None:
+    """Such an image is not a damaged download: others like it may have been read wrongly."""
     fill(tmp_path / "a", range(15))
     fill(tmp_path / "b", range(4))
     Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(tmp_path / "b" / "deep.tif")
@@ -71,14 +71,16 @@ def test_one_picture_that_does_not_say_what_is_white_is_enough(tmp_path) -> None
 
 
 def test_links_that_lead_nowhere_are_named(tmp_path) -> None:
-    """A picture's, and a whole class's; links to what is there count like what they lead to."""
+    """Broken links to an image and to a class folder; a link to a folder counts as that folder."""
     fill(tmp_path / "data" / "a", range(3))
     fill(tmp_path / "data" / "b", range(2))
     fill(tmp_path / "elsewhere", range(5))
     (tmp_path / "data" / "c").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data" / "b" / "gone.png").symlink_to(tmp_path / "nothing.png")
     (tmp_path / "data" / "d").symlink_to(tmp_path / "nothing")
-    with pytest.warns(UserWarning, match=r"lead nowhere and are left out \(b/gone\.png, d\): mend or remove them\.$"):
+    with pytest.warns(
+        UserWarning, match=r"Broken links in .* are left out \(b/gone\.png, d\): repair or remove them\.$"
+    ):
         images = read_folder(tmp_path / "data", size=4, channels=3)
     assert (images.classes, images.labels.bincount().tolist()) == (("a", "b", "c"), [3, 2, 5])
 
@@ -125,7 +127,7 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
         read_folder(tmp_path, size=4, channels=1)
 
 
-def test_images_inside_folders_of_a_class_are_left_out_and_told(tmp_path: Path) -> None:
+def test_images_in_deeper_folders_are_left_out_with_a_warning(tmp_path: Path) -> None:
     for name in ("a/1.png", "b/1.png", "b/more/2.png"):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -134,9 +136,9 @@ def test_images_inside_folders_of_a_class_are_left_out_and_told(tmp_path: Path) 
         assert len(read_folder(tmp_path, size=4, channels=1)) == 2
 
 
-def test_a_class_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
-    """It could be trained, but neither printed nor exported."""
+def test_a_class_whose_name_is_not_valid_text_is_refused(tmp_path: Path) -> None:
+    """Such a class could be trained, but neither printed nor exported."""
     for name in (b"apples", b"\xe4pfel"):
         os.mkdir(os.path.join(os.fsencode(tmp_path), name))
-    with pytest.raises(UserError, match="is no text: rename it"):
+    with pytest.raises(UserError, match="is not valid text: rename it"):
         read_folder(tmp_path, size=8, channels=1)

@@ -72,7 +72,7 @@ def test_sixteen_bit_grey_is_scaled() -> None:
 
 
 def test_sixteen_bit_grey_may_be_a_negative_or_partly_clear_or_turned(tmp_path: Path) -> None:
-    """As 8-bit grey may: a TIFF can call 0 white, a PNG one grey clear, either can lie on its head."""
+    """Like 8-bit grey: a TIFF may define 0 as white, a PNG one grey as transparent, either may be rotated."""
     deep = Image.fromarray(np.array([[0, 257], [65535, 25700]], np.uint16))
     exif = Image.Exif()
     exif[0x0112] = 3
@@ -99,15 +99,15 @@ def test_twelve_bit_grey_is_scaled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pixels", [np.float32(0.7), np.int32(300), np.int32(70_000), np.int32(-1)])
 def test_which_number_is_white_is_not_guessed(pixels: np.generic, tmp_path: Path) -> None:
-    """Pillow would cut numbers between 0 and 1 down to black, and whole ones above 255 to white."""
+    """Pillow would convert numbers between 0 and 1 to black, and integers above 255 to white."""
     Image.fromarray(np.full((2, 2), pixels)).save(tmp_path / "deep.tif")
-    assert list(decode_each([tmp_path / "deep.tif"], 2, 1)) == [Unreadable.NO_WHITE]
+    assert list(decode_each([tmp_path / "deep.tif"], 2, 1)) == [Unreadable.UNKNOWN_WHITE]
 
 
 def test_sixteen_bits_with_a_sign_are_not_sixteen_bits(tmp_path: Path) -> None:
     signed = {258: 16, 339: 2}  # bits per sample, and a sign
     Image.fromarray(np.full((2, 2), 7, np.uint16)).save(tmp_path / "signed.tif", tiffinfo=signed)
-    assert list(decode_each([tmp_path / "signed.tif"], 2, 1)) == [Unreadable.NO_WHITE]
+    assert list(decode_each([tmp_path / "signed.tif"], 2, 1)) == [Unreadable.UNKNOWN_WHITE]
 
 
 def test_the_centre_square_is_kept() -> None:

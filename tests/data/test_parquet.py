@@ -79,7 +79,7 @@ def test_an_undecodable_image_is_named_with_its_file_and_row(tmp_path, write_par
         read(good, file)
 
 
-def test_an_image_that_does_not_say_what_is_white_is_named_with_its_file_and_row(tmp_path, write_parquet) -> None:
+def test_an_image_of_unknown_white_level_is_named_with_its_file_and_row(tmp_path, write_parquet) -> None:
     stream = io.BytesIO()
     Image.new("I", (4, 4), 70_000).save(stream, "TIFF")
     file = write_parquet(tmp_path / "a.parquet", [stream.getvalue()], [0])

@@ -23,7 +23,7 @@ NORMAL = ((0.5,), (0.25,))
 
 
 def grey(name: str, count: int, classes: int) -> ImageSet:
-    """Images that can be told apart: image i is filled with i mod 256."""
+    """Return distinguishable images: image i is filled with i mod 256."""
     images = torch.arange(count).remainder(256).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()
     return ImageSet(name, images, torch.arange(count) % classes, tuple(f"{name} {c}" for c in range(classes)))
 
@@ -186,7 +186,7 @@ def test_nothing_is_learned_from_one_class_nor_scored_without_images() -> None:
         score_validation(build_scenario([split], ((0.5,), (0.5,)), clients=2))
 
 
-def test_who_holds_images_out_trains_on_two_or_more() -> None:
+def test_a_client_with_held_out_images_trains_on_two_or_more() -> None:
     for count, kept in ((12, 2), (20, 4)):
         scenario = build_scenario([grey("a", count, 2)], NORMAL, clients=1, train_share=count // 4 / count)
         held = hold_out(scenario, 0.2, seed=1).clients[0]

@@ -51,7 +51,7 @@ def test_a_set_is_decoded_once(root, monkeypatch) -> None:
         load("cifar10", root, size=2)
 
 
-def test_mnist_is_grey_unless_told_otherwise(root) -> None:
+def test_mnist_is_grey_by_default(root) -> None:
     assert load("mnist", root)[0].images.shape == (2, 1, 28, 28)
     colour = load("mnist", root, size=32, channels=3)[0].images
     assert colour.shape == (2, 3, 32, 32)
@@ -103,7 +103,7 @@ def test_cifar100_without_the_right_classes(root, write_parquet) -> None:
 @pytest.mark.parametrize(
     ("dataset", "fetch"), [("cifar10", "cifar10"), ("svhn", "svhn"), ("cifar100-domains", "cifar100")]
 )
-def test_missing_files_say_how_to_get_them(tmp_path, dataset, fetch) -> None:
+def test_the_error_for_missing_files_names_the_command_that_fetches_them(tmp_path, dataset, fetch) -> None:
     for data in (None, tmp_path / "elsewhere"):
         with pytest.raises(UserError, match=f"ffl data fetch {fetch}`.*--data DIR"):
             load(dataset, data)
@@ -156,8 +156,31 @@ def test_a_folder_of_domains(tmp_path) -> None:
     assert sketch.channels == 1
 
 
+def test_a_folder_of_domains_that_hold_parquet(tmp_path, write_parquet) -> None:
+    """One domain per sub-folder, also beside domains of class folders, and never class folders."""
+    for number, domain in enumerate(("photo", "sketch")):
+        write_parquet(tmp_path / "data" / domain / "all.parquet", [pixel(number), pixel(99)], [0, 1])
+    photo, sketch = load("folder", tmp_path / "data")
+    assert (photo.name, sketch.name) == ("photo", "sketch")
+    assert photo.images[:, 0, 0, 0].tolist() == [0, 99]
+    assert sketch.images[:, 0, 0, 0].tolist() == [1, 99]
+    assert sketch.classes == ("cat", "dog", "owl")
+    (tmp_path / "data" / "photo").rename(tmp_path / "data" / "painting")
+    save(tmp_path / "data" / "toy" / "cat" / "1.png", 50)
+    save(tmp_path / "data" / "toy" / "dog" / "1.png", 60)
+    assert [found.name for found in load("folder", tmp_path / "data")] == ["painting", "sketch", "toy"]
+
+
+def test_train_and_test_folders_of_parquet_are_one_set(tmp_path, write_parquet) -> None:
+    for number, part in enumerate(("train", "test")):
+        write_parquet(tmp_path / "data" / part / "all.parquet", [pixel(number), pixel(99)], [0, 1])
+    (only,) = load("folder", tmp_path / "data")
+    assert only.split is not None
+    assert (only.name, only.split.tolist()) == ("data", [0, 0, 2, 2])
+
+
 def test_a_folder_with_a_split_of_its_own(tmp_path) -> None:
-    """As it is, or as one of several domains: nobody trains on test images."""
+    """The split is kept, alone and as one of several domains."""
     for value, part in enumerate(("train", "validation", "test")):
         for label in ("cat", "dog"):
             save(tmp_path / "data" / "photo" / part / label / "1.png", value)
@@ -171,7 +194,7 @@ def test_a_folder_with_a_split_of_its_own(tmp_path) -> None:
     assert (second.name, len(second), second.split) == ("sketch", 6, None)
 
 
-def test_half_a_data_set_is_not_taken_for_the_whole(tmp_path, write_parquet) -> None:
+def test_an_incomplete_dataset_is_refused(tmp_path, write_parquet) -> None:
     write_parquet(tmp_path / "cifar10" / "train-00001-of-00002.parquet", [pixel(1)], [0])
     with pytest.raises(UserError, match="holds 1 of 2 train files"):
         load("cifar10", tmp_path)
@@ -188,7 +211,7 @@ def test_folder_needs_a_folder(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["embedded", "digits"])
-def test_a_folder_is_not_taken_for_images_that_are_drawn(dataset: str, tmp_path: Path) -> None:
+def test_a_folder_is_refused_for_drawn_images(dataset: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"'{dataset}' are drawn and not those in .* set dataset=folder"):
         load(dataset, tmp_path)
 

@@ -1,8 +1,8 @@
-"""Compiles every Triton kernel for an H200 without one: the compiler takes the place of each launch.
+"""Compiles every Triton kernel for an H200 on any machine: each launch is replaced by a call of the compiler.
 
-python -m tests.engine.compiling prints, for all that training and testing ResNet-9 would launch, the kernel, the types
-of its tensors, and what a program needs: registers of a thread, bytes of its stack (registers that did not fit) and
-bytes of shared memory.
+python -m tests.engine.compiling prints, for every launch of training and evaluating ResNet-9, the kernel, the types of
+its tensors, and the needs of a program: registers per thread, bytes of stack (spilled registers) and bytes of shared
+memory.
 """
 
 import re
@@ -34,7 +34,7 @@ def compile_instead(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, nu
     fixed = {param.name for param in kernel.params if param.is_constexpr}
     signature = {name: "constexpr" if name in fixed else kind(values[name]) for name in kernel.arg_names}
     place = {name: (index,) for index, name in enumerate(kernel.arg_names)}
-    # A launch tells the compiler which addresses and numbers are multiples of 16.
+    # A launch passes to the compiler the addresses and numbers that are multiples of 16.
     even = {place[name]: [["tt.divisibility", 16]] for name in place if name not in fixed and divisible(values[name])}
     key = (kernel, *signature.values(), *(values[name] for name in sorted(fixed)), *even)
     if key not in compiled:
@@ -73,7 +73,7 @@ def launch_everything(dtype: torch.dtype, factorised: bool) -> None:
 
 
 def needs(made: Any) -> tuple[int, int, int]:
-    """Registers, bytes of stack, bytes of shared memory."""
+    """Return the registers, the bytes of stack and the bytes of shared memory."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiled for an H200: the interpreter of the other tests accepts what the compiler may not."""
+"""Every Triton kernel compiled for an H200: the interpreter of the other tests is less strict than the compiler."""
 
 import importlib.util
 import os
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-if importlib.util.find_spec("triton") is None:  # not imported here: the interpreter must be asked for before
+if (
+    importlib.util.find_spec("triton") is None
+):  # not imported here, because the interpreter is selected before the import
     pytest.skip("Triton is not installed (PyTorch's CUDA builds bring it)", allow_module_level=True)
 
-MOST_SHARED = 227 * 1024  # bytes that a program may ask for
-MOST_STACK = 256  # bytes: with more, a kernel waits for registers that did not fit
+MOST_SHARED = 227 * 1024  # bytes available to a program
+MOST_STACK = 256  # bytes: a kernel with more waits for registers that were spilled
 
 
 def test_kernels_compile_for_an_h200_and_fit(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ LANES, BATCH, SIZE, IN, OUT = 2, 3, 8, 4, 6
 
 
 def in_blocks(x: torch.Tensor) -> torch.Tensor:
-    """The four pixels of each 2 x 2 block one after the other."""
+    """Return the pixels in an order in which the four of each 2 x 2 block are adjacent."""
     return x.view(LANES, BATCH, SIZE // 2, 2, SIZE // 2, 2, IN).transpose(3, 4).reshape(x.shape)
 
 

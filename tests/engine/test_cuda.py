@@ -1,4 +1,4 @@
-"""The CUDA engine against the reference engine, in fp32, method by method. Needs a GPU."""
+"""The CUDA engine against the reference engine, in fp32, for every method. These tests need a GPU."""
 
 import hashlib
 import multiprocessing
@@ -37,7 +37,7 @@ def pictures(count: int = 900, classes: int = 5) -> ImageSet:
 
 
 def learning_rate(method: str) -> float:
-    """At which 25 steps of a network with BatchNorm learn something, but do not yet blow up rounding errors.
+    """Return a rate at which 25 steps with BatchNorm change the model, but do not amplify rounding errors.
 
     A factorised network is small at first, so what normalisation makes of a step is large: at 1e-6 it learns ten times
     as much as a dense one, and the reference engine's own losses move by up to 1.4e-4 when its first parameters change
@@ -57,14 +57,14 @@ def federation(method: str, engine: str, **settings) -> Federation:
 
 
 def relative(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Distance of two sets of tensors, all entries together, relative to the second."""
+    """Return the distance of two sets of tensors, all entries together, relative to the second."""
     names = [name for name, tensor in b.items() if tensor.is_floating_point()]
     far = sum(float((a[n].double() - b[n].double()).square().sum()) for n in names) ** 0.5
     return far / sum(float(b[n].double().square().sum()) for n in names) ** 0.5
 
 
 def last_bit_changed(found: Federation, seed: int) -> Federation:
-    """Every parameter up or down by about half a unit of its last place."""
+    """Change every parameter by about half a unit of its last place, up or down."""
     generator = torch.Generator("cuda").manual_seed(seed)
     for name in found.momentum.common:
         tensor = found.state.common[name]
@@ -128,13 +128,13 @@ def test_unequal_clients_take_their_own_numbers_of_steps() -> None:
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_two_runs_are_identical(partition: str) -> None:
-    """Of equal clients; and of unequal ones, one of which has less than a batch."""
+    """Both for equal clients and for unequal ones, one of which has less than a batch."""
     settings = {"partition": partition, "alpha": 0.3, "clients": 7, "precision": "bf16", "augment": "paper"}
     runs = [federation("factorized-fl-beta", "auto", **settings) for _ in range(2)]
     short = [k for k, client in enumerate(runs[0].scenario.clients) if len(client.train) < 32]
     assert len(short) == (partition == "dirichlet")
-    for round in (1, 2):
-        records = [run_round(run, round)[0] for run in runs]
+    for round_number in (1, 2):
+        records = [run_round(run, round_number)[0] for run in runs]
         assert records[0] == records[1]
     for name, tensor in runs[0].state.common.items():
         assert torch.equal(tensor, runs[1].state.common[name]), name

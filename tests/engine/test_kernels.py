@@ -1,4 +1,4 @@
-"""The Triton kernels against PyTorch. Without a GPU they run in Triton's interpreter, slowly but exactly."""
+"""The Triton kernels against PyTorch. Without a GPU they run in Triton's interpreter, which is slow but exact."""
 
 import os
 
@@ -20,7 +20,7 @@ from factorized_fl.nn.models import build_model
 from factorized_fl.tasks.augment import augment, draw, normalise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# The type of training and how far it may be off; the interpreter cannot multiply bfloat16.
+# The 16-bit type and its tolerance; the interpreter cannot multiply bfloat16.
 HALF = (torch.bfloat16, 1e-2) if DEVICE == "cuda" else (torch.float16, 1e-3)
 G, C, B, H, W = 3, 64, 2, 4, 6
 
@@ -70,8 +70,8 @@ def test_normalisation_and_its_gradients(mode: int, source: str, result: str, re
     assert all(close(a, b) for a, b in zip(*results, strict=True))
 
 
-def some_patches(shape: Shape) -> torch.Tensor:
-    """Pixels that are not centred, a one and zeros."""
+def random_patches(shape: Shape) -> torch.Tensor:
+    """Return patches: numbers with a mean other than 0, then a one, then zeros."""
     patches = torch.randn(shape.lanes, shape.rows, PATCH, device=DEVICE) + 0.5
     patches[..., ONE:] = torch.eye(PATCH - ONE, device=DEVICE)[0]
     return patches
@@ -95,7 +95,7 @@ def test_first_layer_whole(
 ) -> None:
     monkeypatch.setattr(k, "MOST_PARTS", most_parts)
     shape = Shape(batch, H, W, G, channels, source=STACKED, result=STACKED)
-    patches, start = some_patches(shape).to(dtype), torch.randn(G, channels, PATCH, device=DEVICE).to(dtype)
+    patches, start = random_patches(shape).to(dtype), torch.randn(G, channels, PATCH, device=DEVICE).to(dtype)
     start[..., ONE:] = 0
     dy = torch.linspace(-1, 2, G * shape.rows * channels, device=DEVICE).to(dtype).view(G, batch, H, W, channels)
     in_blocks = dy.view(G, batch, H // 2, 2, W // 2, 2, channels).transpose(3, 4).reshape(dy.shape)
@@ -118,7 +118,7 @@ def test_first_layer_whole(
 
 def test_first_layer_with_given_statistics() -> None:
     shape = Shape(B, H, W, G, C, source=STACKED, result=STACKED)
-    patches, weight = some_patches(shape), torch.randn(G, C, PATCH, device=DEVICE)
+    patches, weight = random_patches(shape), torch.randn(G, C, PATCH, device=DEVICE)
     mean, rstd, gamma, beta = (torch.rand(G, C, device=DEVICE) + 0.5 for _ in range(4))
     y = convolve_and_normalise(patches, weight, mean, rstd, gamma, beta, shape)
     m, r, g, b = (t.unsqueeze(1) for t in (mean, rstd, gamma, beta))
@@ -175,7 +175,7 @@ def test_augmentation(jitter: bool) -> None:
     ("width", "pixels", "batch", "fits"),
     [(1, 32, 256, True), (4, 32, 256, True), (8, 32, 256, False), (1, 64, 1024, True), (1, 64, 2048, False)],
 )
-def test_what_offsets_of_32_bits_do_not_reach_is_left_to_the_reference_engine(
+def test_models_beyond_offsets_of_32_bits_run_on_the_reference_engine(
     width: float, pixels: int, batch: int, fits: bool
 ) -> None:
     with torch.device("meta"):
@@ -183,3 +183,15 @@ def test_what_offsets_of_32_bits_do_not_reach_is_left_to_the_reference_engine(
         images = torch.empty(1, 3, pixels, pixels)
     reason = supported(model, images, batch)
     assert reason is None if fits else "offsets of 32 bits" in reason
+
+
+@pytest.mark.parametrize("setting", [{"momentum": 0.01}, {"momentum": None}, {"eps": 1e-3}])
+def test_other_batch_normalisation_runs_on_the_reference_engine(setting: dict[str, float | None]) -> None:
+    """The kernels and the recalibration compute with PyTorch's default momentum and eps."""
+    images = torch.empty(1, 3, 32, 32, device="meta")
+    with torch.device("meta"):
+        model = build_model("resnet9", 10)
+    assert supported(model, images, 256) is None
+    for name, value in setting.items():
+        setattr(model.conv7.norm, name, value)
+    assert "another momentum than 0.1 or another eps than 1e-05" in str(supported(model, images, 256))

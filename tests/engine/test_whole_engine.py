@@ -18,6 +18,7 @@ from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.engine.resnet9_cuda import engine as cuda
 from factorized_fl.engine.resnet9_cuda.step import Step
 from factorized_fl.engine.resnet9_cuda.weights import LaidOut
+from factorized_fl.methods import Batch
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import run_round
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py 
 
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing to wait for and nothing to capture; weights are laid out without the interpreter, which takes minutes."""
+    """Replace streams and graphs by plain calls, and LaidOut, for which the interpreter takes minutes, by PyTorch."""
 
     class Stream:
         def wait_stream(self, other: object) -> None: ...
@@ -58,11 +59,11 @@ def federation(method: str) -> Federation:
 
 
 def test_two_rounds_are_the_reference_engines() -> None:
-    """Dense: the interpreter takes minutes for the kernels of weights, which have tests of their own."""
+    """The model is dense, because the interpreter takes minutes for RankOneWeight, which has its own tests."""
     theirs, ours = federation("fedavg"), federation("fedavg")
     ours.engine = cuda.CudaEngine(ours.engine, lanes=2)
-    for round in (1, 2):
-        wanted, found = run_round(theirs, round)[0], run_round(ours, round)[0]
+    for round_number in (1, 2):
+        wanted, found = run_round(theirs, round_number)[0], run_round(ours, round_number)[0]
         for one, other in zip(found, wanted, strict=True):
             assert (one["steps"], one["correct"]) == (other["steps"], other["correct"])
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
@@ -71,8 +72,22 @@ def test_two_rounds_are_the_reference_engines() -> None:
         assert torch.allclose(ours.state.common[name], theirs.state.common[name], rtol=1e-5, atol=1e-7), name
 
 
-def test_models_are_tried_in_batches_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three held-out images take a batch of four, one of them a filling that does not count."""
+def test_a_step_gives_the_gradients_of_some_of_the_parameters() -> None:
+    """Frozen parameters require this; the weights that are not named are those of the lanes."""
+    ours = federation("fedavg")
+    engine = cuda.CudaEngine(ours.engine, lanes=2)
+    step = Step(engine, ours.state, ours.momentum)
+    engine.model.train()
+    step.pixels.copy_(torch.randn(step.pixels.shape, generator=torch.Generator().manual_seed(1)))
+    batch = Batch(step.pixels[0], step.labels[0])
+    some = {name: tensor for name, tensor in step.parameters.items() if name.startswith("head.")}
+    whole, part = step.loss_gradient(step.parameters, batch), step.loss_gradient(some, batch)
+    assert set(part) == {"head.weight", "head.bias"}
+    assert all(torch.equal(gradient, whole[name]) for name, gradient in part.items())
+
+
+def test_candidates_are_evaluated_in_batches_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three held-out images take a batch of four, of which one is padding that does not count."""
     ours = federation("fedavg")
     clients = [
         replace(c, holdout=c.test.repeat(4)[:count]) for c, count in zip(ours.scenario.clients, (3, 4), strict=True)

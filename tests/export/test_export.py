@@ -69,7 +69,7 @@ def test_the_code_on_the_card_runs_as_it_stands(
     monkeypatch.chdir(tmp_path / "model")
     text = Path("README.md").read_text()
     assert ("onnx" in text.lower()) is onnx
-    usage = text.partition("## How to use it\n\n    ffl predict ")[2].partition("\nScores stand")[0]
+    usage = text.partition("## How to use it\n\n    ffl predict ")[2].partition("\nScores are")[0]
     begin, *ways = textwrap.dedent(usage[usage.index("\n") :]).strip().split("\n\n")
     assert len(ways) == 1 + onnx
     wanted = predict.find_runtime(Path(), "torch")(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)).detach()
@@ -180,7 +180,7 @@ def test_a_description_with_numbers_for_other_channels(run: Path, images: Path, 
 def test_a_model_is_not_exported_with_other_data(run: Path, images: Path, tmp_path: Path) -> None:
     shutil.copytree(images, tmp_path / "images")
     (tmp_path / "images" / "bars" / "bars-0").rename(tmp_path / "images" / "bars" / "else")
-    with pytest.raises(UserError, match="begun with other data"):
+    with pytest.raises(UserError, match="started with other data"):
         export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=tmp_path / "images")
     assert not (tmp_path / "model").exists()
 
@@ -189,7 +189,7 @@ def test_no_model_is_exported_with_other_pictures_under_the_same_names(run: Path
     shutil.copytree(images, tmp_path / "images")
     file = sorted((tmp_path / "images" / "bars" / "bars-0").iterdir())[0]
     Image.new("L", (8, 8), 3).save(file)
-    with pytest.raises(UserError, match=r"begun with other data \(of client 2, the images are others\)"):
+    with pytest.raises(UserError, match=r"started with other data \(of client 2, the images are different\)"):
         export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=tmp_path / "images")
 
 
@@ -229,7 +229,7 @@ def test_a_card_says_how_far_the_run_was_and_what_was_scored(run: Path, images: 
     card = (exported.folder / "README.md").read_text()
     assert "1 of 3 rounds of 1 epochs" in card
     assert f"On {exported.images} validation images" in card
-    with pytest.raises(UserError, match="has done 1 of 3 rounds: let it end first"):
+    with pytest.raises(UserError, match="has done 1 of 3 rounds: let it finish first"):
         export.export_run(tmp_path / "run", trained, data=images, alone=run / "stand-alone")
     with pytest.raises(UserError, match=f"Client {trained % 4 + 1} has not taken part in a round"):
         export.export_run(tmp_path / "run", trained % 4 + 1, data=images)
@@ -266,7 +266,7 @@ def test_mistakes_are_one_sentence(run: Path, images: Path, tmp_path: Path) -> N
     (tmp_path / "no.png").write_text("not a picture")
     with pytest.raises(UserError, match=r"None of the 1 images can be read; .*no\.png"):
         predict.predict(tmp_path / "model", [tmp_path / "no.png"])
-    with pytest.raises(UserError, match="no image to look at"):
+    with pytest.raises(UserError, match="no image to classify"):
         predict.predict(tmp_path / "model", [tmp_path / "model"])
     (tmp_path / "model" / "model.json").write_text("{}")
     with pytest.raises(UserError, match="damaged"):

@@ -20,11 +20,12 @@ from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.loading import load_methods
 from factorized_fl.nn import build_model
+from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate import build
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.rounds import run_round, sampling_of
 from factorized_fl.simulate.run import Stopped, run
-from tests.silo.parties import Loopback, kits_of, make_sites, trio_config, write_trio
+from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
 from tests.tiny import tiny_config, tiny_scenario, tiny_set
 
 FOLDER = Path(__file__).parent / "interface"
@@ -412,7 +413,7 @@ def test_sites_give_what_one_process_gives(method: str, settings: dict[str, Any]
     config = trio_config(method, **settings)
     kits = kits_of(tmp_path, config)
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {site: party.answer for site, party in sites.items()})
+    parties = Loopback(kits, sites)
     assert parties.run()
     federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"))
     wanted = [record for number in range(1, config.rounds + 1) for record in run_round(federation, number)[0]]

@@ -74,6 +74,13 @@ def test_surviving_share():
     assert describe(layer).mu == 4
 
 
+def test_a_mu_that_is_pruned_away_has_a_row_of_zero():
+    layer = factorize(nn.Linear(4, 1, bias=False), threshold=1.0)
+    assert describe(layer).share == 0.0
+    assert "  surviving  0  0.0% of mu" in str(describe(layer)).splitlines()
+    assert "surviving" not in str(describe(nn.Linear(4, 1)))
+
+
 def test_other_kinds_scalars_and_shared_tensors():
     class Scaled(nn.Module):
         kinds = {"original": "w1"}  # noqa: RUF012

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.nn import RankOneSparse, build_model, describe, factorize, fold, set_threshold
-from factorized_fl.nn.factorized import LAYOUTS
+from factorized_fl.nn import RankOneSparse, build_model, describe, factorize, factorized, fold, set_threshold
+from factorized_fl.nn.factorized import INITS, LAYOUTS, head_mu_xavier, leading_pair, xavier
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -539,6 +539,66 @@ def test_a_refusal_changes_nothing():
     with pytest.raises(UserError, match="Layer '1' is factorised already"):
         factorize(model)
     assert not parametrize.is_parametrized(model[0])
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        (lambda: nn.Linear(0, 2), r"Layer '1' is empty \(its weight has shape \(2, 0\)\)"),
+        (lambda: nn.Conv2d(0, 2, 3), r"Layer '1' is empty \(its weight has shape \(2, 0, 3, 3\)\)"),
+        (lambda: nn.Linear(2, 2, device="meta"), "Layer '1' is on the meta device"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_that_cannot_be_fitted_leaves_the_model_as_it_was(last, message):
+    model = nn.Sequential(nn.Linear(2, 2), last())
+    weight = model[0].weight.detach().clone()
+    with pytest.raises(UserError, match=message):
+        factorize(model, init="fit")
+    assert not any(parametrize.is_parametrized(layer) for layer in model)
+    assert torch.equal(model[0].weight, weight)
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_a_failure_halfway_leaves_the_model_as_it_was(init, monkeypatch):
+    """Factors of the last layer cannot be computed, as when the memory is full."""
+    model = signal()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    names = {"xavier": ("xavier", xavier), "fit": ("leading_pair", leading_pair)}
+    name, compute = names[init]
+    shapes = []
+
+    def fail_at_the_end(*args):
+        shapes.append(args[0])
+        if len(shapes) == (6 if init == "xavier" else 3):
+            raise MemoryError
+        return compute(*args)
+
+    monkeypatch.setattr(factorized, name, fail_at_the_end)
+    with pytest.raises(MemoryError):
+        factorize(model, init=init)
+    assert not any(parametrize.is_parametrized(layer) for layer in model)
+    assert list(model.state_dict()) == list(before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["fc", "head"])
+def test_a_module_under_two_names_is_skipped_by_either(name):
+    model = nn.Module()
+    model.body, model.fc = nn.Linear(2, 2), nn.Linear(2, 2)
+    model.head = model.fc
+    factorize(model, skip=name)
+    assert parametrize.is_parametrized(model.body)
+    assert not parametrize.is_parametrized(model.fc)
+
+
+def test_the_classifiers_mu_is_drawn_under_its_second_name():
+    model = nn.Module()
+    model.body, model.fc = nn.Linear(2, 2), nn.Linear(2, 2)
+    model.head = model.fc
+    head_mu_xavier(factorize(model))
+    assert original_of(model.fc).all()
+    assert not original_of(model.body).any()
 
 
 def tied():

@@ -14,7 +14,7 @@ RESNET9 = [(64, 3, 3, 3), (128, 64, 5, 5), *[(128, 128, 3, 3)] * 2, (256, 128, 3
 
 
 def half(shape: tuple[int, ...], r: int) -> int:
-    """Numbers in one half of a weight."""
+    """Return the numbers in one half of a weight."""
     out, inp, *kernel = shape
     return r * (out + inp) + (r * r * math.prod(kernel) if kernel else 0)
 
@@ -66,7 +66,7 @@ def test_the_largest_rank_is_the_last_that_is_not_larger_than_dense(shape: tuple
     assert 2 * half(shape, r) <= math.prod(shape) < 2 * half(shape, r + 1)
 
 
-def test_a_rank_that_comes_out_whole_is_not_rounded_up() -> None:
+def test_an_integral_rank_is_not_rounded_up() -> None:
     """0.1 * 12 + 0.9 * 42 is 39, but in floating point a little more."""
     assert rank((128, 256), 0.0) == 12
     assert rank((128, 256), 1.0) == 42
@@ -85,7 +85,7 @@ def test_capacity_fills_that_share_of_the_dense_size(capacity: float) -> None:
     for shape in RESNET9[1:]:
         r = rank(shape, 0.1, capacity)
         assert 2 * half(shape, r - 1) < capacity * math.prod(shape) <= 2 * half(shape, r)
-        assert rank(shape, 0.9, capacity) == r  # gamma has no say
+        assert rank(shape, 0.9, capacity) == r  # gamma is ignored
     # Ten classes: 0.9 * 2560 / 532 is 4.3; and never less than ceil(sqrt(10)).
     assert rank((10, 256), 0.0, 0.9) == 5
     assert rank((10, 256), 0.0, 0.1) == 4

@@ -80,7 +80,7 @@ def test_resnet18_is_the_usual_one_for_small_images():
 
 def test_resnet18_computes_basic_blocks():
     model = build_model("resnet18", 3, width=0.125).eval()
-    # Running means of their own, so that a missing or a superfluous ReLU shows.
+    # Different running means make a missing or superfluous ReLU visible.
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.5)
@@ -109,7 +109,7 @@ def test_heads(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("factorised", [False, True])
-def test_bodies_agree_whatever_the_number_of_classes(name, factorised):
+def test_bodies_agree_for_all_numbers_of_classes(name, factorised):
     def body(classes):
         torch.manual_seed(5)
         model = build_model(name, classes, width=0.25)

@@ -1,4 +1,4 @@
-"""What factorised layers do on a GPU; without hypothesis, which a GPU machine may lack."""
+"""Factorised layers on a GPU; these tests avoid hypothesis, which a GPU machine may lack."""
 
 import pytest
 import torch

@@ -211,7 +211,7 @@ def test_choosing_a_client_says_who_it_learned_from(chromium, one) -> None:
         tab.page.goto(one)
         tab.page.locator("#focus").select_option("c:0")
         words = tab.page.locator("#client-words").inner_text()
-        assert "client 1: 80.0% right with federation, 50.0% alone. +30.0 points" in words
+        assert "client 1: 80.0% accuracy with federation, 50.0% alone. +30.0 points" in words
         assert "In round 4 it received itself 70%, client 2 30%." in words
         assert tab.page.locator("#verdicts tbody tr").count() == 1
         tab.page.locator("#focus").focus()
@@ -391,15 +391,18 @@ def test_pages_of_the_parties_of_a_federation(chromium, tmp_path: Path) -> None:
     write_run(tmp_path / "aster" / "run", clients=1, correct=[80], matrices=False, domains=("aster",))
     write_run(tmp_path / "aster" / "alone", "stand-alone", clients=1, correct=[50], domains=("aster",))
     told = {
-        "coordinator": ("3 of 3 rounds are done; no site has chosen to report how well it goes.", "Rows receive"),
-        "aster": ("Federation helped aster: 80.0% right, alone 50.0%.", "only the coordinator knows of whom"),
+        "coordinator": ("3 of 3 rounds are done; no site reports its accuracy.", "Rows receive"),
+        "aster": (
+            "Federation helped aster: 80.0% accuracy, alone 50.0%.",
+            "only the coordinator knows their sources",
+        ),
     }
     for party, (headline, words) in told.items():
         with Watched(chromium, width=390) as tab:
             tab.page.goto(write_report([tmp_path / party]).as_uri())
             assert tab.page.locator("h1").inner_text() == headline
             assert tab.page.get_by_text(words).count() == 1
-            assert tab.page.get_by_text(f"What {party} saw of a federation").count() == 1
+            assert tab.page.get_by_text(f"This is {party}'s part of a federation").count() == 1
             tab.page.locator("#focus").select_option("c:0")
             for wrong in ("NaN", "undefined", "null"):
                 assert tab.page.get_by_text(wrong).count() == 0
@@ -424,12 +427,12 @@ def test_watch_follows_a_run_without_reloading(chromium, tmp_path: Path) -> None
             tab.page.goto(address)
             assert tab.page.locator("h1").inner_text() == "No client has a result yet."
             (run / "metrics.jsonl").write_bytes(metrics)
-            tab.page.get_by_role("heading", name="50.0% right on average").wait_for(timeout=10_000)
+            tab.page.get_by_role("heading", name="50.0% accuracy on average").wait_for(timeout=10_000)
             tab.page.locator("#focus").select_option("c:1")
             tab.page.evaluate("window.untouched = true")
             (run / "config.toml").write_text((run / "config.toml").read_text().replace("rounds = 2", "rounds = 3"))
             add_round(run, 3, [90] * 4)
-            tab.page.get_by_role("heading", name="90.0% right on average").wait_for(timeout=10_000)
+            tab.page.get_by_role("heading", name="90.0% accuracy on average").wait_for(timeout=10_000)
             assert tab.page.evaluate("window.untouched")
             assert tab.page.locator("#focus").input_value() == "c:1"  # what the reader chose stays
             assert tab.page.locator("#live").inner_text() == "live"

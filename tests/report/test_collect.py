@@ -29,7 +29,7 @@ def test_the_verdict_comes_first_and_in_words(tmp_path: Path) -> None:
     assert [verdict["word"] for verdict in run["verdicts"]] == ["helped", "no difference", "no difference", "harmed"]
     assert run["headline"] == (
         "Federation helped 1 of 4 clients and harmed 1; for the other 2 these tests show no difference. "
-        "On average 52.5% right, alone 50.0%."
+        "On average 52.5% accuracy, alone 50.0%."
     )
     assert "'stand-alone-seed1'" in run["baseline"]  # found beside the run
 
@@ -37,7 +37,7 @@ def test_the_verdict_comes_first_and_in_words(tmp_path: Path) -> None:
 def test_no_baseline_is_said_plainly_with_the_command_that_makes_one(tmp_path: Path) -> None:
     run = only(write_run(tmp_path / "run"))
     assert (run["verdicts"], run["baseline"]) == ([], None)
-    assert "no Stand-Alone run tells" in run["headline"]
+    assert "Run the control to see whether federation helped." in run["headline"]
     assert run["baseline_command"] == f"ffl run {tmp_path}/run/config.toml --method stand-alone --data FOLDER"
 
 
@@ -89,7 +89,7 @@ def test_a_baseline_of_several_runs_is_one_of_them(tmp_path: Path) -> None:
 
 def test_stand_alone_itself_is_what_has_to_be_beaten(tmp_path: Path) -> None:
     run = only(write_run(tmp_path / "run", "stand-alone"))
-    assert run["headline"].startswith("Everybody alone: 50.0%")
+    assert run["headline"].startswith("Every client alone: 50.0%")
     assert run["verdicts"] == []
 
 
@@ -152,7 +152,7 @@ def test_a_page_stays_small_and_says_what_it_leaves_out(tmp_path: Path, monkeypa
     run = only(path)
     assert run["matrices"]["mixing"]["rounds"] == [5, 9]  # the last one always
     assert run["matrices"]["u"]["rounds"] == [1, 5, 9]
-    assert run["notes"] == ["Of the matrices one round in 4 is shown, to keep this page small."]
+    assert run["notes"] == ["The matrices of one round in 4 are shown, to keep this page small."]
     assert len(run["means"]["u"][0]) == 9  # means are of all rounds
 
 
@@ -201,6 +201,14 @@ def test_equals_share_the_headline(tmp_path: Path) -> None:
     )
 
 
+def test_a_best_method_without_a_common_seed_is_not_said_to_have_helped(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone", seed=1, correct=[40] * 4)
+    write_run(tmp_path / "a", "fedavg", seed=2)
+    comparison = collect([tmp_path])["comparison"]
+    assert comparison["headline"] == "FedAvg has the highest mean accuracy, 50.0% (one seed); alone it is 40.0%."
+    assert "| FedAvg | 1 | 50.00 | 0.00 | - | - | - | - |" in comparison["downloads"]["comparison.md"]
+
+
 def test_a_comparison_that_goes_on_says_so(tmp_path: Path) -> None:
     write_run(tmp_path / "alone", "stand-alone", correct=[40] * 4)
     write_run(tmp_path / "a", "fedavg", complete=False)
@@ -235,7 +243,7 @@ def test_without_stand_alone_nobody_is_called_helped(tmp_path: Path) -> None:
     comparison = collect([tmp_path])["comparison"]
     assert comparison["reference"] is None
     assert comparison["variants"][0]["helped"] is None
-    assert "nothing tells whether federation helped" in comparison["headline"]
+    assert "Run the control, Stand-Alone, to see whether federation helped." in comparison["headline"]
 
 
 def test_runs_of_different_data_are_not_compared(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from PIL import Image
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.report.collect import collect
-from factorized_fl.report.figures import accuracies, settle, write_figures
+from factorized_fl.report.figures import accuracies, freeze_layout, write_figures
 from tests.report.synthetic import write_run
 
 
@@ -49,7 +49,7 @@ def test_the_last_bits_of_a_layout_do_not_matter() -> None:
         part.bbox_relative.set_points(np.array([[0, 0.51], [1, 0.99]]) + nudge)
         for one in axes:
             one.set_position((0.11 + nudge, 0.12 + nudge, 0.8, 0.7))
-        settle(figure)
+        freeze_layout(figure)
         return [part.bbox_relative.get_points(), *(one.get_position(original=True).get_points() for one in axes)]
 
     assert all((one == other).all() for one, other in zip(edges(0.0), edges(1e-13), strict=True))

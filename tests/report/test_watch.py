@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.report.watch import PageServer, serve, watching
+from factorized_fl.report.watch import PageServer, page_server, watching
 from tests.report.synthetic import add_round, write_run
 
 
@@ -18,7 +18,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(run: Path) -> Iterator[PageServer]:
-    with serve(run) as server:
+    with page_server(run) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield server
@@ -97,6 +97,6 @@ def test_waits_for_a_run_that_has_not_begun(tmp_path: Path) -> None:
 
 def test_what_is_not_there_or_taken_is_one_sentence(tmp_path: Path, server: PageServer) -> None:
     with pytest.raises(UserError, match="does not exist"):
-        serve(tmp_path / "nowhere")
+        page_server(tmp_path / "nowhere")
     with pytest.raises(UserError, match="choose another --port"):
-        serve(tmp_path, server.server_port)
+        page_server(tmp_path, server.server_port)

@@ -1,4 +1,4 @@
-"""A site with a valid certificate and bad intentions: it sends what no honest agent would, and notes what happens."""
+"""A malicious site with a valid certificate: it sends what no honest agent would, and stores the replies."""
 
 import json
 import time
@@ -13,25 +13,27 @@ from nvflare.private.admin_defs import Message as Order
 from nvflare.private.defs import CellMessageHeaderKeys, SysCommandTopic, TrainingTopic, new_cell_message
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
+from factorized_fl import __version__
 from factorized_fl.silo.messages import Message, pack
-from factorized_fl.silo.transport.flare import Agent
-from factorized_fl.silo.transport.gate import CHANNEL, TOPIC
+from factorized_fl.silo.transport.flare.components import SiteComponent
+from factorized_fl.silo.transport.flare.gate import CHANNEL, TOPIC
 
 
-class EvilAgent(Agent):
+class EvilAgent(SiteComponent):
     """Runs in FLARE in the place of the agent."""
 
     def work(self) -> None:
-        federation, largest = self.kit.plan.id, self.kit.plan.largest
-        ready = pack(Message("ready", federation, {"train": 3, **self.about}))
+        federation, largest = self.kit.agreement.id, self.kit.agreement.largest
+        about = {"agreement": self.kit.mark, "version": __version__}
+        ready = pack(Message("ready", federation, {"train": 3, **about}))
         attempts: dict[str, Any] = {
             "rubbish": b"\x00\xff" * 50,
             "an object instead of bytes": {"fields": [1, 2, 3]},
             "another federation": pack(Message("ready", "0" * 16, {"train": 3})),
-            "no training images": pack(Message("ready", federation, {"train": -1, **self.about})),
+            "no training images": pack(Message("ready", federation, {"train": -1, **about})),
             "a little too large": b"\x00" * (largest + 1),
             "far too large": b"\x00" * (largest + 30_000_000),
-            "an answer to nothing": pack(Message("answer", federation, {"request": "round-7", **self.about})),
+            "an answer to nothing": pack(Message("answer", federation, {"request": "round-7", **about})),
             "honest": ready,
             "somebody else's name": ready,
         }
@@ -55,8 +57,8 @@ class EvilAgent(Agent):
         (self.kit.path / "replies.json").write_text(json.dumps(replies))
 
 
-class Idler(Agent):
-    """A site whose FLARE is up and that does nothing: whatever happens to it, others did."""
+class Idler(SiteComponent):
+    """A site that starts FLARE and does nothing else."""
 
     def work(self) -> None:
         (self.kit.path / "up").touch()
@@ -64,8 +66,8 @@ class Idler(Agent):
             time.sleep(1.0)
 
 
-class Commander(Agent):
-    """Speaks FLARE's own languages: orders to another site, passed on by the coordinator, and an event for that one."""
+class Commander(SiteComponent):
+    """Sends FLARE's own kinds of message: orders to another site through the coordinator, an event to it."""
 
     def work(self) -> None:
         event = Shareable()

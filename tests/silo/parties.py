@@ -1,6 +1,5 @@
-"""Three parties of a small federation: two know the same kind of picture, none agrees with another about classes."""
+"""Three sites of a small federation: two have the same kind of image, all have different classes."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,7 @@ from PIL import Image
 
 from factorized_fl.config import Config, from_table
 from factorized_fl.data.images import ImageSet
-from factorized_fl.silo.coordinator import Coordinator
-from factorized_fl.silo.mailbox import Mailbox
-from factorized_fl.silo.messages import Message, pack, unpack
-from factorized_fl.silo.plan import COORDINATOR, Kit, Plan
+from factorized_fl.silo.agreement import COORDINATOR, Agreement, Kit, make_kit
 from factorized_fl.silo.site import Site
 from tests.tiny import tiny_set
 
@@ -56,47 +52,13 @@ def trio_config(method: str = "factorized-fl", **settings: Any) -> Config:
     return from_table({**TABLE, "dataset": "folder", "clients": 3, "method": method, **settings})
 
 
-def kits_of(root: Path, config: Config, **plan: Any) -> dict[str, Kit]:
+def kits_of(root: Path, config: Config, **changes: Any) -> dict[str, Kit]:
     """Kits without certificates, for parties that talk in one process."""
-    terms = {"name": "trio", "sites": NAMES, "id": "f" * 16, "largest": 10_000_000, "deadline": 30.0, **plan}
-    agreed = Plan(**terms)
+    terms = {"name": "trio", "sites": NAMES, "id": "f" * 16, "largest": 10_000_000, "deadline": 30.0, **changes}
+    agreement = Agreement(**terms)
     for party in (COORDINATOR, *NAMES):
         (root / party).mkdir(parents=True, exist_ok=True)
-    return {party: Kit(root / party, party, agreed, config) for party in (COORDINATOR, *NAMES)}
-
-
-Handler = Callable[[Message], Message]
-
-
-class Loopback:
-    """The whole federation in one process: a thread for each party, every message as bytes, no FLARE."""
-
-    def __init__(self, kits: dict[str, Kit], handlers: dict[str, Handler]) -> None:
-        self.kits, self.handlers = kits, handlers
-        self.journal: list[str] = []
-        plan = kits[COORDINATOR].plan
-        self.mailbox = Mailbox(plan.id, plan.sites, self.journal.append)
-        self.coordinator = Coordinator(kits[COORDINATOR], self.mailbox, self.journal.append)
-        self.plan = plan
-
-    def run(self) -> bool:
-        """To the end; true if all rounds are complete."""
-        threads = [threading.Thread(target=self._site, args=(site,), daemon=True) for site in self.handlers]
-        for thread in threads:
-            thread.start()
-        complete = self.coordinator.run()
-        for thread in threads:
-            thread.join(30)
-        return complete
-
-    def _site(self, site: str) -> None:
-        ready = Message("ready", self.plan.id, {"train": self.handlers[site].__self__.train_images})
-        news = ready
-        while True:
-            reply = self.mailbox.exchange(site, unpack(pack(news), self.plan.id, self.plan.largest), hold=0.2)
-            if reply.kind == "end":
-                return
-            news = ready if reply.kind == "wait" else self.handlers[site](unpack(pack(reply), self.plan.id, 2**40))
+    return {party: make_kit(root / party, party, agreement, config) for party in (COORDINATOR, *NAMES)}
 
 
 def make_sites(kits: dict[str, Kit], data: Path, log: Callable[[str], None] = print) -> dict[str, Site]:

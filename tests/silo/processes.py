@@ -1,4 +1,4 @@
-"""A federation as real processes on loopback, with mutual TLS: started as people start it, killed as fate kills it."""
+"""A federation as real processes on loopback, with mutual TLS."""
 
 import contextlib
 import ctypes
@@ -20,8 +20,8 @@ from factorized_fl import api
 from factorized_fl.data.embedded import digits, shapes
 from factorized_fl.data.images import ImageSet
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.journal import journal_path
-from factorized_fl.silo.plan import Kit, read_kit
 from tests.silo.parties import NAMES, write_images
 
 PATIENCE = 60.0  # seconds for anything to happen on a busy machine
@@ -71,7 +71,7 @@ def write_sites(path: Path, **settings: Any) -> Path:
 
 
 def ffl(*arguments: object, folder: Path | None = None) -> str:
-    """Run a command to its end; returns what it printed."""
+    """Run a command to its end; returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", "factorized_fl.cli", *map(str, arguments)],
         capture_output=True,
@@ -99,13 +99,14 @@ class Party:
         self.arguments = ["serve" if self.kit.is_coordinator else "join", str(kit), *map(str, arguments)]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> "Party":
+    def start(self, folder: Path | None = None) -> "Party":
         with (self.kit.path / "console.txt").open("ab") as console:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "factorized_fl.cli", *self.arguments],
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                cwd=folder,
                 preexec_fn=end_with_parent,
             )
         return self
@@ -115,22 +116,20 @@ class Party:
         return (self.kit.path / "console.txt").read_text()
 
     def pid(self, which: str) -> int | None:
-        """The process id of the `supervisor`, of `flare` (server or agent), or of the `trainer`."""
+        """The process id of the party's `process` (coordinator or agent), or of the `trainer`."""
+        module = {"process": "factorized_fl.silo.transport.flare.process", "trainer": "factorized_fl.silo.trainer"}
         try:
-            if which == "trainer":
-                pid = int((self.kit.path / "trainer.pid").read_text())
-            else:
-                pid = json.loads((self.kit.path / "processes.json").read_text())[which]
-        except (OSError, ValueError, KeyError):
+            children = psutil.Process(self.process.pid).children(recursive=True) if self.process else []
+            return next((child.pid for child in children if module[which] in child.cmdline()), None)
+        except psutil.Error:
             return None
-        return pid if psutil.pid_exists(pid) else None
 
     def kill(self, which: str) -> None:
         pid = wait_for(lambda: self.pid(which), f"{which} of {self.kit.party}")
         os.kill(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
-        """As a power cut does it."""
+        """Kill the supervisor and all processes below it, as a power cut does."""
         assert self.process is not None
         children = psutil.Process(self.process.pid).children(recursive=True)
         for process in (self.process, *children):
@@ -142,7 +141,7 @@ class Party:
         return self.process.wait(seconds)
 
     def end(self) -> None:
-        """Whatever happened: leave nothing behind."""
+        """End all processes of the party."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
@@ -168,7 +167,7 @@ def listening(supervisor: int | None) -> set[tuple[str, int]]:
 
 
 def wait_for(thing: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """Ask again and again until something is there."""
+    """The first true result of `thing`; fails if there is none within so many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if found := thing():
@@ -190,12 +189,12 @@ class Federation:
         }
         self.parties = [self.coordinator, *self.sites.values()]
 
-    def reached(self, round: int) -> bool:
-        """Whether the coordinator has completed that round."""
-        return len(RunDirectory(self.coordinator.kit.run).timing()) >= round
+    def reached(self, round_number: int) -> bool:
+        """True if the coordinator has completed that round."""
+        return len(RunDirectory(self.coordinator.kit.run).timing()) >= round_number
 
     def run(self, fault: Callable[["Federation"], None] = lambda federation: None, at: int = 2) -> dict[str, Any]:
-        """From start to end with a fault on the way, and what came of it."""
+        """Run from start to end with a fault on the way; returns findings."""
         began = time.monotonic()
         try:
             for party in self.parties:

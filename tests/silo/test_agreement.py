@@ -1,23 +1,29 @@
-"""All parties run on the same agreement, each in one place."""
+"""All parties run on the same agreement, each on one machine."""
 
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from factorized_fl import __version__
 from factorized_fl.core.errors import UserError
-from factorized_fl.silo import supervise
+from factorized_fl.silo import agent, supervise
+from factorized_fl.silo.agent import Agent
+from factorized_fl.silo.agreement import COORDINATOR, Kit, read_kit, write_kit
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import Message, pack, unpack
-from factorized_fl.silo.plan import COORDINATOR, FEDERATION, Kit, read_kit, write_kit
+from factorized_fl.silo.transport import FINAL
+from factorized_fl.silo.transport.flare import setup
 from tests.silo.parties import kits_of, trio_config
 from tests.silo.test_recovery import Clock
 
-flare = pytest.importorskip("factorized_fl.silo.transport.flare")
+components = pytest.importorskip("factorized_fl.silo.transport.flare.components")
 
 
 def ready(**about: object) -> Message:
@@ -26,15 +32,17 @@ def ready(**about: object) -> Message:
 
 def test_a_mark_of_the_agreement_survives_the_kits_file_and_changes_with_its_terms(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
-    (kit.path / FEDERATION).write_text(write_kit(kit.path, "aster", kit.plan, kit.config))
-    assert read_kit(kit.path).agreement == kit.agreement
-    assert replace(kit, party="birch", path=tmp_path).agreement == kit.agreement
+    write_kit(kit)
+    assert read_kit(kit.path).mark == kit.mark
+    assert replace(kit, party="birch", path=tmp_path).mark == kit.mark
     for same in ({"address": "elsewhere"}, {"port": 1}, {"deadline": 7.0}, {"quorum": 1}):
-        assert replace(kit, plan=replace(kit.plan, **same)).agreement == kit.agreement
-    others = [replace(kit, config=trio_config(**change)) for change in ({"rounds": 9}, {"lr": 0.1}, {"image_size": 16})]
-    others.append(replace(kit, plan=replace(kit.plan, sites=("birch", "aster", "cedar"))))
-    assert kit.agreement not in {other.agreement for other in others}
-    assert len({other.agreement for other in others}) == 4
+        assert replace(kit, agreement=replace(kit.agreement, **same)).mark == kit.mark
+    others = [
+        replace(kit, table=asdict(trio_config(**change))) for change in ({"rounds": 9}, {"lr": 0.1}, {"image_size": 16})
+    ]
+    others.append(replace(kit, agreement=replace(kit.agreement, sites=("birch", "aster", "cedar"))))
+    assert kit.mark not in {other.mark for other in others}
+    assert len({other.mark for other in others}) == 4
 
 
 def test_a_site_with_another_agreement_is_refused_and_named_once() -> None:
@@ -51,51 +59,30 @@ def test_a_site_with_another_agreement_is_refused_and_named_once() -> None:
     assert "aster: refused, as it runs factorized-fl 0.0.1" in said[1]
 
 
-class Reply:
-    """What FLARE hands on of a coordinator's answer."""
-
-    def __init__(self, message: Message) -> None:
-        self.payload = pack(message)
-
-    def get_header(self, name: str) -> str:
-        return "ok"
-
-
-class Cell:
-    """FLARE's line to a coordinator's mailbox in this process."""
+class Cable:
+    """A line to a coordinator in this process."""
 
     def __init__(self, answer: Callable[[Message], Message]) -> None:
         self.answer = answer
 
-    def send_request(self, request: Any, **options: object) -> Reply:
-        return Reply(self.answer(unpack(request.payload, "f" * 16, 2**40)))
-
-
-class Engine:
-    """As much of FLARE's engine as an agent sees."""
-
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
+    def ask(self, question: bytes, seconds: float) -> bytes:
+        return pack(self.answer(unpack(question, "f" * 16, 2**40)))
 
 
 class Hello:
-    """A trainer that has read its images and is never asked."""
+    """A trainer that has read its images and gets no request."""
 
     def __init__(self, kit: Kit, journal: Journal) -> None:
-        pass
+        self.kit = kit
 
     def hello(self) -> Message:
-        return Message("hello", "f" * 16, {"train": 5})
+        return Message("hello", "f" * 16, {"train": 5, "agreement": self.kit.mark})
 
 
-def agent_of(kit: Kit, answer: Callable[[Message], Message], patch: pytest.MonkeyPatch) -> Any:
-    """An agent in this process, on a line to who answers."""
-    (kit.path / FEDERATION).write_text(write_kit(kit.path, kit.party, kit.plan, kit.config))
-    patch.setattr(flare, "end_with_parent", lambda parent: None)
-    patch.setattr(flare, "Trainer", Hello)
-    agent = flare.Agent(str(kit.path))
-    agent.connect(Engine(Cell(answer)))
-    return agent
+def agent_of(kit: Kit, answer: Callable[[Message], Message]) -> Agent:
+    """An agent in this process, with a line to this function."""
+    write_kit(kit)
+    return Agent(kit, Journal(kit), Cable(answer))
 
 
 @pytest.mark.parametrize(
@@ -111,28 +98,33 @@ def test_a_refused_site_says_why_and_stops(
         asked.append(news)
         return Message("refused", news.federation, {"version": version})
 
-    agent = agent_of(kit, refuse, monkeypatch)
+    write_kit(kit)
+    monkeypatch.setattr(components, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(agent, "Trainer", Hello)
+    component = components.SiteComponent(str(kit.path))
+    monkeypatch.setattr(component, "ask", Cable(refuse).ask)
     codes: list[int] = []
 
     def leave(code: int) -> None:
         codes.append(code)
         raise SystemExit
 
-    monkeypatch.setattr(flare.os, "_exit", leave)
+    monkeypatch.setattr(components.os, "_exit", leave)
     with pytest.raises(SystemExit):
-        agent._run()
-    assert codes == [supervise.REFUSED_SITE]
-    assert [news.fields["agreement"] for news in asked] == [kit.agreement]
+        component.run()
+    assert codes == [FINAL]
+    assert [news.fields["agreement"] for news in asked] == [kit.mark]
     assert words in journal_path(kit).read_text()
 
 
 def test_a_refused_site_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
-    command = [supervise.sys.executable, "-c", f"raise SystemExit({supervise.REFUSED_SITE})"]
-    for name in ("look_before", "make_workspace"):
-        monkeypatch.setattr(supervise, name, lambda kit: None)
-    monkeypatch.setattr(supervise, "_start", lambda kit: supervise.subprocess.Popen(command, start_new_session=True))
-    with pytest.raises(UserError, match="The coordinator refused aster"):
+    command = [sys.executable, "-c", f"raise SystemExit({FINAL})"]
+    Journal(kit)("refused: ask for its kit again")
+    monkeypatch.setattr(supervise, "check_before_start", lambda kit: None)
+    monkeypatch.setattr(setup, "prepare", lambda kit: None)
+    monkeypatch.setattr(supervise, "start", lambda kit: subprocess.Popen(command, start_new_session=True))
+    with pytest.raises(UserError, match="aster has stopped and would stop again: refused: ask for its kit again"):
         supervise.supervise(kit)
 
 
@@ -159,14 +151,14 @@ def test_copies_of_one_kit_are_told_apart_from_a_restart() -> None:
 
 
 class Login:
-    """A site's process as FLARE's server knows it."""
+    """The entry of a site's process in FLARE's server."""
 
     def __init__(self, token: str) -> None:
         self.token = token
 
 
 class Server:
-    """As much of FLARE's server as a gateway sees."""
+    """The part of FLARE's server that the coordinator's component uses."""
 
     def __init__(self) -> None:
         self.server = self.client_manager = self.cell = self
@@ -177,50 +169,63 @@ class Server:
 
 
 def asking(kit: Kit, token: str) -> Any:
-    """A site's question as FLARE hands it on."""
-    about = {"train": 5, "agreement": kit.agreement, "version": __version__}
-    request = flare.new_cell_message({}, pack(Message("ready", kit.plan.id, about)))
+    """A site's question as FLARE passes it on."""
+    about = {"train": 5, "agreement": kit.mark, "version": __version__}
+    request = components.new_cell_message({}, pack(Message("ready", kit.agreement.id, about)))
     for name, value in (("CLIENT_NAME", kit.party), ("TOKEN", token)):
-        request.set_header(getattr(flare.CellMessageHeaderKeys, name), value)
-    request.set_header(flare.MessageHeaderKey.ORIGIN, kit.party)
+        request.set_header(getattr(components.CellMessageHeaderKeys, name), value)
+    request.set_header(components.MessageHeaderKey.ORIGIN, kit.party)
     return request
 
 
-def test_a_second_place_is_named_even_if_only_its_login_comes_through(
+def test_a_second_place_is_named_even_if_only_its_login_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kits = kits_of(tmp_path, trio_config())
     for kit in kits.values():
-        (kit.path / FEDERATION).write_text(write_kit(kit.path, kit.party, kit.plan, kit.config))
-    monkeypatch.setattr(flare, "end_with_parent", lambda parent: None)
-    gateway, server, clock = flare.Gateway(str(kits[COORDINATOR].path)), Server(), Clock()
+        write_kit(kit)
+    monkeypatch.setattr(components, "end_with_parent", lambda parent: None)
+    gateway, server, clock = components.CoordinatorComponent(str(kits[COORDINATOR].path)), Server(), Clock()
     gateway.connect(server)
-    gateway.mailbox.clock = clock
-    gateway.mailbox.end()  # so that nobody's question is held
+    gateway.gateway.mailbox.clock = clock
+    gateway.gateway.mailbox.end()  # so that nobody's question is held
     for login in ("first", "first", "second", "second", "second"):
         server.name_to_clients["aster"] = Login(login)
         reply = gateway.exchange(asking(kits["aster"], "first"))
         clock.now += 20
-    assert unpack(reply.payload, kits["aster"].plan.id, 2**40).fields["twice"] is True
+    assert unpack(reply.payload, kits["aster"].agreement.id, 2**40).fields["twice"] is True
     assert journal_path(kits[COORDINATOR]).read_text().count("aster runs in two places") == 1
 
 
-def test_a_site_in_two_places_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_in_two_places_says_so_once(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
-    agent = agent_of(kit, lambda news: Message("wait", news.federation, {"twice": True}), monkeypatch)
+    agent = agent_of(kit, lambda news: Message("wait", news.federation, {"twice": True}))
     for _ in range(3):
         agent.alive("round-1")
     assert journal_path(kit).read_text().count("this site runs in two places") == 1
 
 
-@pytest.mark.parametrize(("trouble", "advised"), [("", True), ("the coordinator cannot be reached", False)])
-def test_whose_answers_go_to_a_copy_is_given_a_hint(
-    trouble: str, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Silence:
+    """What FLARE returns when the coordinator does not answer."""
+
+    payload = None
+
+    def get_header(self, name: str) -> str:
+        return "timeout"
+
+
+@pytest.mark.parametrize(("problem", "advised"), [("", True), ("the coordinator cannot be reached", False)])
+def test_a_site_without_answers_on_a_working_connection_gets_a_hint(
+    problem: str, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FLARE knows sites by their names: of two places with one name one may never hear an answer."""
+    """FLARE knows sites by their names: of two processes with one name, one may never receive an answer."""
     kit = kits_of(tmp_path, trio_config())["aster"]
-    monkeypatch.setattr(flare, "find_trouble", lambda kit: trouble)
-    monkeypatch.setattr(Reply, "get_header", lambda self, name: "timeout")
-    agent = agent_of(kit, lambda news: Message("wait", news.federation), monkeypatch)
-    assert agent.exchange(ready()) is None
-    assert ("if this site runs in a second place" in journal_path(kit).read_text()) == advised
+    write_kit(kit)
+    monkeypatch.setattr(components, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(agent, "connection_problem", lambda kit: problem)
+    component = components.SiteComponent(str(kit.path))
+    component.connect(SimpleNamespace(cell=SimpleNamespace(send_request=lambda **options: Silence())))
+    assert Agent(kit, Journal(kit), component).exchange(ready()) is None
+    journal = journal_path(kit).read_text()
+    assert "the coordinator is out of reach (FLARE says timeout)" in journal
+    assert ("if this site runs in a second place" in journal) == advised

@@ -1,4 +1,4 @@
-"""Attacks on a coordinator that is up and listening: strangers, impostors, administrators, a malicious member."""
+"""Attacks on a running coordinator: strangers, impostors, administrators, a malicious member."""
 
 import contextlib
 import json
@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from factorized_fl.silo import kits, supervise
+from factorized_fl.silo.agreement import COORDINATOR, Kit, read_kit
 from factorized_fl.silo.journal import Journal, journal_path
-from factorized_fl.silo.kits import key_files
+from factorized_fl.silo.keeper import Trainer
 from factorized_fl.silo.messages import Message
-from factorized_fl.silo.plan import COORDINATOR, Kit, read_kit
 from tests.silo.parties import NAMES
 from tests.silo.processes import PATIENCE, Party, wait_for, write_sites
 
@@ -27,7 +27,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageT
 from nvflare.fuel.f3.message import Message as CellMessage  # noqa: E402
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey  # noqa: E402
 
-from factorized_fl.silo.transport import flare, gate  # noqa: E402
+from factorized_fl.silo.transport.flare import gate, setup  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("network")
@@ -46,7 +46,7 @@ def server(folder: Path) -> Iterator[Party]:
     try:
         party.start()
         wait_for(party.kit.status.exists, "the coordinator's start")
-        wait_for(lambda: reached(party.kit.plan.port), "the coordinator's port")
+        wait_for(lambda: reached(party.kit.agreement.port), "the coordinator's port")
         yield party
         assert party.process is not None
         assert party.process.poll() is None, "an attack ended the coordinator"
@@ -60,7 +60,7 @@ def reached(port: int) -> bool:
 
 
 def greets(port: int, kit: Path | None) -> bool:
-    """Whether the coordinator talks to somebody with this kit's certificate: the first bytes of HTTP/2."""
+    """True if the coordinator accepts this kit's certificate and answers the first bytes of HTTP/2."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -81,7 +81,7 @@ def greets(port: int, kit: Path | None) -> bool:
 def test_without_or_with_a_foreign_certificate_there_is_no_connection(
     server: Party, folder: Path, tmp_path: Path
 ) -> None:
-    port = server.kit.plan.port
+    port = server.kit.agreement.port
     foreign = tmp_path / "foreign"
     kits.make_kits(write_sites(tmp_path / "sites.toml"), foreign)  # same names, another authority
     assert greets(port, folder / "aster")
@@ -94,12 +94,12 @@ def test_without_or_with_a_foreign_certificate_there_is_no_connection(
 
 def run_agent(kit: Kit) -> "subprocess.Popen[bytes]":
     kit.logs.mkdir(exist_ok=True)
-    kits.make_workspace(kit)
-    return supervise._start(kit)
+    setup.prepare(kit)
+    return supervise.start(kit)
 
 
 def flare_log(kit: Kit) -> str:
-    return (kit.logs / "flare.txt").read_text(errors="replace")
+    return (kit.logs / "process.txt").read_text(errors="replace")
 
 
 def test_a_site_cannot_claim_anothers_name(server: Party, folder: Path, tmp_path: Path) -> None:
@@ -115,20 +115,20 @@ def test_a_site_cannot_claim_anothers_name(server: Party, folder: Path, tmp_path
         birch = json.loads(server.kit.status.read_text())["sites"][NAMES.index("birch")]
         assert not birch["connected"]
     finally:
-        supervise._end(agent)
+        supervise.end(agent)
 
 
 @pytest.fixture(scope="module")
 def administrator(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The worst case: somebody has the authority's key and makes himself a project administrator."""
+    """The worst case: an attacker has the authority's key and makes a certificate of a project administrator."""
     scratch = tmp_path_factory.mktemp("stolen")
-    plan = read_kit(folder / COORDINATOR).plan
-    shutil.copytree(folder / "authority", scratch / plan.name / "state")
-    return kits.provision(plan, scratch, "boss@evil.example") / "boss@evil.example"
+    agreement = read_kit(folder / COORDINATOR).agreement
+    shutil.copytree(folder / "authority", scratch / agreement.name / "state")
+    return setup.provision(agreement, scratch, "boss@evil.example") / "boss@evil.example"
 
 
 def administer(kit: Path, user: str, *jobs: Path) -> dict[str, str]:
-    """What comes of each attempt, by its name."""
+    """The outcome of each attempt, by its name."""
     command = [sys.executable, "-m", "tests.silo.administer", str(kit), user, *map(str, jobs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     lines = [line.partition(": ") for line in done.stdout.splitlines()]
@@ -136,7 +136,7 @@ def administer(kit: Path, user: str, *jobs: Path) -> dict[str, str]:
 
 
 def write_job(job: Path, executor: str, code: str = "") -> Path:
-    """A job for all sites that runs a class, perhaps from code that it brings."""
+    """A job for all sites that runs a class, optionally from code inside the job."""
     config = job / "app" / "config"
     config.mkdir(parents=True)
     if code:
@@ -160,23 +160,23 @@ def test_a_site_cannot_act_as_administrator(server: Party, folder: Path, adminis
         assert found["log in"].startswith("refused"), found
 
 
-def test_not_even_an_administrator_is_heard(server: Party, administrator: Path, tmp_path: Path) -> None:
-    """With or without shipped code: nobody listens, nobody has the right, and nothing is there to launch it."""
+def test_messages_of_an_administrator_are_dropped(server: Party, administrator: Path, tmp_path: Path) -> None:
+    """With or without shipped code: the message is dropped, no right is granted, no launcher is installed."""
     write_job(tmp_path / "shipped", "mine.Mine", "raise SystemExit")
     write_job(tmp_path / "plain", "subprocess.Popen")
     found = administer(administrator, "boss@evil.example", tmp_path / "shipped", tmp_path / "plain")
     assert found == {"log in": "refused: nobody answers"}
     assert "for FLARE's channel 'hci_channel'" in journal_path(server.kit).read_text()
-    assert not list((server.kit.workspace / "storage").rglob("*meta*"))
+    assert not list((setup.workspace(server.kit) / "storage").rglob("*meta*"))
 
 
 @pytest.fixture
 def as_agent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kit, str], "subprocess.Popen[bytes]"]:
-    """Start a site with another class of ours in the agent's place: its owner can do what he likes on his machine."""
+    """Start a site with another class in place of the agent: its owner controls the machine."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
     def start(kit: Kit, name: str) -> "subprocess.Popen[bytes]":
-        monkeypatch.setattr(kits, "_AGENT", f"tests.silo.evil.{name}")
+        monkeypatch.setattr(setup, "_SITE", f"tests.silo.evil.{name}")
         return run_agent(kit)
 
     return start
@@ -191,7 +191,7 @@ def test_a_malicious_member_is_refused_and_named(
     try:
         replies = json.loads(wait_for(lambda: _text(kit.path / "replies.json"), "the evil agent's work"))
     finally:
-        supervise._end(agent)
+        supervise.end(agent)
     assert replies.pop("honest") == "ok"
     journal = journal_path(server.kit).read_text()
     for words in (
@@ -199,7 +199,7 @@ def test_a_malicious_member_is_refused_and_named(
         "shut out a message of aster for FLARE's channel 'factorized_fl'",
         "aster: refused its message, as it belongs to another federation",
         "aster: refused its message, as train is -1",
-        "aster: dropped an answer to round-7, for which nobody waits",
+        "aster: dropped an answer to round-7, which is not an open request",
     ):
         assert words in journal
     assert "birch" not in journal
@@ -210,10 +210,10 @@ def test_a_malicious_member_is_refused_and_named(
     assert "invalid auth token signature" in flare_log(server.kit)
 
 
-def test_nobody_can_command_another_partys_flare(
+def test_a_site_cannot_give_orders_to_another_partys_flare(
     server: Party, folder: Path, as_agent: Callable[[Kit, str], "subprocess.Popen[bytes]"]
 ) -> None:
-    """FLARE runs shell commands, stops and starts again for whoever asks without saying that it needs the right to."""
+    """FLARE obeys orders from any member whose message does not ask for an authorization check."""
     birch, cedar = read_kit(folder / "birch"), read_kit(folder / "cedar")
     victim = as_agent(birch, "Idler")
     try:
@@ -222,10 +222,10 @@ def test_nobody_can_command_another_partys_flare(
         try:
             replies = json.loads(wait_for(lambda: _text(cedar.path / "replies.json"), "the commander's work"))
         finally:
-            supervise._end(evil)
+            supervise.end(evil)
         assert victim.poll() is None
     finally:
-        supervise._end(victim)
+        supervise.end(victim)
     assert set(replies) == {"show a file", "say what you are", "stop", "begin again", "swallow this"}
     assert all(reply.split()[0] in ("timeout", "comm_error") for reply in replies.values()), replies
     journal = journal_path(server.kit).read_text()
@@ -254,7 +254,7 @@ def test_nobody_can_command_another_partys_flare(
         ("cedar", {}, False),
     ],
 )
-def test_a_site_hears_its_coordinator_about_this_federation_alone(
+def test_a_site_accepts_only_messages_of_its_coordinator_about_this_federation(
     sender: str, headers: dict[str, object], due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = {
@@ -269,13 +269,13 @@ def test_a_site_hears_its_coordinator_about_this_federation_alone(
         StreamHeaderKey.SEQUENCE: 2,
         StreamHeaderKey.STREAM_ID: 9,
     }
-    monkeypatch.setenv(gate.LIMIT, str(2**20))
-    assert gate.is_due(CellMessage({**usual, **headers}, b"x"), sender, "birch") is due
+    monkeypatch.setenv(setup.LIMIT, str(2**20))
+    assert gate.is_accepted(CellMessage({**usual, **headers}, b"x"), sender, "birch") is due
 
 
 def test_a_coordinator_takes_few_and_small_pieces_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams that are begun and never ended would take all of FLARE's threads, and pieces of them all memory."""
-    monkeypatch.setenv(gate.LIMIT, str(2**20))
+    """Unfinished streams could occupy all of FLARE's threads, and their pieces all memory."""
+    monkeypatch.setenv(setup.LIMIT, str(2**20))
 
     def task(sender: str, eos: bool) -> SimpleNamespace:
         return SimpleNamespace(origin=sender, eos=eos, failed=False)
@@ -296,7 +296,7 @@ def test_a_coordinator_takes_few_and_small_pieces_from_each(monkeypatch: pytest.
             StreamHeaderKey.SEQUENCE: 0,
             StreamHeaderKey.STREAM_ID: stream,
         }
-        return gate.is_due(CellMessage(headers, payload), sender, "server")
+        return gate.is_accepted(CellMessage(headers, payload), sender, "server")
 
     assert not is_due(77, sender="cedar")
     for stream in range(8):
@@ -308,20 +308,25 @@ def test_a_coordinator_takes_few_and_small_pieces_from_each(monkeypatch: pytest.
     assert not is_due(7, b"x" * 1_200_000)
 
 
-def test_a_party_listens_where_it_has_to_and_nowhere_else(
+def test_only_the_coordinator_listens_and_on_one_port(
     server: Party, folder: Path, as_agent: Callable[[Kit, str], "subprocess.Popen[bytes]"]
 ) -> None:
-    """FLARE would open a second port, on loopback and without certificates, for children that nobody has here."""
+    """FLARE by itself opens a second port, on loopback and without certificates, for child processes."""
     (kit := read_kit(folder / "birch")).path.joinpath("up").unlink(missing_ok=True)
     agent = as_agent(kit, "Idler")
     try:
         wait_for((kit.path / "up").exists, "birch's start")
         assert listening(agent.pid) == []
+        assert not loads_torch(agent.pid)
     finally:
-        supervise._end(agent)
+        supervise.end(agent)
     assert server.process is not None
-    pids = json.loads((server.kit.path / "processes.json").read_text())
-    assert listening(pids["flare"]) == [server.kit.plan.port]
+    assert listening(server.pid("process")) == [server.kit.agreement.port]
+    assert not loads_torch(server.process.pid)  # the supervisor
+
+
+def loads_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def listening(pid: int) -> list[int]:
@@ -348,18 +353,19 @@ def test_policies_of_every_party(tmp_path: Path) -> None:
     kits.make_kits(write_sites(tmp_path / "sites.toml"), tmp_path / "kits")
     for party in (COORDINATOR, *NAMES):
         kit = read_kit(tmp_path / "kits" / party)
-        kits.make_workspace(kit)
-        local = kit.workspace / "local"
+        setup.prepare(kit)
+        workspace = setup.workspace(kit)
+        local = workspace / "local"
         resources = json.loads((local / "resources.json").read_text())
-        assert resources["class_allow_list"] == ["factorized_fl.silo.transport.flare"]
+        assert resources["class_allow_list"] == ["factorized_fl.silo.transport.flare.components"]
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert not resources["allow_log_streaming"]
         assert not any("launcher" in part["id"] or "log" in part["id"] for part in resources["components"])
         rights = json.loads((local / "authorization.json").read_text())["permissions"]
         assert {right for role in rights.values() for right in role.values()} == {"none"}
         assert not list(kit.path.rglob("*.sh"))
-        assert not list(kit.workspace.rglob("*.key"))  # one copy of it is enough
-    client = json.loads((kit.workspace / "startup" / "fed_client.json").read_text())
+        assert not list(workspace.rglob("*.key"))  # one copy of it is enough
+    client = json.loads((workspace / "startup" / "fed_client.json").read_text())
     assert client["client"]["connection_security"] == "mtls"
 
 
@@ -368,8 +374,10 @@ def marking(mark: Path) -> str:
     return f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
 
 
-def test_nothing_in_a_kit_says_what_code_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configuration in either folder, modules wherever Python or FLARE might look for them: none is used."""
+def test_nothing_in_a_kit_decides_which_code_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configuration in either folder and modules on any search path of Python or FLARE are not used."""
     shutil.copytree(folder / "cedar", tmp_path / "kit", ignore=shutil.ignore_patterns("workspace"))
     kit, mark = read_kit(tmp_path / "kit"), tmp_path / "mark"
     evil = {"components": [{"id": "x", "path": "subprocess.Popen", "args": {"args": ["touch", str(mark)]}}]}
@@ -381,15 +389,16 @@ def test_nothing_in_a_kit_says_what_code_runs(folder: Path, tmp_path: Path, monk
     for place in (kit.path, kit.path / "workspace", kit.path / "workspace" / "local" / "custom"):
         for module in ("queue", "torch", "nvflare", "sitecustomize"):
             (place / f"{module}.py").write_text(marking(mark))
-    for name in key_files("cedar"):
-        shutil.copy(kit.keys / name, kit.workspace / "startup")
+    workspace = setup.workspace(kit)
+    for file in setup.credentials(kit):
+        shutil.copy(file, workspace / "startup")
     monkeypatch.chdir(kit.path)  # as the kit's README has it: ffl join .
     agent = run_agent(kit)
     try:
         wait_for(lambda: "cannot connect" in flare_log(kit) or "Connector" in flare_log(kit), "the agent's start")
     finally:
-        supervise._end(agent)
-    made = {str(path.relative_to(kit.workspace)) for path in kit.workspace.rglob("*.json")}
+        supervise.end(agent)
+    made = {str(path.relative_to(workspace)) for path in workspace.rglob("*.json")}
     assert {name for name in made if not name.startswith("log")} == {
         "startup/fed_client.json",
         "local/resources.json",
@@ -404,12 +413,12 @@ def test_a_trainer_takes_no_module_from_the_folder_it_runs_in(
 ) -> None:
     (tmp_path / "torch.py").write_text(marking(tmp_path / "mark") + "raise SystemExit")
     kit = read_kit(folder / "cedar")
-    trainer = flare.Trainer(kit, Journal(kit))
+    trainer = Trainer(kit, Journal(kit))
 
     def end(meanwhile: object) -> Message:
         assert trainer.process is not None
         trainer.process.communicate(timeout=PATIENCE)
-        return Message("hello", kit.plan.id)
+        return Message("hello", kit.agreement.id)
 
     monkeypatch.setattr(trainer, "_next", end)
     monkeypatch.chdir(tmp_path)

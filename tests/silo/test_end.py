@@ -1,4 +1,4 @@
-"""The end of a federation: sites finish without anybody, the coordinator says for whom it waits."""
+"""The end of a federation: sites finish alone, the coordinator names the sites that it waits for."""
 
 import json
 import shutil
@@ -11,14 +11,15 @@ import pytest
 from factorized_fl.report.collect import collect
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo import coordinator, supervise
+from factorized_fl.silo.agreement import COORDINATOR, Kit, write_kit
 from factorized_fl.silo.finish import finish, has_ended, remember_end
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.messages import Message
-from factorized_fl.silo.plan import COORDINATOR, FEDERATION, Kit, write_kit
 from factorized_fl.silo.settings import Settings, save_settings
 from factorized_fl.silo.site import Site, export_now
 from factorized_fl.silo.status import is_done, read_status, sites_table, status_lines, write_status
-from tests.silo.parties import NAMES, Loopback, kits_of, trio_config, write_trio
+from factorized_fl.silo.transport.loopback import Loopback
+from tests.silo.parties import NAMES, kits_of, trio_config, write_trio
 from tests.silo.test_agreement import agent_of
 from tests.silo.test_kits import ffl
 from tests.silo.test_trust import round_request
@@ -32,13 +33,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(kit: Kit) -> Kit:
-    """The kit with its agreement on disk, for processes of its own."""
-    (kit.path / FEDERATION).write_text(write_kit(kit.path, kit.party, kit.plan, kit.config))
+    """The kit with its agreement on disk, for other processes."""
+    write_kit(kit)
     return kit
 
 
 class Dying:
-    """A trainer whose machine fails as soon as it is asked."""
+    """A trainer whose machine fails at its first request."""
 
     def ask(self, request: Message, meanwhile: Callable[[], None]) -> Message:
         raise KeyboardInterrupt
@@ -63,20 +64,20 @@ def test_a_site_that_died_after_the_end_makes_its_model_without_a_coordinator(da
     assert not any("reached" in line for line in said)
 
 
-def test_the_end_of_another_federation_is_not_this_ones(tmp_path: Path) -> None:
-    old, new = (kits_of(tmp_path / id[0], trio_config(), id=id)["aster"] for id in ("e" * 16, "f" * 16))
+def test_the_end_of_another_federation_does_not_count(tmp_path: Path) -> None:
+    old, new = (kits_of(tmp_path / mark[0], trio_config(), id=mark)["aster"] for mark in ("e" * 16, "f" * 16))
     remember_end(old)
     shutil.copy(old.path / "ended", new.path / "ended")
     assert has_ended(old)
     assert not has_ended(new)
 
 
-def test_who_was_away_is_compared_with_a_model_of_as_many_rounds(data: Path, tmp_path: Path) -> None:
+def test_the_baseline_trains_as_many_rounds_as_the_site_took_part_in(data: Path, tmp_path: Path) -> None:
     kit = written(kits_of(tmp_path, trio_config(rounds=5))["aster"])
     site = Site(kit, data / "aster", print, report=False)
     site.answer(round_request(1))
     site.answer(round_request(4))
-    site.answer(Message("test", kit.plan.id, {"request": "test-5", "round": 5}))
+    site.answer(Message("test", kit.agreement.id, {"request": "test-5", "round": 5}))
     site.finish()
     assert "2 of 5 rounds of 1 epochs" in (kit.model / "README.md").read_text()
     assert RunDirectory(kit.alone).config().rounds == 2
@@ -89,8 +90,7 @@ def test_who_was_away_is_compared_with_a_model_of_as_many_rounds(data: Path, tmp
 
 
 def ask(parties: Loopback, site: str) -> str:
-    ready = Message("ready", parties.plan.id, {"train": 5})
-    return parties.mailbox.exchange(site, ready, hold=0).kind
+    return parties.ask(site, Message("ready", parties.kit.agreement.id, {"train": 5})).kind
 
 
 def rows(parties: Loopback) -> list[tuple[str, bool, str]]:
@@ -99,18 +99,18 @@ def rows(parties: Loopback) -> list[tuple[str, bool, str]]:
     return [(site["name"], site["connected"], site["doing"]) for site in status["sites"]]
 
 
-def test_a_finished_coordinator_says_for_whom_it_waits_and_who_was_not_told(
+def test_a_finished_coordinator_names_the_sites_that_do_not_know_of_the_end(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator, "_SOON", 0.0)
     kits = kits_of(tmp_path, trio_config(rounds=1), deadline=1.0)
     sites = {name: Site(kits[name], data / name, print, report=False) for name in ("aster", "birch")}
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     assert parties.run()
     assert ask(parties, "birch") == "end"
     parties.coordinator.farewell(0.5)
     assert "waiting up to 0 s for cedar to learn of the end" in parties.journal
-    assert parties.journal[-1] == "cedar did not learn of the end: `ffl serve` again tells who joins again"
+    assert parties.journal[-1] == "cedar did not learn of the end: run `ffl serve` again to notify sites that join again"
     told, untold = "has learnt of the end", "has not learnt of the end"
     assert rows(parties) == [("aster", False, told), ("birch", False, told), ("cedar", False, untold)]
 
@@ -124,12 +124,12 @@ def test_a_finished_coordinator_says_for_whom_it_waits_and_who_was_not_told(
     third = Loopback(kits, {})
     assert third.run()
     third.coordinator.farewell(0.5)  # all know, but an answer may have been lost
-    assert third.journal == ["going on after round 1", "waiting up to 0 s for whoever asks again: all know of the end"]
+    assert third.journal == ["going on after round 1", "waiting up to 0 s for repeated questions: all sites know of the end"]
     assert rows(third) == [(name, False, told) for name in NAMES]
 
 
 @pytest.mark.parametrize(("kind", "words"), [("exclude", "leave aster out of"), ("readmit", "ask aster for")])
-def test_of_a_complete_federation_nothing_is_asked(
+def test_requests_to_a_complete_federation_are_refused(
     kind: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     kit = written(kits_of(tmp_path, trio_config())[COORDINATOR])
@@ -142,7 +142,7 @@ def test_of_a_complete_federation_nothing_is_asked(
     assert not (kit.path / "control.json").exists()
 
 
-def test_a_killed_coordinator_has_nobody_connected(tmp_path: Path) -> None:
+def test_the_status_of_a_killed_coordinator_shows_no_connections(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())[COORDINATOR]
     row = {"name": "aster", "connected": True, "doing": "waiting", "strikes": 0, "accuracy": None}
     row |= {"up_bytes": 0, "down_bytes": 0}
@@ -158,7 +158,7 @@ def test_a_killed_coordinator_has_nobody_connected(tmp_path: Path) -> None:
 
 
 class Slow:
-    """A trainer at work for so long that the status of its beginning is old."""
+    """A trainer at work for so long that the status from its start is stale."""
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
@@ -169,17 +169,17 @@ class Slow:
         self.kit.status.write_text(json.dumps({**old, "updated": old["updated"] - 60}))
         meanwhile()
         self.seen = status_lines(self.kit)
-        return Message("done", self.kit.plan.id)
+        return Message("done", self.kit.agreement.id)
 
     def close(self) -> None:
         pass
 
 
-def test_a_site_at_work_for_long_does_not_look_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_with_a_long_request_is_shown_as_running(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
     trainer = Slow(kit)
     finish(kit, Journal(kit), trainer)
     assert trainer.seen == ["aster of trio: making the model"]
-    agent = agent_of(kit, lambda news: Message("wait", news.federation), monkeypatch)
-    trainer.ask(Message("round", kit.plan.id), lambda: agent.alive("round-7"))
+    agent = agent_of(kit, lambda news: Message("wait", news.federation))
+    trainer.ask(Message("round", kit.agreement.id), lambda: agent.alive("round-7"))
     assert trainer.seen == ["aster of trio: at work on round-7"]

@@ -1,4 +1,4 @@
-"""Every method gives between organisations what it gives in one process with the same seeds."""
+"""Every method gives the same results between organisations as in one process with the same seeds."""
 
 from pathlib import Path
 
@@ -7,10 +7,11 @@ import torch
 
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.plan import COORDINATOR, NOISE_SEED
+from factorized_fl.silo.agreement import COORDINATOR, NOISE_SEED
+from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate.build import build_federation, build_scenario_of
 from factorized_fl.simulate.rounds import run_round
-from tests.silo.parties import NAMES, Loopback, kits_of, make_sites, trio_config, write_trio
+from tests.silo.parties import NAMES, kits_of, make_sites, trio_config, write_trio
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +38,13 @@ def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> 
     for site in NAMES:  # one process draws all noise from the seed that all know
         (kits[site].path / NOISE_SEED).write_text(str(config.seed))
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {site: party.answer for site, party in sites.items()})
+    parties = Loopback(kits, sites)
     assert parties.run()
 
     federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"))
     wanted = []
-    for round in range(1, config.rounds + 1):
-        records, mixing = run_round(federation, round)
+    for round_number in range(1, config.rounds + 1):
+        records, mixing = run_round(federation, round_number)
         wanted += records
     for k, site in enumerate(sites.values()):
         own, theirs = site.federation.clients.state.client(0), federation.clients.state.client(k)

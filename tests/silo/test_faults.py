@@ -1,4 +1,4 @@
-"""Processes killed, stalled and starved while a federation runs: it ends with all its rounds and the same numbers.
+"""Processes killed and stalled while a federation runs: it completes all rounds with the same numbers.
 
 Minutes of real processes: `make test-network` runs these and writes what they found to results/network/faults.json.
 """
@@ -50,18 +50,18 @@ def kill_trainer(federation: Federation) -> None:
 
 
 def kill_agent(federation: Federation) -> None:
-    federation.sites["birch"].kill("flare")
+    federation.sites["birch"].kill("process")
 
 
 def kill_site(federation: Federation) -> None:
-    """A power cut at a site: everything is gone, and joins again after the reboot."""
+    """A power cut at a site, which joins again after the reboot."""
     federation.sites["cedar"].kill_all()
     time.sleep(3)
     federation.sites["cedar"].start()
 
 
 def kill_server_process(federation: Federation) -> None:
-    federation.coordinator.kill("flare")
+    federation.coordinator.kill("process")
 
 
 def kill_whole_server(federation: Federation) -> None:
@@ -72,7 +72,7 @@ def kill_whole_server(federation: Federation) -> None:
 
 
 def stall(federation: Federation, until: Callable[[], bool] | None = None) -> None:
-    """A site's processes stand still for 30 s, or until something has happened."""
+    """Stop a site's processes for 30 s, or until a condition holds."""
     supervisor = federation.sites["aster"].process
     assert supervisor is not None
     group = [psutil.Process(supervisor.pid), *psutil.Process(supervisor.pid).children(recursive=True)]
@@ -89,7 +89,7 @@ def stall(federation: Federation, until: Callable[[], bool] | None = None) -> No
 # What is done, and by whom and with which words it must be noticed.
 FAULTS: dict[str, tuple[Callable[[Federation], None], str, str]] = {
     "trainer of a site killed": (kill_trainer, "aster", "the trainer died (exit code -9)"),
-    "agent of a site killed": (kill_agent, "birch", "FLARE's process died (exit code -9)"),
+    "agent of a site killed": (kill_agent, "birch", "the party's process died (exit code -9)"),
     "all of a site killed, joined again": (kill_site, "coordinator", "round 6 of 6 is complete"),
     "process of the server killed": (kill_server_process, "coordinator", "going on after round"),
     "all of the server killed, started again": (kill_whole_server, "coordinator", "going on after round"),
@@ -98,7 +98,9 @@ FAULTS: dict[str, tuple[Callable[[Federation], None], str, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_a_fault_everything_is_as_without_it(fault: str, data: Path, tmp_path: Path, findings: dict) -> None:
+def test_the_result_after_a_fault_equals_that_without_it(
+    fault: str, data: Path, tmp_path: Path, findings: dict
+) -> None:
     do, witness, words = FAULTS[fault]
     found = Federation(tmp_path, data, **LONG).run(do)
     findings[fault] = found

@@ -1,4 +1,4 @@
-"""What the parties agree on, what each gets, and mistakes that end in one sentence."""
+"""The agreement, the kits, and mistakes that end in one sentence."""
 
 import json
 import shutil
@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from factorized_fl import cli
-from factorized_fl.core.errors import UserError
+from factorized_fl.cli import network
+from factorized_fl.core.errors import Busy, UserError
 from factorized_fl.export.predict import predict
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo import supervise, transport
+from factorized_fl.silo.agreement import COORDINATOR, Kit, read_agreement, read_kit, write_kit
 from factorized_fl.silo.kits import make_kits, readme
-from factorized_fl.silo.plan import COORDINATOR, Kit, read_kit, read_plan, write_kit
 from factorized_fl.silo.settings import Settings, read_settings, save_settings
 from factorized_fl.silo.site import export_now
 from factorized_fl.silo.status import is_done, status_lines, write_status
@@ -35,11 +37,11 @@ def write(path: Path, names: tuple[str, ...] = NAMES, **settings: object) -> Pat
 
 
 def test_the_agreement(tmp_path: Path) -> None:
-    plan, config = read_plan(write(tmp_path / "sites.toml", method="fedavg", deadline=5))
-    assert (plan.sites, plan.needed, plan.deadline) == (NAMES, 2, 5.0)
+    agreement, config = read_agreement(write(tmp_path / "sites.toml", method="fedavg", deadline=5))
+    assert (agreement.sites, agreement.needed, agreement.deadline) == (NAMES, 2, 5.0)
     assert (config.clients, config.method, config.rounds, config.dataset) == (3, "fedavg", 7, "folder")
-    assert len(plan.id) == 16
-    assert read_plan(tmp_path / "sites.toml")[0].id != plan.id  # every federation has its own
+    assert len(agreement.id) == 16
+    assert read_agreement(tmp_path / "sites.toml")[0].id != agreement.id  # every federation has its own
 
 
 @pytest.mark.parametrize(
@@ -68,38 +70,36 @@ def test_the_agreement(tmp_path: Path) -> None:
 )
 def test_mistakes_in_the_agreement(settings: dict, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        read_plan(write(tmp_path / "agreed.toml", **settings))
+        read_agreement(write(tmp_path / "agreed.toml", **settings))
     assert words in str(caught.value)
 
 
-def test_a_method_of_ones_own_would_not_be_there_in_the_parties_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "mine", METHODS["fedavg"])
     with pytest.raises(UserError, match="'mine' is a method of your own: between organisations only installed code"):
-        read_plan(write(tmp_path / "sites.toml", method="mine"))
+        read_agreement(write(tmp_path / "sites.toml", method="mine"))
 
 
-def test_a_site_has_a_name_and_nothing_else(tmp_path: Path) -> None:
+def test_a_site_with_more_than_a_name_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "sites.toml")
     path.write_text(path.read_text() + '\ncolour = "red"\n')
     with pytest.raises(UserError, match="Unknown key of a site 'colour'"):
-        read_plan(path)
+        read_agreement(path)
 
 
 def test_a_kit_says_what_was_agreed(tmp_path: Path) -> None:
     config = trio_config("fedfomo", options={"models": 3})
     kit = kits_of(tmp_path, config)["birch"]
-    (kit.path / "federation.toml").write_text(write_kit(kit.path, "birch", kit.plan, config))
+    write_kit(kit)
     again = read_kit(kit.path)
-    assert (again.plan, again.config, again.party, again.seat) == (kit.plan, config, "birch", 1)
+    assert (again.agreement, again.config, again.party, again.seat) == (kit.agreement, config, "birch", 1)
     for party in (COORDINATOR, *NAMES):
-        text = readme(party, kit.plan, config)
+        text = readme(party, kit.agreement, config)
         assert party in text
         assert ("ffl serve" in text) == (party == COORDINATOR)
         assert "fingerprint" not in text
         for other in (trio_config("factorized-peers"), trio_config(options={"match": "statistics"})):
-            looking = readme(party, kit.plan, other)
+            looking = readme(party, kit.agreement, other)
             assert "a fingerprint of the images" in looking
             assert "matching v" not in looking
 
@@ -107,10 +107,10 @@ def test_a_kit_says_what_was_agreed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"name": "../outside"}, {"address": 'x", "scheme": "y'}, {"sites": (*NAMES, "a/../../b")}]
 )
-def test_a_kits_names_and_address_say_no_more_than_that(change: dict, tmp_path: Path) -> None:
+def test_names_and_addresses_with_special_characters_are_refused(change: dict, tmp_path: Path) -> None:
     """They become folders and parts of FLARE's configuration."""
     kit = kits_of(tmp_path, trio_config())["birch"]
-    (kit.path / "federation.toml").write_text(write_kit(kit.path, "birch", replace(kit.plan, **change), kit.config))
+    write_kit(replace(kit, agreement=replace(kit.agreement, **change)))
     with pytest.raises(UserError, match="must be"):
         read_kit(kit.path)
 
@@ -128,15 +128,14 @@ def ffl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 def test_mistakes_at_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config())
-    for party, kit in kits.items():
-        (kit.path / "federation.toml").write_text(write_kit(kit.path, party, kit.plan, kit.config))
+    for kit in kits.values():
+        write_kit(kit)
     for arguments, words in (
         (["serve", tmp_path], "is no kit"),
         (["serve", tmp_path / "aster"], "use `ffl join`"),
         (["join", tmp_path / COORDINATOR], "use `ffl serve`"),
         (["join", tmp_path / "aster"], "--data DIR"),
         (["join", tmp_path / "aster", "--data", tmp_path / "nowhere"], "no folder or parquet"),
-        (["federation", "stop", tmp_path / "aster"], "does not run"),
         (["federation", "readmit", tmp_path / COORDINATOR, "nobody"], "only one of aster, birch, cedar"),
         (["federation", "new", write(tmp_path / "s.toml"), "--out", tmp_path / "aster"], "is there already"),
         (["export", tmp_path / "aster"], "--data DIR"),
@@ -163,8 +162,8 @@ def test_a_model_at_any_time(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in kits["cedar"].run.rglob("*") if path.is_file()}
 
 
-def test_who_took_part_in_no_round_has_no_model_of_the_federation(tmp_path: Path) -> None:
-    """Not an untrained network with a verdict: the model that it trained alone, or none."""
+def test_a_site_that_took_part_in_no_round_gets_its_stand_alone_model(tmp_path: Path) -> None:
+    """It must not get an untrained network with a verdict."""
     data = write_trio(tmp_path / "data")
     kits = kits_of(tmp_path / "kits", trio_config())
     said: list[str] = []
@@ -180,8 +179,8 @@ def test_who_took_part_in_no_round_has_no_model_of_the_federation(tmp_path: Path
     assert "took part in no round: the model is the one that was trained alone" in said
 
 
-def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None:
-    """Another name for a class would swap labels without a word, another image draw another test."""
+def test_other_data_are_refused_by_export_and_join(tmp_path: Path) -> None:
+    """Another class name would swap labels silently, another image would change the test split."""
     data = write_trio(tmp_path / "data")
     kits = kits_of(tmp_path / "kits", trio_config())
     settle = partial(choose_and_save, kits["cedar"], data / "cedar", None, None, None)
@@ -194,7 +193,7 @@ def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None
     make_sites(kits, data)["cedar"].answer(round_request(1))
     (data / "cedar" / "column-0").rename(data / "cedar" / "other")
     for begin in (lambda: export_now(kits["cedar"], data / "cedar"), lambda: make_sites(kits, data), settle):
-        with pytest.raises(UserError, match=r"begun with other data \(of cedar, classes was .*'column-0'.*now"):
+        with pytest.raises(UserError, match=r"started with other data \(of cedar, classes was .*'column-0'.*now"):
             begin()
     (data / "cedar" / "other").rename(data / "cedar" / "column-0")
     shutil.copy(data / "cedar" / "column-1" / "0001.png", data / "cedar" / "column-1" / "more.png")
@@ -202,16 +201,16 @@ def test_a_model_and_a_site_are_not_made_with_other_data(tmp_path: Path) -> None
         make_sites(kits, data)
     (data / "cedar" / "column-1" / "more.png").unlink()
     (data / "cedar" / "column-1" / "0001.png").rename(data / "cedar" / "column-2" / "0001.png")
-    with pytest.raises(UserError, match="of cedar, the split is another"):
+    with pytest.raises(UserError, match="of cedar, the split is different"):
         make_sites(kits, data)
 
 
-def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_gives_a_warning(tmp_path: Path) -> None:
     data = write_trio(tmp_path / "data")
     kits = kits_of(tmp_path / "kits", trio_config())
     site = make_sites(kits, data)["cedar"]
-    for round in (1, 2):
-        site.answer(round_request(round))
+    for round_number in (1, 2):
+        site.answer(round_request(round_number))
     site.directory.checkpoint_path.write_bytes(b"torn")
     with pytest.warns(UserWarning, match="trying the round before"):
         exported = export_now(kits["cedar"], data / "cedar")
@@ -226,29 +225,26 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 def choose_and_save(kit: Kit, *choices: Any) -> None:
-    """What joining does before it looks for certificates, which these kits lack."""
-    save_settings(kit, cli.network._choose(kit, *choices))
+    """The part of `ffl join` before the check of certificates, which these kits lack."""
+    write_kit(kit)
+    save_settings(kit, network.site_choices(kit, *choices, check=network.check_data))
 
 
-@pytest.mark.parametrize("command", [["join"], ["federation", "start"]])
-def test_who_runs_already_keeps_its_choices(
-    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Else its trainer would take the refused ones up when it is started again."""
+def test_a_running_site_keeps_its_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Otherwise its trainer would use the refused choices when it is restarted."""
     pytest.importorskip("nvflare", reason="FLARE is not installed")
     data = write_trio(tmp_path / "data")
     make_kits(write(tmp_path / "sites.toml"), tmp_path / "kits")
     kit = read_kit(tmp_path / "kits" / "aster")
     save_settings(kit, Settings(data / "aster"))
     before = (kit.path / "site.toml").read_bytes()
-    arguments = [*command, kit.path, "--data", data / "birch", "--report-accuracy"]
-    with RunDirectory(kit.logs).lock():
-        (kit.path / "processes.json").write_text('{"supervisor": 1}')
+    arguments = ["join", kit.path, "--data", data / "birch", "--report-accuracy"]
+    with supervise.exclusive_use(kit):
         code, err = ffl(capsys, *arguments)
         assert (code, "aster runs already" in err) == (2, True)
-        (kit.path / "processes.json").unlink()  # as between taking the lock and writing the file
-        assert ffl(capsys, *arguments)[0] == 2
-    (kit.keys / "client.key").unlink()
+        with pytest.raises(Busy, match="aster runs already"):  # as if it started after the first check
+            supervise.exclusive_use(kit).__enter__()
+    transport.network().credentials(kit).key.unlink()
     code, err = ffl(capsys, *arguments)
     assert (code, "has lost" in err) == (2, True)
     assert (kit.path / "site.toml").read_bytes() == before
@@ -270,8 +266,8 @@ def test_joining_again_keeps_the_sites_choices(tmp_path: Path) -> None:
         read_settings(kit)
 
 
-def test_a_report_that_nobody_asked_for_here_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Whoever made the kit may have left choices in it."""
+def test_a_site_is_reminded_of_a_report_it_did_not_ask_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The maker of the kit may have left choices in it."""
     data = write_trio(tmp_path / "data")
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
     settle = partial(choose_and_save, kit, data / "aster")
@@ -287,12 +283,11 @@ def test_a_report_that_nobody_asked_for_here_is_told(capsys: pytest.CaptureFixtu
 def test_a_site_that_is_done_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config())
     kit = kits["aster"]
-    (kit.path / "federation.toml").write_text(write_kit(kit.path, "aster", kit.plan, kit.config))
+    write_kit(kit)
     write_status(kit, "done")
     assert not is_done(kit)  # somebody took its model away
     kit.model.mkdir()
     assert ffl(capsys, "join", kit.path) == (0, "")
-    assert ffl(capsys, "federation", "start", kit.path)[0] == 2
     kit.status.write_text("{}")
     assert ffl(capsys, "federation", "status", kit.path) == (0, "")
     assert status_lines(kit) == ["aster of trio: starting."]
@@ -303,7 +298,7 @@ def test_a_site_that_is_done_says_so(capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 @pytest.mark.parametrize("folder", ["my images", 'a "name"', "Bilder \u00e4", "\U0001f600", "a\x7fb"])
-def test_a_sites_choices_stay_in_its_kit(folder: str, tmp_path: Path) -> None:
+def test_a_sites_choices_are_stored_in_its_kit(folder: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
     chosen = Settings(tmp_path / folder, "cpu", report=True, alone=False)
     save_settings(kit, chosen)
@@ -325,13 +320,13 @@ def test_guide_and_readme_say_how_flare_is_installed() -> None:
 
 
 def test_without_flare_there_is_one_line_and_everything_else_works(tmp_path: Path) -> None:
-    """In a process where FLARE and ONNX are not to be had."""
+    """In a process that cannot import FLARE and ONNX."""
     code = f"""
 import sys
 for name in ("nvflare", "onnx", "onnxruntime", "onnxscript", "psutil"):
     sys.modules[name] = None
 import factorized_fl.cli
-from factorized_fl.core.errors import UserError
+from factorized_fl.core.errors import Busy, UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.silo.kits import make_kits
 from pathlib import Path
@@ -347,15 +342,15 @@ except UserError as error:
 
 def test_kits_differ_and_the_largest_message_fits_a_model(tmp_path: Path) -> None:
     pytest.importorskip("nvflare", reason="FLARE is not installed")
-    plan = make_kits(write(tmp_path / "sites.toml"), tmp_path / "kits")
+    agreement = make_kits(write(tmp_path / "sites.toml"), tmp_path / "kits")
     kits = [read_kit(tmp_path / "kits" / party) for party in (COORDINATOR, *NAMES)]
-    assert {kit.plan.id for kit in kits} == {plan.id}
+    assert {kit.agreement.id for kit in kits} == {agreement.id}
     assert len({path.read_text() for path in (tmp_path / "kits").rglob("*.key")}) == 4
     site = make_sites(kits_of(tmp_path / "p", kits[1].config), write_trio(tmp_path / "data"))["aster"]
     numbers = sum(
         tensor.numel() for tensor in site.federation.clients.state.client(0).values() if tensor.dtype == torch.float32
     )
-    assert 4 * numbers < plan.largest < 4 * numbers + 300_000
+    assert 4 * numbers < agreement.largest < 4 * numbers + 300_000
 
 
 def test_the_guides_seconds_are_those_of_the_results_file() -> None:

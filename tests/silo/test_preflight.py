@@ -1,7 +1,6 @@
-"""What is found out before a party starts: a kit that is not whole, a port, the way to the coordinator."""
+"""Checks before a party starts: the kit, the port, the connection to the coordinator."""
 
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -14,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.core.errors import UserError
+from factorized_fl.core.errors import Busy, UserError
 from factorized_fl.silo import preflight, supervise
+from factorized_fl.silo.agreement import COORDINATOR, Kit, read_kit
 from factorized_fl.silo.journal import Journal, journal_path
-from factorized_fl.silo.plan import COORDINATOR, Kit, read_kit
-from factorized_fl.silo.preflight import Way, check_kit, check_port, find_trouble
+from factorized_fl.silo.preflight import ConnectionCheck, check_kit, check_port, connection_problem
 from factorized_fl.silo.status import read_status
+from factorized_fl.silo.transport import network
 from tests.silo.parties import kits_of, trio_config
 from tests.silo.test_kits import write
 
@@ -28,7 +28,7 @@ pytest.importorskip("nvflare")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two federations of the same sites, each with an authority of its own."""
+    """Two federations with the same site names, each with its own authority."""
     from factorized_fl.silo.kits import make_kits
 
     root = tmp_path_factory.mktemp("federations")
@@ -48,12 +48,12 @@ def copy(made: dict[str, Path], party: str, to: Path, port: int | None = None) -
 def test_another_partys_certificate_is_named(made: dict[str, Path], tmp_path: Path) -> None:
     kit = copy(made, "aster", tmp_path / "kit")
     for name in ("client.crt", "client.key"):
-        shutil.copy(made["one"] / "birch" / "flare" / "startup" / name, kit.keys)
-    with pytest.raises(UserError, match="The kit is that of aster, but its certificate that of birch"):
+        shutil.copy(made["one"] / "birch" / "flare" / "startup" / name, kit.path / "flare" / "startup")
+    with pytest.raises(UserError, match="The kit is that of aster, but its certificate is that of birch"):
         check_kit(kit)
 
 
-def test_a_key_that_one_may_not_read_is_not_called_damaged(
+def test_a_key_without_read_permission_is_not_called_damaged(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = copy(made, "aster", tmp_path / "kit")
@@ -63,9 +63,7 @@ def test_a_key_that_one_may_not_read_is_not_called_damaged(
 
 
 @pytest.mark.parametrize("party", [COORDINATOR, "aster"])
-def test_a_whole_kit_passes_and_one_that_lost_a_file_does_not(
-    party: str, made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_complete_kit_passes_and_a_missing_file_is_named(party: str, made: dict[str, Path], tmp_path: Path) -> None:
     kit = copy(made, party, tmp_path / "kit")
     check_kit(kit)
     kind = "server" if party == COORDINATOR else "client"
@@ -79,7 +77,7 @@ def test_a_whole_kit_passes_and_one_that_lost_a_file_does_not(
     check_kit(kit)
 
 
-def test_certificates_of_somebody_else_or_another_day(
+def test_foreign_and_expired_certificates_are_refused(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = copy(made, "aster", tmp_path / "kit")
@@ -113,7 +111,7 @@ def test_certificates_of_somebody_else_or_another_day(
 @pytest.mark.parametrize(
     "place", ["log/journal.txt", "log", "run", "run/checkpoint.safetensors", "site.toml.part", "status.json"]
 )
-def test_a_kit_that_leads_elsewhere_is_refused(place: str, tmp_path: Path) -> None:
+def test_a_kit_with_a_link_is_refused(place: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
     (tmp_path / "bashrc").write_text("")
     link = kit.path / place
@@ -127,7 +125,7 @@ def test_a_kit_that_leads_elsewhere_is_refused(place: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["run", "log", "ended", "noise-seed", "model"])
-def test_who_joins_for_the_first_time_begins(name: str, tmp_path: Path) -> None:
+def test_a_new_kit_with_results_in_it_is_refused(name: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
     (kit.path / "run").mkdir()  # a disk of its own
     preflight.refuse_leftovers(kit)
@@ -137,9 +135,7 @@ def test_who_joins_for_the_first_time_begins(name: str, tmp_path: Path) -> None:
         preflight.refuse_leftovers(kit)
 
 
-def test_a_port_that_somebody_listens_on(
-    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_in_use_is_refused(made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_PATIENCE", 0.0)
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
@@ -151,19 +147,19 @@ def test_a_port_that_somebody_listens_on(
     check_port(kit)
 
 
-def test_the_way_is_told_until_it_is_open(
+def test_connection_problems_are_logged_until_the_connection_works(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody there; then the coordinator of another federation; then the right one."""
+    """First no listener, then the coordinator of another federation, then the right one."""
     monkeypatch.setattr(preflight, "_EVERY", 0.0)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         kit = copy(made, "aster", tmp_path / "kit", listener.getsockname()[1])
-        way = Way(kit, Journal(kit))
+        way = ConnectionCheck(kit, Journal(kit))
         way.look()
         way.look()  # is told once
         listener.listen()
-        for federation, wanted in (("other", "is not the coordinator of this federation"), ("one", "")):
+        for federation, wanted in (("other", "is not this federation's"), ("one", "")):
             startup = made[federation] / COORDINATOR / "flare" / "startup"
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(startup / "server.crt", startup / "server.key")
@@ -175,12 +171,12 @@ def test_the_way_is_told_until_it_is_open(
             if wanted:
                 assert wanted in journal_path(kit).read_text()
     lines = journal_path(kit).read_text().splitlines()
-    for line, words in zip(lines, ("cannot be reached", "is not the coordinator", "answers now"), strict=True):
+    for line, words in zip(lines, ("cannot be reached", "is not this federation's", "answers now"), strict=True):
         assert words in line
     status = read_status(kit)
     assert status is not None
     assert status["note"] == "waiting for the coordinator"
-    assert "cannot be reached" in find_trouble(kit)  # gone again
+    assert "cannot be reached" in connection_problem(kit)  # gone again
 
 
 def greet(listener: socket.socket, context: ssl.SSLContext) -> None:
@@ -189,45 +185,40 @@ def greet(listener: socket.socket, context: ssl.SSLContext) -> None:
         context.wrap_socket(line, server_side=True).close()
 
 
-def test_a_number_left_by_a_crash_is_nobodys_process(made: dict[str, Path], tmp_path: Path) -> None:
-    """The process ids of a killed supervisor may be somebody else's by now."""
+def test_a_party_runs_while_a_process_holds_its_lock(made: dict[str, Path], tmp_path: Path) -> None:
+    """A file that a killed supervisor left behind does not count."""
     kit = copy(made, "aster", tmp_path / "kit")
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert not supervise.is_running(kit)
+    code = (
+        "import sys, time; from pathlib import Path; from factorized_fl.silo import supervise, agreement\n"
+        "with supervise.exclusive_use(agreement.read_kit(Path(sys.argv[1]))): print(flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, str(kit.path)], stdout=subprocess.PIPE)
     try:
-        kit.logs.mkdir()
-        (kit.path / "processes.json").write_text(json.dumps({"supervisor": stranger.pid, "flare": stranger.pid}))
-        assert supervise.processes(kit) == {}
-        with pytest.raises(UserError, match="does not run"):
-            supervise.stop(kit)
-        assert stranger.poll() is None
-        with supervise.RunDirectory(kit.logs).lock():
-            assert supervise.processes(kit)["supervisor"] == stranger.pid
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert supervise.is_running(kit)
+        with pytest.raises(Busy, match="aster runs already"):
+            supervise.supervise(kit)
     finally:
-        stranger.kill()
-        stranger.wait()
+        other.kill()
+        other.wait()
+    assert (kit.path / "lock").exists()
+    assert not supervise.is_running(kit)
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (UserError("the disk is full"), "Error: the disk is full"),
-        (RuntimeError("out of luck"), "the supervisor was ended by an error (RuntimeError('out of luck'))"),
-    ],
-)
-def test_a_supervisor_in_the_background_says_why_it_ended(
-    error: Exception, words: str, made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(kit: Kit) -> bool:
-        raise error
+def test_a_start_makes_no_key(made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE's configuration is written without a certificate authority and keys for all parties."""
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from nvflare.lighter.impl import cert
 
-    kit = copy(made, "aster", tmp_path / "kit")
-    monkeypatch.setattr(supervise, "supervise", fail)
-    supervise.start_in_background(kit)
-    _, status = os.wait()
-    assert os.waitstatus_to_exitcode(status) == 1
-    assert words in journal_path(kit).read_text()
-    details = (kit.logs / "supervisor.txt").read_text()
-    assert ("Traceback" in details) == isinstance(error, RuntimeError)
+    def fail(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a key was made")
+
+    monkeypatch.setattr(rsa, "generate_private_key", fail)
+    monkeypatch.setattr(cert, "generate_keys", fail)
+    for party in (COORDINATOR, "aster"):
+        network().prepare(copy(made, party, tmp_path / party))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -1,4 +1,4 @@
-"""Rounds that survive: restarts on either side, repeated requests, damaged files, slow and lost sites."""
+"""Recovery from restarts on either side, repeated requests, damaged files, slow and lost sites."""
 
 import threading
 import time
@@ -11,12 +11,13 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.payload import encode
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo import control, coordinator
+from factorized_fl.silo.agreement import COORDINATOR, Kit
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import Message, pack
-from factorized_fl.silo.plan import COORDINATOR, Kit
 from factorized_fl.silo.site import Site
 from factorized_fl.silo.status import read_status, write_status
-from tests.silo.parties import Loopback, kits_of, make_sites, trio_config, write_trio
+from factorized_fl.silo.transport.loopback import Loopback
+from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
 from tests.silo.test_trust import Handler, round_request
 
 
@@ -27,17 +28,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """The metrics of every party of a run to which nothing happened."""
+    """The metrics of every party of a run without faults."""
     kits = kits_of(tmp_path_factory.mktemp("undisturbed"), trio_config("clustered-fl"))
     sites = make_sites(kits, data)
-    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    assert Loopback(kits, sites).run()
     return {party: RunDirectory(kit.run).metrics() for party, kit in kits.items()}
 
 
-def test_a_coordinator_counts_on_where_the_one_before_it_stopped(data: Path, tmp_path: Path) -> None:
+def test_a_restarted_coordinator_continues_the_byte_counts(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(rounds=2))
     sites = make_sites(kits, data)
-    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    assert Loopback(kits, sites).run()
     counted = told_bytes(kits[COORDINATOR])
     assert all(up > 0 and down > 0 for up, down in counted)
     assert Loopback(kits, {}).run()  # all is done: nothing is sent any more
@@ -56,7 +57,7 @@ def test_a_coordinator_remembers_how_many_images_sites_have(data: Path, tmp_path
     kits = kits_of(tmp_path, trio_config(rounds=2))
     sites = make_sites(kits, data)
     images = [site.train_images for site in sites.values()]
-    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    assert Loopback(kits, sites).run()
     assert told_images(kits[COORDINATOR]) == images
     control.remember_aside(kits[COORDINATOR], ["birch"])
     assert Loopback(kits, {}).run()  # nobody declares anything any more
@@ -66,25 +67,25 @@ def test_a_coordinator_remembers_how_many_images_sites_have(data: Path, tmp_path
     assert told_images(fresh.kits[COORDINATOR]) == [None, None, None]
 
 
-def test_who_comes_during_its_first_round_counts_with_all_its_images(data: Path, tmp_path: Path) -> None:
+def test_a_site_that_joins_during_the_first_round_has_its_full_weight(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(rounds=1), deadline=2.0)
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: sites[name].answer for name in ("aster", "birch")})
+    parties = Loopback(kits, {name: sites[name] for name in ("aster", "birch")})
 
     class Bringing(Handler):
-        def handle(self, request: Message) -> Message:
-            parties.handlers["cedar"] = sites["cedar"].answer
-            threading.Thread(target=parties._site, args=("cedar",), daemon=True).start()
+        def answer(self, request: Message) -> Message:
+            parties.sites["cedar"] = sites["cedar"]
+            parties.start("cedar")
             return self.site.answer(request)
 
-    parties.handlers["aster"] = Bringing(sites["aster"]).handle
+    parties.sites["aster"] = Bringing(sites["aster"])
     assert parties.run()
     assert parties.coordinator.memory.received.all()
     assert parties.coordinator.memory.sizes.tolist() == [site.train_images for site in sites.values()]
 
 
 def told_bytes(kit: Kit) -> list[tuple[int, int]]:
-    """Of every site, up and down, as the status has them."""
+    """Bytes up and down of every site, from the status."""
     status = read_status(kit)
     assert status is not None
     return [(site["up_bytes"], site["down_bytes"]) for site in status["sites"]]
@@ -94,24 +95,24 @@ def told_bytes(kit: Kit) -> list[tuple[int, int]]:
 def test_a_coordinator_that_dies_in_a_round_goes_on_from_its_checkpoint(
     at: int, data: Path, tmp_path: Path, undisturbed: dict
 ) -> None:
-    """Some sites have trained the round already: they answer again from disk, nobody trains it twice."""
+    """Sites that have trained the round already answer again from disk: no site trains it twice."""
     kits = kits_of(tmp_path, trio_config("clustered-fl"))
     said: list[str] = []
     sites = make_sites(kits, data, said.append)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
 
     class Fatal(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             answer = self.site.answer(request)
             if request.whole("round") == at:
                 parties.coordinator.stop.set()
                 parties.mailbox.end()
             return answer
 
-    parties.handlers["birch"] = Fatal(sites["birch"]).handle
+    parties.sites["birch"] = Fatal(sites["birch"])
     assert not parties.run()
     assert RunDirectory(kits[COORDINATOR].run).checkpoint_round() == at - 1
-    second = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    second = Loopback(kits, sites)
     assert second.run()
     assert f"answered round {at} again from disk" in said
     for party, kit in kits.items():
@@ -122,14 +123,14 @@ def test_a_site_that_dies_goes_on_from_its_checkpoint(data: Path, tmp_path: Path
     """A new process after every round, and one that dies after training before it could answer."""
     kits = kits_of(tmp_path, trio_config("clustered-fl"))
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
 
     class Dying(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             Site(kits["aster"], data / "aster", print, report=True).answer(request)  # whose answer nobody hears
             return Site(kits["aster"], data / "aster", print, report=True).answer(request)
 
-    parties.handlers["aster"] = Dying(sites["aster"]).handle
+    parties.sites["aster"] = Dying(sites["aster"])
     assert parties.run()
     for party, kit in kits.items():
         assert RunDirectory(kit.run).metrics() == undisturbed[party]
@@ -148,7 +149,7 @@ def test_a_repeated_request_gives_the_same_bytes_and_no_second_training(data: Pa
     assert site.answer(round_request(1)).fields["result"] == "refused"
 
 
-def test_a_loss_asked_for_again_is_the_same_although_the_site_has_gone_on(data: Path, tmp_path: Path) -> None:
+def test_a_repeated_loss_request_gives_the_same_answer_after_more_training(data: Path, tmp_path: Path) -> None:
     """FedFOMO's coordinator dies after the site has trained: its second mixing must be its first."""
     kits = kits_of(tmp_path, trio_config("fedfomo"))
     site = make_sites(kits, data)["aster"]
@@ -166,8 +167,8 @@ def test_a_loss_asked_for_again_is_the_same_although_the_site_has_gone_on(data: 
 def test_a_damaged_checkpoint_falls_back_to_the_round_before(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config())
     site = make_sites(kits, data)["aster"]
-    for round in (1, 2):
-        site.answer(round_request(round))
+    for round_number in (1, 2):
+        site.answer(round_request(round_number))
     said: list[str] = []
     site.directory.checkpoint_path.write_bytes(b"torn")
     again = Site(kits["aster"], data / "aster", said.append, report=True)
@@ -181,20 +182,20 @@ def test_a_coordinator_whose_checkpoint_is_damaged_goes_on_from_the_round_before
 ) -> None:
     kits = kits_of(tmp_path, trio_config("clustered-fl"))
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
 
     class Fatal(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             if request.whole("round") == 3:
                 parties.coordinator.stop.set()
                 parties.mailbox.end()
             return self.site.answer(request)
 
-    parties.handlers["birch"] = Fatal(sites["birch"]).handle
+    parties.sites["birch"] = Fatal(sites["birch"])
     assert not parties.run()
     directory = RunDirectory(kits[COORDINATOR].run)
     directory.checkpoint_path.write_bytes(b"torn")
-    second = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    second = Loopback(kits, sites)
     assert second.run()
     assert second.journal[:2] == ["the checkpoint is damaged: trying the round before", "going on after round 1"]
     for party, kit in kits.items():
@@ -211,17 +212,17 @@ def test_files_of_another_federation_are_refused(data: Path, tmp_path: Path) -> 
         make_sites(kits_of(tmp_path, trio_config(), id="e" * 16), data)
 
 
-def test_a_slow_site_stops_nobody_for_longer_than_the_deadline(data: Path, tmp_path: Path) -> None:
+def test_a_slow_site_delays_the_others_by_at_most_the_deadline(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(), deadline=3.0)  # long enough for the others on a busy machine
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
 
     class Slow(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             time.sleep(6.0 if request.whole("round") == 2 else 0.0)
             return self.site.answer(request)
 
-    parties.handlers["cedar"] = Slow(sites["cedar"]).handle
+    parties.sites["cedar"] = Slow(sites["cedar"])
     began = time.monotonic()
     assert parties.run()
     assert time.monotonic() - began < 20
@@ -235,23 +236,23 @@ def test_a_slow_site_stops_nobody_for_longer_than_the_deadline(data: Path, tmp_p
     assert [record["round"] for record in RunDirectory(kits["cedar"].run).metrics()][:2] == [1, 2]
 
 
-def test_who_is_too_slow_to_try_models_is_asked_once_and_keeps_its_own(
+def test_a_site_too_slow_to_evaluate_models_is_asked_once_and_keeps_its_own(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator, "_LOSS_DEADLINE", 2.0)
     kits = kits_of(tmp_path, trio_config("fedfomo", rounds=2, options={"models": 3}))
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     asked: list[str] = []
 
     class Slow(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             if request.kind == "loss":
                 asked.append(request.text("request"))
                 time.sleep(4.0)
             return self.site.answer(request)
 
-    parties.handlers["aster"] = Slow(sites["aster"]).handle
+    parties.sites["aster"] = Slow(sites["aster"])
     assert parties.run()
     assert len(asked) == 1
     mixing = RunDirectory(kits[COORDINATOR].run).mixing(2)
@@ -290,29 +291,29 @@ def test_below_the_quorum_a_round_waits_beyond_its_deadline() -> None:
     assert found[0].keys() == {"a", "b"}
 
 
-def test_who_was_silent_at_a_deadline_is_not_waited_for_until_heard_again() -> None:
+def test_a_site_offline_at_a_deadline_is_skipped_until_it_reconnects() -> None:
     clock = Clock()
     box = Mailbox("f", ("a", "b"), clock=clock)
 
-    def round(name: str, deadline: float, *answering: str) -> set[str]:
+    def run_round(name: str, deadline: float, *answering: str) -> set[str]:
         box.post({site: request(name) for site in "ab"})
         for site in answering:
             box.exchange(site, answer(name), hold=0)
         return set(box.collect({"a", "b"}, 1, deadline, threading.Event()))
 
-    assert round("round-1", 0.0, "a") == {"a"}
-    assert round("round-2", 1e9, "a") == {"a"}  # b is known to be away: no deadline to sit out
-    assert round("round-3", 1e9, "a", "b") == {"a", "b"}
+    assert run_round("round-1", 0.0, "a") == {"a"}
+    assert run_round("round-2", 1e9, "a") == {"a"}  # b is known to be away: no deadline to sit out
+    assert run_round("round-3", 1e9, "a", "b") == {"a", "b"}
     assert not box.absent
     clock.now += 60
     assert not box.connected("b")
 
 
-def test_who_is_there_but_too_slow_is_not_waited_for_until_it_answers() -> None:
+def test_a_connected_but_slow_site_is_skipped_until_it_answers() -> None:
     clock = Clock()
     box = Mailbox("f", ("a", "b"), clock=clock)
 
-    def round(name: str, deadline: float, late: str = "") -> set[str]:
+    def run_round(name: str, deadline: float, late: str = "") -> set[str]:
         box.post({site: request(name) for site in "ab"})
         box.exchange("b", Message("busy", "f", {"request": "round-1"}), hold=0)  # it says so for ever
         if late:
@@ -320,15 +321,15 @@ def test_who_is_there_but_too_slow_is_not_waited_for_until_it_answers() -> None:
         box.exchange("a", answer(name), hold=0)
         return set(box.collect({"a", "b"}, 1, deadline, threading.Event()))
 
-    assert round("round-1", 0.0) == {"a"}
+    assert run_round("round-1", 0.0) == {"a"}
     assert box.connected("b")
-    assert round("round-2", 1e9) == {"a"}  # no second deadline
-    assert round("round-3", 1e9) == {"a"}
-    assert round("round-4", 0.0, late="round-1") == {"a"}  # waited for again, and slow again
+    assert run_round("round-2", 1e9) == {"a"}  # no second deadline
+    assert run_round("round-3", 1e9) == {"a"}
+    assert run_round("round-4", 0.0, late="round-1") == {"a"}  # waited for again, and slow again
     assert box.lines["b"].slow
 
 
-def test_of_a_sites_questions_only_the_last_is_held() -> None:
+def test_a_newer_poll_supersedes_pending_ones() -> None:
     box = Mailbox("f", ("a",))
     ready = Message("ready", "f", {"train": 5})
     held: list[Message] = []
@@ -350,19 +351,19 @@ def test_faults_do_not_fill_the_journal() -> None:
     clock.now += 61
     box.exchange("a", answer("round-7"), hold=0)
     assert said == [
-        *["a: dropped an answer to round-1, for which nobody waits"] * 20,
-        "b: dropped an answer to round-1, for which nobody waits",
-        "a: dropped an answer to round-7, for which nobody waits (and 280 more faults before)",
+        *["a: dropped an answer to round-1, which is not an open request"] * 20,
+        "b: dropped an answer to round-1, which is not an open request",
+        "a: dropped an answer to round-7, which is not an open request (and 280 more faults before)",
     ]
 
 
-def test_a_late_answer_and_a_stranger_change_nothing() -> None:
+def test_late_answers_and_unknown_sites_change_nothing() -> None:
     said: list[str] = []
     box = Mailbox("f", ("a",), said.append)
     assert box.exchange("a", Message("ready", "f", {"train": 5}), hold=0).kind == "wait"
     box.post({"a": request("round-2")})
     assert box.exchange("a", answer("round-1"), hold=0).fields["request"] == "round-2"
-    assert said == ["a: dropped an answer to round-1, for which nobody waits"]
+    assert said == ["a: dropped an answer to round-1, which is not an open request"]
     assert box.lines["a"].train == 5
     with pytest.raises(KeyError):
         box.exchange("nobody", answer("round-2"), hold=0)

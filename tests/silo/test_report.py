@@ -1,4 +1,4 @@
-"""The page of a party: from its own kit, with what that party may see and nothing else."""
+"""The page of a party, made from its own kit: it shows only what that party may see."""
 
 import json
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ import pytest
 
 from factorized_fl import api
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.files import write_atomically
 from factorized_fl.report.collect import collect
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.plan import COORDINATOR, FEDERATION, Kit, write_kit
+from factorized_fl.silo.agreement import COORDINATOR, Kit, write_kit
 from factorized_fl.silo.site import Site
-from tests.silo.parties import NAMES, Loopback, kits_of, trio_config, write_trio
+from factorized_fl.silo.transport.loopback import Loopback
+from tests.silo.parties import NAMES, kits_of, trio_config, write_trio
 
 pytestmark = pytest.mark.xdist_group("network-report")  # a worker of its own would make the federation again
 
@@ -38,10 +38,10 @@ class Parties:
 
 def federate(root: Path, data: Path, reporting: set[str]) -> Parties:
     kits = kits_of(root, trio_config(rounds=2))
-    for party, kit in kits.items():
-        write_atomically(kit.path / FEDERATION, write_kit(kit.path, party, kit.plan, kit.config).encode())
+    for kit in kits.values():
+        write_kit(kit)
     sites = {name: Site(kits[name], data / name, print, report=name in reporting) for name in NAMES}
-    assert Loopback(kits, {name: site.answer for name, site in sites.items()}).run()
+    assert Loopback(kits, sites).run()
     return Parties(kits, sites)
 
 
@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def silent(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Parties:
-    """Nobody reports; aster has also trained alone."""
+    """No site reports; aster has also trained alone."""
     parties = federate(tmp_path_factory.mktemp("silent"), data, set())
     parties.sites["aster"].finish()
     return parties
@@ -60,7 +60,7 @@ def silent(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Parties:
 
 def test_the_coordinators_page_where_nobody_reports(silent: Parties) -> None:
     page, run = silent.page(COORDINATOR)
-    assert run["headline"] == "2 of 2 rounds are done; no site has chosen to report how well it goes."
+    assert run["headline"] == "2 of 2 rounds are done; no site reports its accuracy."
     assert [client["name"] for client in run["clients"]] == list(NAMES)
     assert (run["final"], run["verdicts"], run["confusion"], run["notes"]) == ([], [], [], [])
     assert set(run["curves"]["up"]) != {0}
@@ -77,7 +77,7 @@ def test_the_coordinators_page_has_what_sites_chose_to_report(data: Path, tmp_pa
     (final,) = run["final"]
     last = RunDirectory(parties.kits["birch"].run).metrics()[-1]
     assert (final["client"], final["accuracy"], final["correct"]) == (1, last["accuracy"], last["correct"])
-    assert "as 1 of 3 sites report" in run["headline"]
+    assert "reported by 1 of 3 sites." in run["headline"]
 
 
 def test_a_sites_page_has_its_verdict_its_classes_and_nobody_else(silent: Parties) -> None:
@@ -89,8 +89,8 @@ def test_a_sites_page_has_its_verdict_its_classes_and_nobody_else(silent: Partie
     own = RunDirectory(silent.kits["aster"].run).summary()
     assert (verdict["alone"], verdict["together"]) == (alone["accuracy_mean"], own["accuracy_mean"])
     shares = [f"{100 * summary['accuracy_mean']:.1f}%" for summary in (own, alone)]
-    assert run["headline"].endswith(f" aster: {shares[0]} right, alone {shares[1]}.")
-    assert run["baseline"] == "Alone: the Stand-Alone run 'alone', same clients, same test images, same seed."
+    assert run["headline"].endswith(f" aster: {shares[0]} accuracy, alone {shares[1]}.")
+    assert run["baseline"] == "Baseline: the Stand-Alone run 'alone', same clients, same test images, same seed."
     (confusion,) = run["confusion"]
     size = len(client["classes"])
     assert sum(confusion[:: size + 1]) == own["clients"][0]["correct"]
@@ -108,13 +108,13 @@ def test_a_sites_run_directory_has_the_same_page_as_its_kit(silent: Parties) -> 
 
 def test_a_site_may_look_before_the_end(silent: Parties) -> None:
     _, run = silent.page("cedar")  # it has not yet heard that all is done, nor trained alone
-    assert "so far (round 2 of 2). Whether that is better than alone, no Stand-Alone run tells." in run["headline"]
+    assert "so far (round 2 of 2). Run the control to see whether federation helped." in run["headline"]
     assert run["verdicts"] == []
 
 
 def test_a_kit_that_has_not_begun_is_one_clear_error(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
-    (kit.path / FEDERATION).write_text(write_kit(kit.path, "aster", kit.plan, kit.config))
+    write_kit(kit)
     with pytest.raises(UserError, match="has not begun"):
         api.report(kit.path)
     assert not (kit.path / "report.html").exists()

@@ -1,4 +1,4 @@
-"""Three hospitals, three folders of images, three label schemes, three models: the whole way, as real processes.
+"""Three hospitals, three folders of images, three label schemes, three models: the guide, as real processes.
 
 aster has four kinds of digits, cedar all ten, birch six drawn shapes; each calls its classes by its own names.
 """
@@ -16,11 +16,11 @@ import torch
 from factorized_fl import api
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.plan import Kit, read_kit
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.status import read_status, status_lines
-from factorized_fl.silo.supervise import processes, stop
+from factorized_fl.silo.supervise import is_running
 from tests.silo.parties import NAMES
-from tests.silo.processes import Federation, ffl, free_port, listening, save_findings, wait_for, write_hospitals
+from tests.silo.processes import Federation, Party, ffl, free_port, listening, save_findings, wait_for, write_hospitals
 
 pytest.importorskip("nvflare", reason="FLARE is not installed")
 pytestmark = pytest.mark.xdist_group("network")
@@ -37,7 +37,7 @@ def blocks(language: str) -> list[str]:
 
 @dataclass
 class Finished:
-    """A federation that has run to its end by the guide's commands, and what these printed."""
+    """A federation that has run to its end by the guide's commands, and their output."""
 
     root: Path
     kits: dict[str, Kit]
@@ -50,7 +50,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    """Do what the guide says; only the port is another, for somebody else may use the guide's."""
+    """Run the guide's commands, with a free port."""
     root = tmp_path_factory.mktemp("hospitals")
     write_hospitals(root / "data")
     (agreement,) = blocks("toml")
@@ -59,14 +59,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     printed: dict[str, str] = {}
     listened: dict[str, set[tuple[str, int]]] = {party: set() for party in PARTIES}
     kits: dict[str, Kit] = {}
-
+    started: list[Party] = []
     ended = threading.Event()
 
     def watch() -> None:
-        """Who listens where, from the first process to the last."""
+        """Note which party listens where, from the first process to the last."""
         while not ended.wait(0.2):
-            for party, kit in dict(kits).items():
-                listened[party] |= listening(processes(kit).get("supervisor"))
+            for party in tuple(started):
+                listened[party.kit.party] |= listening(party.process and party.process.pid)
 
     def over() -> bool:
         return all((read_status(kits[party]) or {}).get("note") in ("complete", "done") for party in PARTIES)
@@ -79,17 +79,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
                 wait_for(over, "the end of the federation", 150)
             name, *arguments = command.split()
             assert name == "ffl"
-            printed[command] = ffl(*arguments, folder=root)
+            if arguments[0] in ("serve", "join"):  # these stay in the foreground
+                started.append(Party(root / arguments[1], *arguments[2:]).start(root))
+            else:
+                printed[command] = ffl(*arguments, folder=root)
             if command.startswith("ffl federation new"):
                 kits |= {party: read_kit(root / "kits" / party) for party in PARTIES}
-        wait_for(lambda: not any(processes(kit) for kit in kits.values()), "everybody's leaving")
+        for party in started:
+            assert party.wait() == 0, party.console
+        assert not any(is_running(kit) for kit in kits.values())
         yield Finished(root, kits, listened, printed)
     finally:
         ended.set()
         watcher.join()
-        for kit in kits.values():
-            if processes(kit):
-                stop(kit)
+        for party in started:
+            party.end()
 
 
 def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) -> None:
@@ -97,7 +101,7 @@ def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) ->
         assert finished.run(party).checkpoint_round() == 3
     for name in NAMES:
         card = (finished.root / "kits" / name / "model" / "README.md").read_text()
-        right = float(re.search(r"\*\*([\d.]+)%\*\* right", card)[1])
+        right = float(re.search(r"\*\*([\d.]+)%\*\* correct", card)[1])
         alone = float(re.search(r"trained alone, .*: ([\d.]+)%", card)[1])
         print(f"{name}: {right:.2f}% in the federation, {alone:.2f}% alone")
         assert right == pytest.approx(100 * finished.run(name).summary()["accuracy_mean"], abs=0.01)
@@ -147,7 +151,7 @@ def test_every_party_has_a_page_of_what_it_may_see(finished: Finished) -> None:
     assert "as 1 of 3 sites report" in coordinators
     summaries = (finished.run("aster").summary(), RunDirectory(finished.kits["aster"].alone).summary())
     right, alone = (f"{100 * summary['accuracy_mean']:.1f}%" for summary in summaries)
-    assert f"aster: {right} right, alone {alone}." in own
+    assert f"aster: {right} accuracy, alone {alone}." in own
 
 
 def test_a_first_look_at_the_data(finished: Finished) -> None:
@@ -157,7 +161,7 @@ def test_a_first_look_at_the_data(finished: Finished) -> None:
 
 
 def test_labels_and_class_names_never_leave_a_site(finished: Finished) -> None:
-    """No file of the coordinator, logs included, has any class name in it, nor of any other site."""
+    """No file of the coordinator or of another site, logs included, contains a site's class names."""
     for party in ("coordinator", *NAMES):
         for file in (finished.root / "kits" / party).rglob("*"):
             if file.is_file():
@@ -176,7 +180,7 @@ def test_the_coordinator_sees_only_what_sites_report(finished: Finished) -> None
 
 
 def test_only_the_coordinators_port_is_open(finished: Finished) -> None:
-    port = finished.kits["coordinator"].plan.port
+    port = finished.kits["coordinator"].agreement.port
     assert port in {number for _, number in finished.listened["coordinator"]}
     for party, addresses in finished.listened.items():
         for address, number in addresses:

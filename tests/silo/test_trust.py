@@ -1,4 +1,4 @@
-"""Nothing that arrives is believed: bad updates are dropped, their sender is named, the round goes on."""
+"""Everything that arrives is checked: bad updates are dropped, their sender is named, the round continues."""
 
 import json
 import struct
@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.payload import decode, encode
-from factorized_fl.engine import Trained
+from factorized_fl.core.views import Trained
 from factorized_fl.methods.fingerprints import describe
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo import control
-from factorized_fl.silo import site as site_module
+from factorized_fl.silo.agreement import COORDINATOR, read_agreement
 from factorized_fl.silo.checks import read_tensors
 from factorized_fl.silo.coordinator import Coordinator
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.plan import COORDINATOR, read_plan
 from factorized_fl.silo.site import Site
-from factorized_fl.simulate.build import Federation
-from tests.silo.parties import Loopback, kits_of, make_sites, same, trio_config, write_trio
+from factorized_fl.silo.transport.loopback import Loopback
+from tests.silo.parties import kits_of, make_sites, same, trio_config, write_trio
 
 FEDERATION = "f" * 16
 
@@ -79,11 +79,11 @@ def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, 
     change, words = ATTACKS[attack]
     kits = kits_of(tmp_path, trio_config(rounds=4))
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     evil = sites["aster"]
     honest = evil.answer
     evil.answer = lambda request: change(honest(request))  # type: ignore[method-assign]
-    parties.handlers["aster"] = Handler(evil).handle
+    parties.sites["aster"] = Handler(evil)
     assert parties.run()
     blamed = [line for line in parties.journal if line.startswith("aster: dropped its answer")]
     assert len(blamed) == 3  # then it is set aside and not asked again
@@ -94,7 +94,7 @@ def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, 
     assert {record["client"] for record in records if record["steps"]} == {1, 2}
     assert sum(record["steps"] > 0 for record in records) == 8
     assert not parties.coordinator.memory.received[0]
-    assert all(tensor.isfinite().all() for tensor in parties.coordinator.memory.stack.values())
+    assert all(tensor.isfinite().all() for tensor in parties.coordinator.memory.server.stack.values())
     status = json.loads(kits[COORDINATOR].status.read_text())
     assert next(site["doing"] for site in status["sites"]) == "set aside"
 
@@ -106,60 +106,60 @@ def test_a_fingerprint_that_no_images_have_is_dropped(data: Path, tmp_path: Path
     honest = sites["aster"].answer
     change = spoil(lambda tensors: {**tensors, "fingerprint": tensors["fingerprint"] + 800.0})
     sites["aster"].answer = lambda request: change(honest(request))  # type: ignore[method-assign]
-    parties = Loopback(kits, {name: Handler(site).handle for name, site in sites.items()})
+    parties = Loopback(kits, {name: Handler(site) for name, site in sites.items()})
     assert parties.run()
     words = "dropped its answer, as its fingerprint has a variance that no images have"
     assert [line for line in parties.journal if "dropped" in line] == [f"aster: {words} (1 in a row)"]
 
 
 class Handler:
-    """A site whose answers are not its own."""
+    """A site whose answers a test can change."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.train_images = site, site.train_images
 
-    def handle(self, request: Message) -> Message:
+    def answer(self, request: Message) -> Message:
         return self.site.answer(request)
 
 
 def test_an_old_round_replayed_is_dropped(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(), deadline=2.0)
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     old: list[Message] = []
 
     class Replaying(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             if not old:
                 old.append(self.site.answer(request))
             return old[0]
 
-    parties.handlers["aster"] = Replaying(sites["aster"]).handle
+    parties.sites["aster"] = Replaying(sites["aster"])
     assert parties.run()
-    assert any(line == "aster: dropped an answer to round-1, for which nobody waits" for line in parties.journal)
+    assert any(line == "aster: dropped an answer to round-1, which is not an open request" for line in parties.journal)
     records = RunDirectory(kits[COORDINATOR].run).metrics()
     assert [record["round"] for record in records if record["client"] == 0 and record["steps"]] == [1]
 
 
-def test_three_bad_ones_in_a_row_and_the_operators_word(data: Path, tmp_path: Path) -> None:
+def test_three_bad_updates_in_a_row_and_readmission_by_the_operator(data: Path, tmp_path: Path) -> None:
     """Bad in rounds 1 to 3, set aside, readmitted, good again: it takes part in what is left."""
     kits = kits_of(tmp_path, trio_config(rounds=8))
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
 
     class Changing(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             answer = self.site.answer(request)
             return replace(answer, payload=b"") if request.whole("round") <= 3 else answer
 
     class Watching(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             if request.whole("round") == 5:
                 control.ask(kits[COORDINATOR], "readmit", "aster")
             return self.site.answer(request)
 
-    parties.handlers["aster"] = Changing(sites["aster"]).handle
-    parties.handlers["birch"] = Watching(sites["birch"]).handle
+    parties.sites["aster"] = Changing(sites["aster"])
+    parties.sites["birch"] = Watching(sites["birch"])
     assert parties.run()
     assert "aster: readmitted by the operator" in parties.journal
     records = RunDirectory(kits[COORDINATOR].run).metrics()
@@ -167,15 +167,15 @@ def test_three_bad_ones_in_a_row_and_the_operators_word(data: Path, tmp_path: Pa
 
 
 def waiting_coordinator(tmp_path: Path) -> tuple[Coordinator, list[str]]:
-    """One that has set everybody aside, and its journal."""
+    """A coordinator that has set all sites aside, and its journal."""
     kit = kits_of(tmp_path, trio_config())[COORDINATOR]
     said: list[str] = []
-    coordinator = Coordinator(kit, Mailbox(FEDERATION, kit.plan.sites), said.append)
+    coordinator = Coordinator(kit, Mailbox(FEDERATION, kit.agreement.sites), said.append)
     coordinator.memory.aside[:] = True
     return coordinator, said
 
 
-def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
+def test_a_readmission_during_the_reading_of_another_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator, _ = waiting_coordinator(tmp_path)
@@ -193,7 +193,7 @@ def test_a_readmission_that_comes_while_another_is_read_is_not_lost(
     assert coordinator.memory.aside.tolist() == [False, False, True]
 
 
-def test_a_readmission_survives_the_death_of_who_was_reading_it(tmp_path: Path) -> None:
+def test_a_readmission_survives_a_crash_of_the_coordinator_that_reads_it(tmp_path: Path) -> None:
     coordinator, _ = waiting_coordinator(tmp_path)
     control.ask(coordinator.kit, "readmit", "aster")
     (coordinator.kit.path / "control.json").rename(coordinator.kit.path / "control.taken.json")
@@ -204,7 +204,7 @@ def test_a_readmission_survives_the_death_of_who_was_reading_it(tmp_path: Path) 
     assert coordinator.memory.aside.tolist() == [False, True, False]
 
 
-def test_the_last_wish_about_a_site_counts(tmp_path: Path) -> None:
+def test_the_last_request_about_a_site_counts(tmp_path: Path) -> None:
     coordinator, said = waiting_coordinator(tmp_path)
     control.ask(coordinator.kit, "readmit", "aster")
     control.ask(coordinator.kit, "readmit", "birch")
@@ -212,21 +212,21 @@ def test_the_last_wish_about_a_site_counts(tmp_path: Path) -> None:
     assert coordinator._control()  # what was mixed with its tensors has to be mixed anew
     assert coordinator.memory.aside.tolist() == [True, False, True]
     assert not coordinator._control()
-    assert "aster: excluded by the operator; nobody is given its tensors any more" in said
+    assert "aster: excluded by the operator; its tensors are no longer sent to any site" in said
     assert control.recall_aside(coordinator.kit) == {"aster", "cedar"}  # for one that is started after a crash
     after_a_crash, _ = waiting_coordinator(tmp_path)
     after_a_crash.memory.trust_all_but({0, 2})
     assert after_a_crash.memory.aside.tolist() == [True, False, True]
 
 
-def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_excluded(data: Path, tmp_path: Path) -> None:
+def test_a_site_that_refuses_a_round_has_no_strike_and_resumes_after_an_exclusion(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config("fedavg"), quorum=2)
     sites = make_sites(kits, data)
-    parties = Loopback(kits, {name: site.answer for name, site in sites.items()})
+    parties = Loopback(kits, sites)
     asked: list[str] = []
 
     class Refusing(Handler):
-        def handle(self, request: Message) -> Message:
+        def answer(self, request: Message) -> Message:
             if request.whole("round") == 2 and asked.count(self.site.kit.party) == 0:
                 asked.append(self.site.kit.party)
                 if len(asked) == 2:
@@ -235,9 +235,9 @@ def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_exclu
             return self.site.answer(request)
 
     for name in ("birch", "cedar"):
-        parties.handlers[name] = Refusing(sites[name]).handle
+        parties.sites[name] = Refusing(sites[name])
     assert parties.run()
-    assert sum("refused this round: nobody here knows what 'rubbish' means" in line for line in parties.journal) == 2
+    assert sum("refused this round: 'rubbish' is not a known kind of request" in line for line in parties.journal) == 2
     assert parties.coordinator.memory.strikes.tolist() == [0, 0, 0]
     assert "round 2 of 3 is complete, without aster" in parties.journal
     matrix = RunDirectory(kits[COORDINATOR].run).mixing(2)["matrix"]
@@ -249,37 +249,37 @@ def test_who_refuses_a_round_is_not_blamed_and_goes_on_when_the_culprit_is_exclu
 @pytest.mark.parametrize("method", ["factorized-fl-beta", "factorized-peers"])
 def test_honest_training_at_a_large_rate_passes_all_checks(method: str, data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config(method, lr=0.1, epochs=5, rounds=2))
-    parties = Loopback(kits, {name: site.answer for name, site in make_sites(kits, data).items()})
+    parties = Loopback(kits, make_sites(kits, data))
     assert parties.run()
     assert not any("refused" in line or "dropped" in line for line in parties.journal)
 
 
-def test_a_site_that_what_came_leads_astray_goes_back_and_says_so(data: Path, tmp_path: Path) -> None:
+def test_a_site_whose_training_diverges_on_received_weights_rolls_back(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config("fedavg"))
     said: list[str] = []
     site = make_sites(kits, data, said.append)["aster"]
-    for round in (1, 2):
+    for round_number in (1, 2):
         before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(site_module, "train_from_here", _explode)
-            fields = {"request": f"round-{round}", "round": round, "download": True, "models": 1}
+            patch.setattr(ClientState, "train", _explode)
+            fields = {"request": f"round-{round_number}", "round": round_number, "download": True, "models": 1}
             request = Message("round", FEDERATION, fields, encode(site._shared()))
             answer = site.answer(request)
         assert answer.fields["result"] == "refused"
-        assert "what came does not train here" in said[-1]
+        assert "training diverges from the received weights" in said[-1]
         assert same(before, site.federation.tensors, 0.0)  # and nothing of it is on disk
         assert site.answer(request).fields["result"] == "trained"
     assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
 
 
-def _explode(federation: Federation, round: int, clients: list[int]) -> list[Trained]:
-    for name in federation.shared:
-        federation.clients.state.common[name] *= 1e4
-    return [Trained(1.0, 1)]
+def _explode(clients: ClientState, round_number: int, ks: list[int], engine: Engine) -> dict[int, Trained]:
+    for name in clients.shared:
+        clients.state.common[name] *= 1e4
+    return {k: Trained(1.0, 1) for k in ks}
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"readmit": "aster"}', '{"readmit": [3]}', '{"remove": ["aster"]}'])
-def test_a_wish_that_makes_no_sense_is_told_and_stops_nobody(content: str, tmp_path: Path) -> None:
+def test_an_unreadable_request_of_the_operator_is_logged_and_ignored(content: str, tmp_path: Path) -> None:
     coordinator, said = waiting_coordinator(tmp_path)
     (coordinator.kit.path / "control.json").write_text(content)
     coordinator._control()
@@ -295,12 +295,18 @@ def site_of(data: Path, tmp_path: Path) -> Site:
     return make_sites(kits_of(tmp_path, trio_config()), data)["aster"]
 
 
-def round_request(round: int, tensors: dict[str, torch.Tensor] | None = None, **fields: object) -> Message:
-    known = {"request": f"round-{round}", "round": round, "download": tensors is not None, "models": 1, **fields}
+def round_request(round_number: int, tensors: dict[str, torch.Tensor] | None = None, **fields: object) -> Message:
+    known = {
+        "request": f"round-{round_number}",
+        "round": round_number,
+        "download": tensors is not None,
+        "models": 1,
+        **fields,
+    }
     return Message("round", FEDERATION, known, encode(tensors) if tensors else b"")
 
 
-def test_a_site_believes_the_coordinator_no_more(data: Path, tmp_path: Path) -> None:
+def test_a_site_checks_what_the_coordinator_sends(data: Path, tmp_path: Path) -> None:
     site = site_of(data, tmp_path)
     assert site.answer(round_request(1)).fields["result"] == "trained"
     before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
@@ -326,7 +332,7 @@ def test_a_site_believes_the_coordinator_no_more(data: Path, tmp_path: Path) -> 
         assert torch.equal(tensor, before[key]), key
 
 
-def test_messages_of_others_or_too_large_are_refused() -> None:
+def test_messages_of_other_federations_or_too_large_are_refused() -> None:
     message = Message("ready", FEDERATION, {"train": 3}, b"xyz")
     content = pack(message)
     assert unpack(content, FEDERATION, 1000) == message
@@ -343,7 +349,7 @@ def test_messages_of_others_or_too_large_are_refused() -> None:
             unpack(spoilt, FEDERATION, 10 if words == "bytes are more" else 100_000)
 
 
-def test_a_diverged_start_at_zero_may_still_be_left() -> None:
+def test_a_tensor_may_grow_from_zero_within_limits() -> None:
     """Norms are bounded by what came before, but mu begins at zero and must be allowed to move."""
     expected = {"mu": torch.zeros(100)}
     moved = {"mu": torch.full((100,), 0.5)}
@@ -353,7 +359,7 @@ def test_a_diverged_start_at_zero_may_still_be_left() -> None:
 
 
 @pytest.mark.parametrize(("images", "spread"), [(1, 1.0), (3000, 0.1), (100, 0.0)])
-def test_an_honest_fingerprint_passes_however_clear_its_classes(images: int, spread: float) -> None:
+def test_an_honest_fingerprint_passes_for_any_separation_of_classes(images: int, spread: float) -> None:
     """One image per class, very many of classes far apart, copies of one image: nothing is known of it beforehand."""
     labels = torch.arange(4 * images) % 4
     generator = torch.Generator().manual_seed(1)
@@ -371,4 +377,4 @@ def test_a_path_in_a_sites_name_is_refused(name: str, tmp_path: Path) -> None:
         + "".join(f"[[sites]]\nname = {json.dumps(each)}\n" for each in ("birch", name))
     )
     with pytest.raises(UserError, match="name"):
-        read_plan(path)
+        read_agreement(path)

@@ -9,7 +9,7 @@ REST = 2 * TRIES
 
 
 def quiet(count: int = 1) -> torch.Tensor:
-    """Draws that change nothing: the whole image, not flipped, no jitter, colour kept."""
+    """Return draws that leave an image unchanged: no crop, no flip, no jitter, no greyscale."""
     draws = torch.zeros(count, DRAWS)
     draws[:, :TRIES] = 1.0  # the largest area
     draws[:, TRIES:REST] = 0.5  # a square

@@ -1,1 +1,1 @@
-"""The fast engine: several clients at once on one GPU."""
+"""The CUDA engine: ResNet-9 of several clients at once on one GPU."""

@@ -1,8 +1,9 @@
 """Convolutions of several lanes, one lane at a time: activations [G, B, H, W, C], weights [G, O, F, F, I].
 
-Every lane is written into its place of one tensor, so that what follows can treat all lanes at once. The gradient of
-the input is a convolution, too: with the kernel turned round, and for stride 2 with an input cut into 2 x 2 blocks,
-which is 1.4 times as fast as cuDNN's own way for conv2 (results/performance/convolutions.json).
+Every lane is written into its slice of one tensor, so that the next operation can process all lanes at once. The
+gradient with respect to the input is also computed as a convolution: with the flipped kernel and, for stride 2, with
+the input cut into 2 x 2 blocks. For conv2 this is 1.4 times as fast as cuDNN's own backward pass
+(results/performance/convolutions.json).
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from torch.nn.functional import pad
 
 
 def convolve(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-    """Each lane of x with its own weight."""
+    """Return the convolution of each lane of x with its own weight."""
     lanes, batch, height, width, _ = x.shape
     taps = weight.shape[2]
     size = [(side + 2 * padding - taps) // stride + 1 for side in (height, width)]
@@ -23,7 +24,7 @@ def convolve(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -
 
 
 def _first(tensor: torch.Tensor) -> torch.Tensor:
-    """As PyTorch counts dimensions, channels before pixels; in memory they stay last."""
+    """Return a view whose channels come before the pixels, as PyTorch expects; in memory they stay last."""
     return tensor.permute(0, 3, 1, 2)
 
 
@@ -38,25 +39,28 @@ def _convolve_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, str
 
 
 class LaneConvolution(torch.autograd.Function):
-    """Stride 1, or 5 x 5 with stride 2 and padding 2, whose input gradient then lies in 2 x 2 blocks of pixels."""
+    """Convolve with stride 1, or with a 5 x 5 kernel, stride 2 and padding 2.
+
+    In the second case the gradient with respect to the input is returned in 2 x 2 blocks of pixels.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-        """Every lane by itself."""
+        """Convolve each lane with its own weight."""
         ctx.save_for_backward(x, weight)
         ctx.stride, ctx.padding = stride, padding
         return convolve(x, weight, stride, padding)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """One convolution for the input; cuDNN's own way for the weights."""
+        """Compute the input's gradient by one convolution per lane, the weights' gradient by cuDNN's backward pass."""
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
         stride, padding = [ctx.stride] * 2, [ctx.padding] * 2
         if ctx.stride == 1:
-            dx = convolve(dy, turned(weight), 1, weight.shape[2] - 1 - ctx.padding)
+            dx = convolve(dy, flipped(weight), 1, weight.shape[2] - 1 - ctx.padding)
         else:
-            dx = convolve(dy, turned_blocks(weight), 1, 1).view_as(x)
+            dx = convolve(dy, flipped_blocks(weight), 1, 1).view_as(x)
         dweight = torch.empty_like(weight)
         for lane in range(len(x)):
             _, gradient, _ = torch.ops.aten.convolution_backward(
@@ -67,15 +71,16 @@ class LaneConvolution(torch.autograd.Function):
         return dx, dweight, None, None
 
 
-def turned(weight: torch.Tensor) -> torch.Tensor:
-    """The kernel of the input gradient, [G, I, F, F, O]."""
+def flipped(weight: torch.Tensor) -> torch.Tensor:
+    """Return the kernel of the input's gradient for stride 1, [G, I, F, F, O]."""
     return weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()
 
 
-def turned_blocks(weight: torch.Tensor) -> torch.Tensor:
-    """The same for 5 x 5 with stride 2, on an input seen as 2 x 2 blocks of pixels: [G, 2 * 2 * I, 3, 3, O].
+def flipped_blocks(weight: torch.Tensor) -> torch.Tensor:
+    """Return the kernel of the input's gradient for 5 x 5 taps and stride 2, [G, 2 * 2 * I, 3, 3, O].
 
-    Tap t of five is tap t // 2 of three blocks and pixel t % 2 of the block; the sixth is zero.
+    The input is regarded as 2 x 2 blocks of pixels. Tap t of the five becomes tap t // 2 of three blocks and pixel
+    t % 2 of the block; the kernel is padded to six taps with zeros.
     """
     lanes, out, _, _, inp = weight.shape
     blocks = pad(weight, (0, 0, 0, 1, 0, 1)).view(lanes, out, 3, 2, 3, 2, inp).flip(2, 4)

@@ -1,7 +1,8 @@
 """The CUDA engine: clients train side by side in the lanes of one captured graph per step.
 
-The data set stays on the GPU as uint8; a round's batches are decided on the CPU (the same as in the reference engine)
-and sent ahead. Parameters, momentum and statistics are float32. The host does not wait for the device inside a round.
+The dataset stays on the GPU as uint8; the batches of a round are drawn on the CPU, as in the reference engine, and
+uploaded in advance. Parameters, momentum and statistics are float32. The host does not wait for the device within a
+round.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,24 +12,24 @@ import torch
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
+from factorized_fl.core.clients import ClientState
 from factorized_fl.core.stack import ClientStack
-from factorized_fl.core.views import Tensors
-from factorized_fl.engine import Evaluated, Trained
+from factorized_fl.core.views import Evaluated, Tensors, Trained
 from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
-from factorized_fl.engine.resnet9_cuda.lanes import Stay, choose_lanes, plan
+from factorized_fl.engine.resnet9_cuda.lanes import Stay, choose_lanes, schedule
+from factorized_fl.engine.resnet9_cuda.norm import MOMENTUM
 from factorized_fl.engine.resnet9_cuda.stacked import TEST_PIXELS, StackedResNet9
 from factorized_fl.engine.resnet9_cuda.step import Step
-from factorized_fl.nn.models import NORM_MOMENTUM
 from factorized_fl.tasks.confusion import count_confusion, empty_confusion
 
-_TOGETHER = 10  # clients that are tested at once
-_SIZES = 128  # between two sizes of large batches in a test; small ones are powers of two
+_TOGETHER = 10  # clients that are evaluated at once
+_SIZES = 128  # large batches of an evaluation are multiples of it, small ones powers of two
 
 
 class CudaEngine:
-    """Same results as the reference engine up to rounding; what it cannot do it hands to that."""
+    """Gives the reference engine's results up to rounding, and passes to that engine the cases it does not cover."""
 
     def __init__(self, reference: ReferenceEngine, lanes: int | None = None) -> None:
         self.reference = reference
@@ -37,65 +38,66 @@ class CudaEngine:
         steps = [self._steps(k) for k in range(len(self.scenario.clients))]
         self.lanes = lanes or choose_lanes(steps)
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
-        # Timing finds the fastest algorithms, but not the same ones every time.
+        # Timing finds the fastest algorithms, but may choose others in another process.
         torch.backends.cudnn.benchmark = not self.config.repeatable
         (self.model,) = reference.models.values()
         self.stacked = StackedResNet9(self.model, self.dtype)
         self.step: Step | None = None
         self.uploads = torch.cuda.Stream()
         self.plain_row = plain_row(*self.images.shape[2:]).to(self.device)
-        self.ahead: dict[tuple[int | Stay, ...], tuple[torch.Tensor, ...]] = {}  # batches by round and stays
+        self.ahead: dict[tuple[int | Stay, ...], tuple[torch.Tensor, ...]] = {}  # uploaded batches by round and stays
         self.plain_batches: dict[int, torch.Tensor] = {}  # by client, on the device
-        self.questions: dict[tuple[str, int], tuple[torch.Tensor, ...]] = {}  # positions and labels by part and client
+        self.parts: dict[tuple[str, int], tuple[torch.Tensor, ...]] = {}  # positions and labels by part and client
 
     def describe(self) -> dict[str, str | int]:
-        """What was asked for."""
+        """Return the engine's name and the precision of its convolutions."""
         return {"engine": "cuda", "convolutions": self.config.precision}
 
     # -- training
 
     def train(
         self,
-        round: int,
-        clients: Sequence[int],
-        state: ClientStack,
-        momentum: ClientStack,
+        round_number: int,
+        ks: Sequence[int],
+        clients: ClientState,
         done: Callable[[int], None],
     ) -> dict[int, Trained]:
-        """Train the clients lane after lane; those with less than one batch go to the reference engine."""
+        """Train the clients in lanes, those with less than one batch on the reference engine."""
+        state, momentum = clients.state, clients.momentum
         size = self.config.batch_size
-        full = {k: self._steps(k) for k in clients if len(self.scenario.clients[k].train) >= size}
-        short = [k for k in clients if k not in full]
-        stays = plan(full, self.lanes)
-        log = self._train_lanes(round, stays, state, momentum, done) if stays else torch.empty(0)
-        if len(full) == len(self.scenario.clients) and round < self.config.rounds:
-            # Next round's batches, while the device is at work.
-            self.ahead = {(round + 1, *stays): self._upload(round + 1, stays)}
-        results = self.reference.train(round, short, state, momentum, done) if short else {}
+        full = {k: self._steps(k) for k in ks if len(self.scenario.clients[k].train) >= size}
+        short = [k for k in ks if k not in full]
+        stays = schedule(full, self.lanes)
+        log = self._train_lanes(round_number, stays, state, momentum, done) if stays else torch.empty(0)
+        if len(full) == len(self.scenario.clients) and round_number < self.config.rounds:
+            # The batches of the next round are prepared while the device computes.
+            self.ahead = {(round_number + 1, *stays): self._upload(round_number + 1, stays)}
+        results = self.reference.train(round_number, short, clients, done) if short else {}
         if self.method.settle:
             for group in _together(sorted(full, key=lambda k: -full[k])):
-                self._settle(group, state)
+                self._recalibrate(group, state)
         losses = log.cpu()
         for stay in stays:
             mean = losses[stay.first : stay.end, stay.lane].mean()
             results[stay.client] = Trained(float(mean), stay.end - stay.first)
-        return {k: results[k] for k in clients}
+        clients.outbox |= {k: {} for k in full}  # methods with payloads of their own run on the reference engine
+        return {k: results[k] for k in ks}
 
     def _steps(self, k: int) -> int:
         return max(1, batch_count(self.config, self.method, self.scenario.clients[k]) // self.method.batches_per_step)
 
     def _train_lanes(
         self,
-        round: int,
+        round_number: int,
         stays: Sequence[Stay],
         state: ClientStack,
         momentum: ClientStack,
         done: Callable[[int], None],
     ) -> torch.Tensor:
-        """Run a round's steps; returns their losses [steps, lanes], still on the device."""
+        """Run the steps of a round and return their losses [steps, lanes], still on the device."""
         step = self.step = self.step or Step(self, state, momentum)
-        batches = self.ahead.pop((round, *stays), None) or self._upload(round, stays)
-        for tensor in batches:  # their memory came from another stream
+        batches = self.ahead.pop((round_number, *stays), None) or self._upload(round_number, stays)
+        for tensor in batches:  # allocated on another stream
             tensor.record_stream(torch.cuda.current_stream())
         log = torch.empty(len(batches[0]), self.lanes, device=self.device)
         for index, batch in enumerate(zip(*batches, strict=True)):
@@ -109,8 +111,8 @@ class CudaEngine:
                 done(stay.client)
         return log
 
-    def _upload(self, round: int, stays: Sequence[Stay]) -> tuple[torch.Tensor, ...]:
-        """A round's batches: positions, labels and plans, each [steps, per step, lanes, B, ...]."""
+    def _upload(self, round_number: int, stays: Sequence[Stay]) -> tuple[torch.Tensor, ...]:
+        """Upload the batches of a round; return positions, labels and plans, each [steps, per step, lanes, B, ...]."""
         steps = max(stay.end for stay in stays)
         need, size = self.method.batches_per_step, self.config.batch_size
         positions = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
@@ -120,8 +122,8 @@ class CudaEngine:
         for stay in stays:
             client = self.scenario.clients[stay.client]
             count = (stay.end - stay.first) * need
-            batches = list(islice(batches_of(self.config, self.method, client, round, stay.client), count))
-            while len(batches) < need:  # too few images for even one step of distinct batches
+            batches = list(islice(batches_of(self.config, self.method, client, round_number, stay.client), count))
+            while len(batches) < need:  # too few images for one step of distinct batches
                 batches += batches[: need - len(batches)]
             own = torch.stack([chosen for chosen, _ in batches])
             when = slice(stay.first * need, stay.first * need + len(own))
@@ -140,10 +142,11 @@ class CudaEngine:
         return tuple(tensor.view(steps, need, *tensor.shape[1:]) for tensor in (*sent, rows))
 
     @torch.no_grad()
-    def _settle(self, group: Sequence[int], state: ClientStack) -> None:
-        """As the reference engine does, all lanes at once: the statistics of plain batches, from zero each.
+    def _recalibrate(self, group: Sequence[int], state: ClientStack) -> None:
+        """Set the clients' running statistics to the mean over plain batches, as the reference engine does.
 
-        All statistics lie in one tensor: what the host has to launch for a batch takes longer than the device.
+        The statistics of all layers are views of one tensor, because the launches from the host take longer than the
+        computation on the device.
         """
         lanes = torch.tensor(group).pin_memory().to(self.device, non_blocking=True)
         tensors = {name: stacked[lanes] for name, stacked in state.common.items()}
@@ -151,22 +154,24 @@ class CudaEngine:
         names = [name for name in tensors if name.endswith(("running_mean", "running_var"))]
         sizes = [tensors[name].numel() for name in names]
         batches = torch.cat([counts.expand_as(tensors[name]).flatten() for name in names])
-        found = torch.zeros(sum(sizes), device=self.device)
-        total = torch.zeros_like(found)
-        tensors |= {name: part.view(len(group), -1) for name, part in zip(names, found.split(sizes), strict=True)}
-        self.model.eval()  # weights as they are tested
+        statistics = torch.zeros(sum(sizes), device=self.device)
+        total = torch.zeros_like(statistics)
+        own = zip(names, statistics.split(sizes), strict=True)
+        tensors |= {name: part.view(len(group), -1) for name, part in own}
+        self.model.eval()  # the weights of evaluation mode
         weights = self.stacked.weights(tensors)
         self.model.train()
         for index, chosen in enumerate(positions):
-            found.zero_()
+            statistics.zero_()
             self.stacked.logits(tensors, weights, self._plain(chosen))
-            total.addcmul_(found, (index < batches).to(found))
-        total /= NORM_MOMENTUM * batches
+            total.addcmul_(statistics, (index < batches).to(statistics))
+        # Statistics that start from zero are the batch's statistics times the momentum.
+        total /= MOMENTUM * batches
         for name, part in zip(names, total.split(sizes), strict=True):
             state.common[name].index_copy_(0, lanes, part.view(len(group), -1))
 
     def _plain_batches(self, group: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions of a group's plain batches [n, G, B] and the number of each lane's [G, 1], on the device."""
+        """Return the positions of a group's plain batches [n, G, B] and their number per lane [G, 1], on the device."""
         for k in group:
             if k not in self.plain_batches:
                 self.plain_batches[k] = plain_batches(self.config, self.scenario.clients[k], k).to(self.device)
@@ -175,77 +180,78 @@ class CudaEngine:
         return pad_sequence(own), counts.to(self.device, non_blocking=True)
 
     def _plain(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Normalised images [G, B, 3, H, W] at these positions [G, B], not augmented."""
+        """Return the normalised images [G, B, 3, H, W] at the positions [G, B], without augmentation."""
         height, width = self.images.shape[2:]
         row = self.plain_row.expand(chosen.numel(), COLUMNS).contiguous()
         pixels = torch.empty(chosen.numel(), 3, height, width, dtype=self.dtype, device=self.device)
         make_batch(self.images, chosen.reshape(-1), row, pixels, self.scenario.mean, self.scenario.std, False)
         return pixels.view(*chosen.shape, 3, height, width)
 
-    # -- testing
+    # -- evaluation
 
-    def evaluate(
-        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
-    ) -> dict[int, Evaluated]:
-        """Test the clients in groups, all test images of a group in few large batches."""
-        if self.method.tests_start:
-            return self.reference.evaluate(round, clients, state, start)
-        counted = [(group, self._test(group, tensors, "test")) for group, tensors in self._groups(clients, state)]
+    def evaluate(self, round_number: int, ks: Sequence[int], clients: ClientState) -> dict[int, Evaluated]:
+        """Evaluate the clients in groups, all test images of a group in few large batches."""
+        if self.method.personal:
+            return self.reference.evaluate(round_number, ks, clients)
+        counted = [(group, self._test(group, tensors, "test")) for group, tensors in self._groups(ks, clients.state)]
         return {
             k: Evaluated(round_to_int(correct), len(self.scenario.clients[k].test), loss)
             for group, totals in counted
             for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
         }
 
-    def tested(self, round: int, k: int, state: ClientStack, start: ClientStack) -> Tensors:
-        """As the reference engine has it."""
-        return self.reference.tested(round, k, state, start)
+    def receive(self, round_number: int, k: int, clients: ClientState, given: Tensors) -> Tensors:
+        """Return what the method's hook makes of a download, in the reference engine."""
+        return self.reference.receive(round_number, k, clients, given)
 
-    def confusion(
-        self, round: int, clients: Sequence[int], state: ClientStack, start: ClientStack
-    ) -> list[torch.Tensor]:
-        """Count for the clients in the groups that they are tested in."""
-        if self.method.tests_start:
-            return self.reference.confusion(round, clients, state, start)
+    def tested(self, round_number: int, k: int, clients: ClientState) -> Tensors:
+        """Return the tensors of the model that `evaluate` tests for client k."""
+        return self.reference.tested(round_number, k, clients)
+
+    def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[torch.Tensor]:
+        """Return the confusion matrix of each client, counted in the groups of `evaluate`."""
+        if self.method.personal:
+            return self.reference.confusion(round_number, ks, clients)
         (classes,) = self.reference.models
-        found: list[torch.Tensor] = []
-        for group, tensors in self._groups(clients, state):
+        matrices: list[torch.Tensor] = []
+        for group, tensors in self._groups(ks, clients.state):
             counts = empty_confusion(len(group), classes, self.device)
             for logits, labels in self._outputs(group, tensors, "test"):
                 count_confusion(counts, logits, labels)
-            found.extend(counts.cpu())
-        return found
+            matrices.extend(counts.cpu())
+        return matrices
 
     def _groups(self, clients: Sequence[int], state: ClientStack) -> Iterator[tuple[list[int], Tensors]]:
-        """The clients a few at a time, with their tensors."""
+        """Yield the clients in groups, with their tensors."""
         for group in _together(clients):
             lanes = torch.tensor(group, device=self.device)
             yield group, {name: stacked[lanes] for name, stacked in state.common.items()}
 
-    def validation_losses(self, client: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
-        """Losses on the held-out images, in evaluation mode, all candidates in one pass."""
+    def validation_losses(self, k: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
+        """Return the loss of each candidate on the held-out images in evaluation mode, computed in one pass."""
         (count,) = {len(tensor) for tensor in candidates.values()}
         models = {name: candidates.get(name, t.expand(count, *t.shape)).contiguous() for name, t in own.items()}
-        return self._test([client] * count, models, "holdout")[:, 1].tolist()
+        return self._test([k] * count, models, "holdout")[:, 1].tolist()
 
-    def _questions(self, group: Sequence[int], part: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions and labels of a group's images [G, n], n a multiple of `size`; label -100 where a lane has no more:
-        cross_entropy's sign for "does not count".
+    def _part(self, group: Sequence[int], part: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return positions and labels [G, n] of a part of the clients' images, n a multiple of `size`.
+
+        Shorter lanes are padded with label -100, which cross_entropy ignores.
         """
         for k in group:
-            if (part, k) not in self.questions:
+            if (part, k) not in self.parts:
                 client = self.scenario.clients[k]
                 own = getattr(client, part)
                 right = client.labelling[self.scenario.labels[own]]
-                self.questions[part, k] = (own.to(self.device), right.to(self.device))
-        both = [self.questions[part, k] for k in group]
+                self.parts[part, k] = (own.to(self.device), right.to(self.device))
+        both = [self.parts[part, k] for k in group]
         positions = pad_sequence([own for own, _ in both], batch_first=True)
         labels = pad_sequence([right for _, right in both], batch_first=True, padding_value=-100)
         missing = -positions.shape[1] % size
         return pad(positions, (0, missing)), pad(labels, (0, missing), value=-100)
 
     def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> torch.Tensor:
-        """Right answers and mean loss of each lane on a part of its images, [G, 2]."""
+        """Return the number of correct predictions and the mean loss of each lane on a part of its images, [G, 2]."""
         totals = torch.zeros(len(group), 2, device=self.device, dtype=torch.float64)
         counts = torch.zeros(len(group), device=self.device, dtype=torch.int64)
         for logits, own in self._outputs(group, tensors, part):
@@ -259,12 +265,12 @@ class CudaEngine:
     def _outputs(
         self, group: Sequence[int], tensors: Tensors, part: str
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Logits [G, B, classes] and labels [G, B], batch by batch, in evaluation mode; -100 fills lanes up."""
+        """Yield logits [G, B, classes] and labels [G, B] of each batch in evaluation mode, lanes padded with -100."""
         self.model.eval()
         height, width = self.images.shape[2:]
         longest = max(len(getattr(self.scenario.clients[k], part)) for k in group)
         size = min(TEST_PIXELS // (height * width), few_sizes(longest))
-        positions, labels = self._questions(group, part, size)
+        positions, labels = self._part(group, part, size)
         weights = self.stacked.weights(tensors)
         for first in range(0, positions.shape[1], size):
             pixels = self._plain(positions[:, first : first + size])
@@ -272,16 +278,16 @@ class CudaEngine:
 
 
 def _together(clients: Sequence[int]) -> list[list[int]]:
-    """A few clients at a time."""
+    """Return the clients in groups of at most _TOGETHER."""
     return [list(clients[first : first + _TOGETHER]) for first in range(0, len(clients), _TOGETHER)]
 
 
 def few_sizes(count: int) -> int:
-    """A batch size that holds so many images, one of few: cuDNN times its algorithms anew for every size it meets."""
+    """Return a batch size of at least `count`, one of few, because cuDNN times its algorithms for every new size."""
     step = min(_SIZES, 1 << (count - 1).bit_length())
     return -(-count // step) * step
 
 
 def round_to_int(value: float) -> int:
-    """A count that was added up in floating point."""
+    """Return the integer count that a sum in floating point stands for."""
     return int(value + 0.5)

@@ -1,9 +1,9 @@
 """Triton kernels: the first convolution with its normalisation and ReLU, for several clients at once.
 
-The convolution is a product of patches [G, rows, PATCH] with weights [G, C, PATCH]. It is made anew wherever it is
-needed and never written down: with three colours in a pixel that costs next to nothing, while the result, the network's
-largest activation, would be read in every pass. Every program takes some rows of one lane and one block of channels.
-Sums are made as in `norm_kernels`.
+The convolution is a product of patches [G, rows, PATCH] with weights [G, C, PATCH]. Every kernel that needs it
+recomputes it, because storing the network's largest activation and reading it in every pass would cost more than the
+product over three channels. Every program processes some rows of one lane and one block of channels. Sums are
+computed as in `norm_kernels`.
 """
 
 import triton
@@ -12,20 +12,20 @@ import triton.language as tl
 
 @triton.jit
 def _place(C: tl.constexpr, BC: tl.constexpr):
-    """Lane and channels of this program."""
+    """Return lane and channels of this program."""
     block = tl.program_id(1)
     return (block // (C // BC)).to(tl.int64), (block % (C // BC)) * BC + tl.arange(0, BC)
 
 
 @triton.jit
 def _weights(weight, lane, channel, C: tl.constexpr, PATCH: tl.constexpr):
-    """The lane's weights of these channels, [PATCH, channels]."""
+    """Load the lane's weights of these channels, [PATCH, channels]."""
     return tl.load(weight + (lane * C + channel)[None, :] * PATCH + tl.arange(0, PATCH)[:, None])
 
 
 @triton.jit
 def _patches(patches, rows, count, PATCH: tl.constexpr):
-    """Patches [rows, PATCH], zeros behind the last."""
+    """Load patches [rows, PATCH], with zeros for rows beyond the last."""
     at = (rows * PATCH)[:, None] + tl.arange(0, PATCH)[None, :]
     return tl.load(patches + at, mask=(rows < count)[:, None], other=0.0)
 
@@ -36,20 +36,11 @@ def _product(a, b):
 
 
 @triton.jit
-def sums(
-    patches,
-    weight,
-    partial,
-    firsts,
-    count,
-    width,
-    per_program,
-    C: tl.constexpr,
-    PATCH: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """Per channel: sum of (x - x0) and of its square over some of the rows; x0 is the channel's first value."""
+def product_sums(
+    patches, weight, partial, firsts, count, width, per_program,
+    C: tl.constexpr, PATCH: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Sum (x - x0) and its square per channel over this program's rows; x0 is the channel's first value."""
     part = tl.program_id(0)
     lane, channel = _place(C, BC)
     at = lane * C + channel
@@ -73,28 +64,17 @@ def sums(
 
 @triton.jit
 def _norm(mean, rstd, gamma, beta, at):
-    """What normalises these channels: scale and shift, each [1, channels]."""
+    """Return the scale and the shift that normalise these channels, each [1, channels]."""
     scale = tl.load(rstd + at) * tl.load(gamma + at)
     return scale[None, :], (tl.load(beta + at) - tl.load(mean + at) * scale)[None, :]
 
 
 @triton.jit
-def apply(
-    patches,
-    weight,
-    y,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    count,
-    per_program,
-    C: tl.constexpr,
-    PATCH: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """Convolve, normalise, ReLU; the lanes of the result follow each other."""
+def normalised_product(
+    patches, weight, y, mean, rstd, gamma, beta, count, per_program,
+    C: tl.constexpr, PATCH: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Convolve, normalise and apply the ReLU; the lanes of the result are stored one after the other."""
     lane, channel = _place(C, BC)
     scale, shift = _norm(mean, rstd, gamma, beta, lane * C + channel)
     patches += lane * count * PATCH
@@ -109,7 +89,7 @@ def apply(
 
 @triton.jit
 def _blocked(row, H: tl.constexpr, W: tl.constexpr):
-    """Where a pixel lies when the four of each 2 x 2 block follow each other."""
+    """Return the position of a pixel in an order in which the four pixels of each 2 x 2 block are adjacent."""
     b = row // (H * W)
     y = (row // W) % H
     x = row % W
@@ -117,25 +97,11 @@ def _blocked(row, H: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def gradients(
-    patches,
-    weight,
-    dy,
-    out,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    count,
-    per_program,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    PATCH: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """Sums over some rows of the gradient behind the ReLU times the patch; dy comes in 2 x 2 blocks of pixels."""
+def patch_gradients(
+    patches, weight, dy, out, mean, rstd, gamma, beta, count, per_program,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PATCH: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient before the ReLU times the patch over this program's rows; dy is in 2 x 2 blocks of pixels."""
     lane, channel = _place(C, BC)
     scale, shift = _norm(mean, rstd, gamma, beta, lane * C + channel)
     piece = lane * tl.num_programs(0) + tl.program_id(0)
@@ -154,8 +120,8 @@ def gradients(
 
 
 @triton.jit
-def squares(patches, out, count, per_program, PATCH: tl.constexpr, BM: tl.constexpr):
-    """Sums over some of the rows of a lane of the patch times itself, [PATCH, PATCH]."""
+def patch_squares(patches, out, count, per_program, PATCH: tl.constexpr, BM: tl.constexpr):
+    """Sum the outer product of the patch with itself, [PATCH, PATCH], over this program's rows of one lane."""
     lane, number = tl.program_id(1).to(tl.int64), tl.arange(0, PATCH)
     patches += lane * count * PATCH
     total = tl.zeros([PATCH, PATCH], tl.float32)

@@ -1,7 +1,7 @@
-"""The first layer of several lanes: a product of patches and weights, normalised, ReLU.
+"""The first layer of several lanes: a matrix product of patches and weights, batch normalisation and ReLU.
 
-Three channels are too few for tensor cores, the 27 numbers around a pixel are not. A patch also holds a one and is
-filled up with zeros; so are the weights, all with zeros.
+Three channels are too few for tensor cores, but the 27 numbers of a pixel's 3 x 3 patch are enough. A patch holds
+these, then a one, then zeros up to PATCH numbers; a weight holds 27 numbers and zeros.
 """
 
 from typing import Any
@@ -14,22 +14,22 @@ from factorized_fl.engine.resnet9_cuda import input_kernels
 from factorized_fl.engine.resnet9_cuda import norm_kernels as k
 from factorized_fl.engine.resnet9_cuda.norm import Shape, moments
 
-PATCH = 32  # numbers of a patch
-ONE = 27  # where its one stands
-_PIXELS = 64  # of one program that makes patches
+PATCH = 32  # numbers in a patch
+ONE = 27  # the position of the one
+_PIXELS = 64  # pixels per program that extracts patches
 
 
 def make_patches(pixels: torch.Tensor) -> torch.Tensor:
-    """The 3 x 3 surroundings of every pixel of [G, B, 3, H, W]: [G, B * H * W, PATCH]."""
+    """Return the 3 x 3 patches of all pixels of [G, B, 3, H, W]: [G, B * H * W, PATCH]."""
     lanes, batch, _, height, width = pixels.shape
     out = pixels.new_empty(lanes, batch * height * width, PATCH)
     grid = (lanes * batch, height * width // _PIXELS)
-    input_kernels.patches[grid](pixels, out, H=height, W=width, ONE=ONE, PATCH=PATCH, BM=_PIXELS)
+    input_kernels.extract_patches[grid](pixels, out, H=height, W=width, ONE=ONE, PATCH=PATCH, BM=_PIXELS)
     return out
 
 
 def patch_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Weights [G, C, 3, 3, 3], channels last, for patches: [G, C, PATCH]."""
+    """Return weights [G, C, 3, 3, 3], channels last, in the order of patches: [G, C, PATCH]."""
     return pad(weight.flatten(2), (0, PATCH - ONE))
 
 
@@ -42,19 +42,19 @@ def convolve_and_normalise(
     beta: torch.Tensor,
     shape: Shape,
 ) -> torch.Tensor:
-    """relu((patches weight^T - mean) * rstd * gamma + beta)."""
+    """Return relu((patches weight^T - mean) * rstd * gamma + beta)."""
     y = shape.new_result(patches)
     parts, per_program = _split(shape)
-    first.apply[(parts, shape.blocks)](
+    first.normalised_product[(parts, shape.blocks)](
         patches, weight, y, mean, rstd, gamma, beta, shape.rows, per_program, **_sizes(shape)
     )
     return y
 
 
 class FirstLayer(torch.autograd.Function):
-    """Patches [G, rows, P] and weights [G, C, P] with the batch's statistics; lanes follow each other in the result.
+    """Apply the layer to patches [G, rows, P] and weights [G, C, P] with the batch's statistics.
 
-    The result's gradient is wanted in 2 x 2 blocks of pixels, as conv2 has it.
+    The result is STACKED. Its gradient is expected in 2 x 2 blocks of pixels, the order in which conv2 returns it.
     """
 
     @staticmethod
@@ -68,10 +68,10 @@ class FirstLayer(torch.autograd.Function):
         patches: torch.Tensor,
         weight: torch.Tensor,
     ) -> torch.Tensor:
-        """Statistics, then the result."""
+        """Compute the statistics, update the running statistics and return the result."""
         width, (parts, per_program) = shape.all_channels, _split(shape)
         sums, firsts = torch.empty(parts, 2, width, device=gamma.device), torch.empty(width, device=gamma.device)
-        first.sums[(parts, shape.blocks)](
+        first.product_sums[(parts, shape.blocks)](
             patches, weight, sums, firsts, shape.rows, width, per_program, **_sizes(shape)
         )
         mean, rstd = moments(firsts, sums, running_mean, running_var, shape)
@@ -81,19 +81,20 @@ class FirstLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """All from two sums over the rows: gradient behind the ReLU times patch, and patch times patch.
+        """Compute all gradients from two sums over the rows.
 
-        What is normalised is a product with the patch, and so is x - mean: with -mean in the place of the patch's one.
+        These are the sum of the gradient before the ReLU times the patch, and the sum of the patch times itself. They
+        suffice because x is a product of weight and patch, and x - mean is one with -mean at the position of the one.
         """
         mean, rstd, gamma, beta, patches, weight = ctx.saved_tensors
         shape: Shape = ctx.shape
         parts, per_program = _split(shape)
         pieces = [torch.empty(shape.lanes, parts, n, PATCH, device=dy.device) for n in (shape.channels, PATCH)]
-        first.gradients[(parts, shape.blocks)](
+        first.patch_gradients[(parts, shape.blocks)](
             patches, weight, dy.contiguous(), pieces[0], mean, rstd, gamma, beta, shape.rows, per_program,
             H=shape.height, W=shape.width, **_sizes(shape),
         )  # fmt: skip
-        first.squares[(parts, shape.lanes)](patches, pieces[1], shape.rows, per_program, PATCH=PATCH, BM=k.ROWS)
+        first.patch_squares[(parts, shape.lanes)](patches, pieces[1], shape.rows, per_program, PATCH=PATCH, BM=k.ROWS)
         gradients, squares = (piece.sum(1) for piece in pieces)
         centred = weight.to(torch.float32, copy=True)
         centred[..., ONE] = -mean.view_as(gamma)
@@ -108,7 +109,7 @@ class FirstLayer(torch.autograd.Function):
 
 
 def _split(shape: Shape) -> tuple[int, int]:
-    """In how many parts the rows are taken, and rows per part, whole tiles."""
+    """Return the number of parts into which the rows are divided, and the rows per part, a multiple of a tile."""
     per_program = -(-k.tiles(shape.rows) // k.MOST_PARTS) * k.ROWS
     return -(-shape.rows // per_program), per_program
 

@@ -1,12 +1,14 @@
-"""Triton kernels for what goes into convolutions: augmented images, patches of them, and weights."""
+"""Triton kernels that prepare the inputs of convolutions: augmented images, their patches, and weights."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def patches(pixels, out, H: tl.constexpr, W: tl.constexpr, ONE: tl.constexpr, PATCH: tl.constexpr, BM: tl.constexpr):
-    """The 3 x 3 surroundings of every pixel of [n, 3, H, W], as rows of (tap, channel), a one and zeros."""
+def extract_patches(
+    pixels, out, H: tl.constexpr, W: tl.constexpr, ONE: tl.constexpr, PATCH: tl.constexpr, BM: tl.constexpr
+):
+    """Write the 3 x 3 patch of every pixel of [n, 3, H, W] as a row: numbers in (tap, channel) order, a one, zeros."""
     image = tl.program_id(0)
     pixel, column = tl.program_id(1) * BM + tl.arange(0, BM), tl.arange(0, PATCH)
     channel, tap = column % 3, column // 3
@@ -20,7 +22,7 @@ def patches(pixels, out, H: tl.constexpr, W: tl.constexpr, ONE: tl.constexpr, PA
 
 @triton.jit
 def lay_out(source, out, inputs, BACK: tl.constexpr, TAPS: tl.constexpr, T: tl.constexpr, BI: tl.constexpr):
-    """Weights [G, O, I, taps] as convolutions want them, [G, O, taps, I], in the type of `out`; or BACK."""
+    """Copy weights [G, O, I, taps] to the convolutions' order, [G, O, taps, I], or, with BACK, the other way."""
     row = tl.program_id(0)
     i, t = tl.program_id(1) * BI + tl.arange(0, BI), tl.arange(0, T)
     inside = (t < TAPS)[:, None] & (i < inputs)[None, :]
@@ -32,7 +34,7 @@ def lay_out(source, out, inputs, BACK: tl.constexpr, TAPS: tl.constexpr, T: tl.c
 
 @triton.jit
 def rank_one(mu, u, v, out, outputs, inputs, TAPS: tl.constexpr, T: tl.constexpr, BI: tl.constexpr):
-    """u v^T + mu [G, O, I, taps] as convolutions want it: [G, O, taps, I], in their type."""
+    """Compute u v^T + mu [G, O, I, taps] in the convolutions' order, [G, O, taps, I], and type."""
     row = tl.program_id(0)
     i, t = tl.program_id(1) * BI + tl.arange(0, BI), tl.arange(0, T)
     inside = (t < TAPS)[:, None] & (i < inputs)[None, :]
@@ -48,7 +50,7 @@ def rank_one(mu, u, v, out, outputs, inputs, TAPS: tl.constexpr, T: tl.constexpr
 def rank_one_gradient(
     dw, u, v, dmu, dv, du_parts, outputs, inputs, TAPS: tl.constexpr, T: tl.constexpr, BI: tl.constexpr
 ):
-    """Gradients of mu and v, and one part per program of that of u, from that of the weight [G, O, taps, I]."""
+    """Compute the gradients of mu and v, and each program's part of u's, from the weight's [G, O, taps, I]."""
     row, block = tl.program_id(0), tl.program_id(1)
     i, t = block * BI + tl.arange(0, BI), tl.arange(0, T)
     inside = (t < TAPS)[:, None] & (i < inputs)[None, :]
@@ -77,23 +79,11 @@ def _hue_channel(offset: tl.constexpr, hue, value, chroma):
 
 
 @triton.jit
-def augment(
-    pool,
-    positions,
-    plan,
-    out,
-    mean0,
-    mean1,
-    mean2,
-    std0,
-    std1,
-    std2,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    JITTER: tl.constexpr,
-):
-    """One image per program: crop, flip, colour and normalise; the plan's columns are those of `plan_rows`."""
+def augment_images(
+    pool, positions, plan, out, mean0, mean1, mean2, std0, std1, std2,
+    H: tl.constexpr, W: tl.constexpr, COLUMNS: tl.constexpr, JITTER: tl.constexpr,
+):  # fmt: skip
+    """Crop, flip, colour and normalise one image per program; `plan_rows` lists the columns of the plan."""
     n = tl.program_id(0)
     image = pool + tl.load(positions + n) * (3 * H * W)
     row = plan + n * COLUMNS

@@ -1,16 +1,16 @@
-"""Which client trains in which lane, and when: a lane takes the next client as soon as one is finished."""
+"""The schedule of clients over lanes: a lane starts its next client as soon as the previous one is finished."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-# Milliseconds of a client step by the number of lanes (results/performance/client-step-lanes.json).
+# Milliseconds per client step, by the number of lanes (results/performance/client-step-lanes.json).
 COST = {2: 1.39, 4: 1.26, 5: 1.23, 10: 1.18}
 
 
 @dataclass(frozen=True)
 class Stay:
-    """A client in a lane, from one step on to before another."""
+    """A client's time in a lane: steps `first` to `end` - 1."""
 
     client: int
     lane: int
@@ -18,10 +18,10 @@ class Stay:
     end: int
 
 
-def plan(steps: Mapping[int, int], lanes: int) -> list[Stay]:
-    """The stays of the clients, which take so many steps.
+def schedule(steps: Mapping[int, int], lanes: int) -> list[Stay]:
+    """Return a stay for each client of `steps`, which maps clients to numbers of steps.
 
-    The client with the most steps comes first, each to the lane that is free first.
+    Clients are taken in the order of decreasing steps; each goes to the lane that becomes free first.
     """
     stays: list[Stay] = []
     free = [(0, lane) for lane in range(lanes)]
@@ -35,13 +35,13 @@ def plan(steps: Mapping[int, int], lanes: int) -> list[Stay]:
 
 
 def choose_lanes(steps: Sequence[int]) -> int:
-    """How many lanes cost least for clients with so many steps each.
+    """Return the number of lanes that costs least for clients with these numbers of steps.
 
-    More lanes are faster, but those left idle while the last clients are at work cost as much as busy ones.
+    With more lanes a step of a client is faster, but a lane that is idle at the end costs as much as a busy one.
     """
 
     def cost(lanes: int) -> float:
-        longest = max(stay.end for stay in plan(dict(enumerate(steps)), lanes))
+        longest = max(stay.end for stay in schedule(dict(enumerate(steps)), lanes))
         return longest * lanes * COST[lanes]
 
     return min((lanes for lanes in COST if lanes <= len(steps)), key=cost, default=1)

@@ -1,28 +1,28 @@
 """Triton kernels: batch normalisation with ReLU for several clients at once.
 
-Activations of G clients ("lanes") lie side by side or one after the other: row r (a pixel of an image), lane g and
-channel c of what is normalised are at ``r * row_stride + g * lane_stride + c``, of the result at
-``r * out_stride + g * out_lane_stride + c``. The result of POOL is only the largest of each 2 x 2 block of pixels; that
-of PLAIN may have a residual added.
+The activations of the clients' lanes are stored side by side or one after the other: the input at row r (a pixel of an
+image), lane g and channel c is at ``r * row_stride + g * lane_stride + c``, the result at
+``r * out_stride + g * out_lane_stride + c``. Mode POOL returns the maximum of each 2 x 2 block of pixels; mode PLAIN
+returns all pixels and may add a residual.
 
-Sums are made in two stages of fixed order and relative to the channel's first value: deterministic and exact enough
-in float32.
+Sums are computed in two stages of fixed order, relative to the channel's first value: this makes them deterministic
+and accurate enough in float32.
 """
 
 import triton
 import triton.language as tl
 
 PLAIN, POOL = 0, 1
-ROWS, CHANNELS = 64, 64  # a tile
-MOST_PARTS = 256  # in which a sum over rows is made
-FEW = 16  # channels per program where the parts are added up
-# Rows of a tile, tiles at once and programs of the sums: the fastest of some seventy choices per layer.
+ROWS, CHANNELS = 64, 64  # of a tile
+MOST_PARTS = 256  # of a sum over rows
+FEW = 16  # channels per program in the kernels that add up the parts
+# Rows of a tile, unrolled tiles and number of programs of the sums: the fastest of some seventy choices per layer.
 SUMS, GRADIENT_SUMS, POOL_GRADIENT_SUMS = (64, 4, 528), (32, 4, 1056), (16, 8, 1056)
 
 
 @triton.jit
 def _corner(pooled, H: tl.constexpr, W: tl.constexpr):
-    """The first row of each 2 x 2 block."""
+    """Return the first row of each 2 x 2 block."""
     b = pooled // ((H // 2) * (W // 2))
     y = (pooled // (W // 2)) % (H // 2)
     x = pooled % (W // 2)
@@ -30,21 +30,11 @@ def _corner(pooled, H: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def sums(
-    x,
-    partial,
-    firsts,
-    count,
-    row_stride,
-    lane_stride,
-    width,
-    per_program,
-    C: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Per channel: sum of (x - x0) and of its square over some of the rows; x0 is the channel's first value."""
+def channel_sums(
+    x, partial, firsts, count, row_stride, lane_stride, width, per_program,
+    C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Sum (x - x0) and its square per channel over this program's rows; x0 is the channel's first value."""
     part, block = tl.program_id(0), tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
     base = x + lane.to(tl.int64) * lane_stride + channel
@@ -52,7 +42,7 @@ def sums(
     total = tl.zeros([BM, BC], tl.float32)
     square = tl.zeros([BM, BC], tl.float32)
     for start in range(0, per_program, BM * UNROLL):
-        for more in tl.static_range(UNROLL):  # several loads under way at once
+        for more in tl.static_range(UNROLL):  # several loads at the same time
             rows = part * per_program + start + more * BM + tl.arange(0, BM)
             inside = (rows < count)[:, None]
             value = tl.load(base[None, :] + (rows * row_stride)[:, None], mask=inside, other=0.0).to(tl.float32)
@@ -77,22 +67,11 @@ def _add_parts(partial, parts, width, at, PARTS: tl.constexpr):
 
 
 @triton.jit
-def moments(
-    firsts,
-    partial,
-    mean,
-    rstd,
-    running_mean,
-    running_var,
-    count,
-    width,
-    parts,
-    momentum,
-    eps,
-    BC: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Mean and inverse deviation from the partial sums; the running statistics move towards them."""
+def store_moments(
+    firsts, partial, mean, rstd, running_mean, running_var, count, width, parts, momentum, eps,
+    BC: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Store mean and inverse standard deviation from the partial sums, and update the running statistics."""
     at = tl.program_id(0) * BC + tl.arange(0, BC)
     total, square = _add_parts(partial, parts, width, at, PARTS)
     shift = total / count
@@ -108,36 +87,20 @@ def moments(
 
 @triton.jit
 def _activation(x, at, inside, mean, rstd, gamma, beta):
-    """Normalised value and what enters the ReLU."""
+    """Return the normalised value and the input of the ReLU."""
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     hat = (value - mean) * rstd
     return hat, hat * gamma + beta
 
 
 @triton.jit
-def apply(
-    x,
-    y,
-    residual,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    count,
-    row_stride,
-    lane_stride,
-    out_stride,
-    out_lane_stride,
-    residual_stride,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    MODE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """Normalise, ReLU, pool or add the residual; `count` rows of output."""
+def normalise_rows(
+    x, y, residual, mean, rstd, gamma, beta,
+    count, row_stride, lane_stride, out_stride, out_lane_stride, residual_stride,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MODE: tl.constexpr, RESIDUAL: tl.constexpr,
+    BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Normalise, apply the ReLU, and pool or add the residual; `count` is the number of output rows."""
     block = tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -168,7 +131,7 @@ def apply(
 
 @triton.jit
 def _pool_gradient(x, gradient, corner, column, row_stride, inside, m, r, g, b, W: tl.constexpr):
-    """The four normalised values of a block and the gradient that each receives: the first largest takes all."""
+    """Return the four normalised values of a block and their gradients; the first of the largest receives it all."""
     h0, a0 = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
     h1, a1 = _activation(x, ((corner + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
     h2, a2 = _activation(x, ((corner + W) * row_stride)[:, None] + column, inside, m, r, g, b)
@@ -186,29 +149,12 @@ def _pool_gradient(x, gradient, corner, column, row_stride, inside, m, r, g, b, 
 
 @triton.jit
 def gradient_sums(
-    x,
-    dy,
-    partial,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    count,
-    row_stride,
-    lane_stride,
-    out_stride,
-    out_lane_stride,
-    width,
-    per_program,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    MODE: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Per channel: sums of the gradient behind the ReLU, and of it times the normalised value."""
+    x, dy, partial, mean, rstd, gamma, beta,
+    count, row_stride, lane_stride, out_stride, out_lane_stride, width, per_program,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MODE: tl.constexpr,
+    BC: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Sum, per channel, the gradient before the ReLU, and this gradient times the normalised value."""
     part, block = tl.program_id(0), tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
     at = lane * C + channel
@@ -242,7 +188,7 @@ def gradient_sums(
 
 @triton.jit
 def add_up(partial, dbeta, dgamma, width, parts, BC: tl.constexpr, PARTS: tl.constexpr):
-    """Gradients of the affine parameters from the partial sums."""
+    """Add up the partial sums to the gradients of the affine parameters."""
     at = tl.program_id(0) * BC + tl.arange(0, BC)
     total, product = _add_parts(partial, parts, width, at, PARTS)
     tl.store(dbeta + at, total)
@@ -256,32 +202,12 @@ def _input_gradient(hat, gradient, scale, total, product):
 
 @triton.jit
 def gradient_input(
-    x,
-    dy,
-    dx,
-    dresidual,
-    mean,
-    rstd,
-    gamma,
-    beta,
-    dbeta,
-    dgamma,
-    count,
-    samples,
-    row_stride,
-    lane_stride,
-    out_stride,
-    out_lane_stride,
-    residual_stride,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    MODE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """Gradient of what was normalised, in its own place; `samples` values were averaged per channel."""
+    x, dy, dx, dresidual, mean, rstd, gamma, beta, dbeta, dgamma,
+    count, samples, row_stride, lane_stride, out_stride, out_lane_stride, residual_stride,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MODE: tl.constexpr, RESIDUAL: tl.constexpr,
+    BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Store the gradient of the input in the input's order; `samples` values were averaged per channel."""
     block = tl.program_id(1)
     lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -314,12 +240,15 @@ def gradient_input(
 
 
 def tiles(count: int) -> int:
-    """Tiles that cover so many rows."""
+    """Return the number of tiles that cover `count` rows."""
     return triton.cdiv(count, ROWS)
 
 
-def split(count: int, blocks: int, bundle: int, programs: int) -> tuple[int, int]:
-    """Parts to sum rows in, and rows per part, whole bundles of tiles: about so many programs in all."""
+def split_rows(count: int, blocks: int, bundle: int, programs: int) -> tuple[int, int]:
+    """Return the number of parts in which `count` rows are summed, and the rows per part, a multiple of `bundle`.
+
+    With `blocks` blocks of channels, this gives about `programs` programs in total.
+    """
     parts = max(1, min(MOST_PARTS, triton.cdiv(count, bundle), triton.cdiv(programs, blocks)))
     per_program = triton.cdiv(triton.cdiv(count, parts), bundle) * bundle
     return triton.cdiv(count, per_program), per_program

@@ -1,8 +1,8 @@
 """ResNet-9 of several clients ("lanes") at once: grouped convolutions, channels last, lanes side by side.
 
-The first convolution is a matrix product, made inside the kernels that normalise it. cuDNN is fastest with the lanes of
-conv2 and conv5 one at a time, because there the numbers of channels differ or the stride is not 1 and it would cut
-grouped activations into slices; all others are grouped. docs/performance.md has the figures.
+The first convolution is a matrix product, computed inside the kernels that normalise it. conv2 and conv5 run one lane
+at a time, because cuDNN copies slices of grouped activations where input and output channels differ or the stride is
+not 1; all others are grouped. docs/performance.md has the figures.
 """
 
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ from factorized_fl.engine.resnet9_cuda import norm_kernels
 from factorized_fl.engine.resnet9_cuda.convolution import LaneConvolution
 from factorized_fl.engine.resnet9_cuda.first_layer import FirstLayer, convolve_and_normalise, make_patches, patch_weight
 from factorized_fl.engine.resnet9_cuda.lanes import COST
-from factorized_fl.engine.resnet9_cuda.norm import PACKED, STACKED, NormReLU, Shape, normalise
+from factorized_fl.engine.resnet9_cuda.norm import EPS, MOMENTUM, PACKED, STACKED, NormReLU, Shape, normalise_lanes
 from factorized_fl.engine.resnet9_cuda.weights import layer_weights
-from factorized_fl.nn.models import NORM_EPS, ResNet9
+from factorized_fl.nn.models import ResNet9
 
-TEST_PIXELS = 1024 * 1000  # of one client at once
+TEST_PIXELS = 1024 * 1000  # of one client in one batch
 
 
 def supported(model: nn.Module, images: torch.Tensor, batch_size: int) -> str | None:
-    """Why a model cannot be stacked, or nothing."""
+    """Return the reason why the CUDA engine cannot run a model on such images, or None if it can."""
     if not isinstance(model, ResNet9):
         return f"{type(model).__name__} is not a ResNet-9"
     if images.shape[1] != 3:
@@ -38,23 +38,26 @@ def supported(model: nn.Module, images: torch.Tensor, batch_size: int) -> str | 
         return f"channel counts are not multiples of {norm_kernels.CHANNELS}"
     if not isinstance(model.head, nn.Linear):
         return "the classifier has more than one layer"
-    # Behind conv2 the lanes lie side by side, one more than train when FedFOMO tries models.
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    if any((norm.momentum, norm.eps) != (MOMENTUM, EPS) for norm in norms):
+        return f"its batch normalisation has another momentum than {MOMENTUM} or another eps than {EPS}"
+    # After conv2 the lanes are side by side; FedFOMO evaluates one model more than the number of training lanes.
     numbers = max(batch_size * height * width, TEST_PIXELS) // 4 * channels[1] * (max(COST) + 1)
     return "its batches are too large for offsets of 32 bits" if numbers >= 2**31 else None
 
 
 class StackedResNet9:
-    """Runs the model's mathematics on stacked tensors; it owns no state."""
+    """The forward pass of a model on the stacked tensors of several clients; it holds no state of its own."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
 
     def weights(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Every layer's dense weight, rebuilt from its factors lane by lane."""
+        """Return every layer's dense weights [G, ...], rebuilt from the factors of each lane."""
         return layer_weights(self.model, tensors, self.dtype)
 
     def logits(self, tensors: Mapping[str, torch.Tensor], weights: Tensors, pixels: torch.Tensor) -> torch.Tensor:
-        """Scores [G, B, classes] of normalised images [G, B, 3, H, W]."""
+        """Return the logits [G, B, classes] of normalised images [G, B, 3, H, W]."""
         lanes, batch, _, height, _ = pixels.shape
         run = _Pass(self, tensors, lanes, batch, height)
         x = run.first("conv1", make_patches(pixels), patch_weight(weights["conv1.conv"]))
@@ -79,7 +82,7 @@ class StackedResNet9:
 
 @dataclass
 class _Pass:
-    """One forward pass of a group: the side of the activations changes on the way."""
+    """The state of one forward pass; `size` is the present height and width of the activations."""
 
     stacked: StackedResNet9
     tensors: Mapping[str, torch.Tensor]
@@ -88,9 +91,9 @@ class _Pass:
     size: int
 
     def grouped(self, x: torch.Tensor, weight: torch.Tensor, padding: int = 1) -> torch.Tensor:
-        """Convolve packed activations [B, H, W, G * I] with [G, O, 3, 3, I]; packed again.
+        """Convolve PACKED activations [B, H, W, G * I] with weights [G, O, 3, 3, I]; the result is PACKED.
 
-        cuDNN's grouped convolutions of float32 are slow; one lane at a time is worth unpacking them.
+        float32 runs one lane at a time, which with the cost of unpacking is faster than cuDNN's grouped convolution.
         """
         if x.dtype == torch.float32:
             lanes = x.unflatten(3, (self.lanes, -1)).permute(3, 0, 1, 2, 4).contiguous()
@@ -99,15 +102,15 @@ class _Pass:
         return conv2d(x.permute(0, 3, 1, 2), kernel, padding=padding, groups=self.lanes).permute(0, 2, 3, 1)
 
     def first(self, name: str, patches: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The first layer, on patches of the images."""
+        """Return the activations of the first layer on patches of the images."""
         gamma, beta, mean, variance = self._norm_tensors(name)
         shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], result=STACKED)
         if self.stacked.model.training:
             return FirstLayer.apply(shape, mean, variance, gamma, beta, patches, weight)
-        return convolve_and_normalise(patches, weight, mean, torch.rsqrt(variance + NORM_EPS), gamma, beta, shape)
+        return convolve_and_normalise(patches, weight, mean, torch.rsqrt(variance + EPS), gamma, beta, shape)
 
     def _norm_tensors(self, name: str) -> tuple[torch.Tensor, ...]:
-        """Affine parameters and statistics of a layer's normalisation; training counts its batches."""
+        """Return gamma, beta, mean and variance of a layer; in training mode also count its batch."""
         if self.stacked.model.training:
             self.tensors[f"{name}.norm.num_batches_tracked"].add_(1)
         leaves = ("weight", "bias", "running_mean", "running_var")
@@ -123,10 +126,10 @@ class _Pass:
         source: str = PACKED,
         result: str = PACKED,
     ) -> torch.Tensor:
-        """Normalise what a layer computed, ReLU, and the rest of what happens before the next convolution."""
+        """Normalise a layer's output, apply the ReLU, and pool or add the residual."""
         gamma, beta, mean, variance = self._norm_tensors(name)
         shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], mode, source, result)
-        x = x.contiguous()  # cuDNN may hand back another memory format than it was given
+        x = x.contiguous()  # cuDNN may return another memory format than that of its input
         if self.stacked.model.training:
             return NormReLU.apply(shape, mean, variance, gamma, beta, residual, x)
-        return normalise(x, mean, torch.rsqrt(variance + NORM_EPS), gamma, beta, residual, shape)
+        return normalise_lanes(x, mean, torch.rsqrt(variance + EPS), gamma, beta, residual, shape)

@@ -1,12 +1,13 @@
-"""One optimisation step of all lanes as a captured graph."""
+"""One optimisation step of all lanes as a captured CUDA graph."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from factorized_fl.core.answers import gradient_of
+from factorized_fl.core.answers import checked_gradient
 from factorized_fl.core.stack import ClientStack
 from factorized_fl.core.views import Batch, Local, Tensors
 from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """The graph and the static tensors that it reads and writes."""
+    """The graph of a step, and the static tensors that it reads and writes."""
 
     def __init__(self, engine: "CudaEngine", state: ClientStack, momentum: ClientStack) -> None:
         self.engine = engine
@@ -25,9 +26,9 @@ class Step:
         need, size = method.batches_per_step, config.batch_size
         height, width = engine.images.shape[2:]
         device = engine.device
-        some = [lane % len(state) for lane in range(lanes)]
-        self.tensors = {name: stacked[some].clone() for name, stacked in state.common.items()}
-        self.momentum = {name: stacked[some].clone() for name, stacked in momentum.common.items()}
+        first = [lane % len(state) for lane in range(lanes)]  # any clients: `load` replaces them
+        self.tensors = {name: stacked[first].clone() for name, stacked in state.common.items()}
+        self.momentum = {name: stacked[first].clone() for name, stacked in momentum.common.items()}
         self.parameters = {name: self.tensors[name].requires_grad_() for name in self.momentum}
         self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.positions = torch.zeros(need, lanes, size, dtype=torch.int64, device=device)
@@ -40,7 +41,7 @@ class Step:
         self._capture()
 
     def _capture(self) -> None:
-        """Warm up and record one step, on a stream of its own as capturing asks for."""
+        """Warm up and record one step, on a separate stream as capturing requires."""
         self.engine.model.train()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -53,9 +54,9 @@ class Step:
             self._step()
 
     def loss_gradient(self, at: Tensors, batch: Batch) -> Tensors:
-        """Gradients of all lanes at once: a lane's loss depends on its own tensors only."""
-        stacked = self.engine.stacked
-        logits = stacked.logits({**self.tensors, **at}, stacked.weights(at), batch.images)
+        """Return the gradients of all lanes at once: a lane's loss depends on its own tensors only."""
+        stacked, tensors = self.engine.stacked, {**self.tensors, **at}
+        logits = stacked.logits(tensors, stacked.weights(tensors), batch.images)
         each = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
         losses = each.view_as(batch.labels).mean(1)
         self.losses.append(losses.detach())
@@ -72,7 +73,7 @@ class Step:
             batches.append(Batch(pixels, labels))
         self.losses.clear()
         gradient = engine.method.gradient(self.local, self.parameters, batches)
-        gradient = gradient_of(engine.method, gradient, self.parameters)
+        gradient = checked_gradient(engine.method.name, gradient, self.parameters)
         with torch.no_grad():
             torch._fused_sgd_(
                 list(self.parameters.values()),
@@ -90,7 +91,7 @@ class Step:
 
     @torch.no_grad()
     def load(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
-        """Put clients into their lanes."""
+        """Copy the clients of these stays into their lanes."""
         _copy(self._places(stays, state, momentum))
         _copy(
             (start[stay.lane], self.parameters[name][stay.lane]) for stay in stays for name, start in self.start.items()
@@ -98,22 +99,22 @@ class Step:
 
     @torch.no_grad()
     def store(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
-        """Take clients out of their lanes; a lane that is left alone goes on, and nobody looks at it."""
+        """Copy the clients of these stays back to the stacks; the results of idle lanes are never read."""
         _copy((client, place) for place, client in self._places(stays, state, momentum))
         for stay in stays:
-            self.engine.method.finish(state.client(stay.client), self.engine.reference.roles)
+            self.engine.method.finish(replace(self.local, tensors=state.client(stay.client)))
 
     def _places(
         self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Every tensor of these clients, as it lies in the lane and as it lies in the stack."""
+        """Yield every tensor of these clients twice: its place in the lane and its place in the stack."""
         for mine, stack in ((self.tensors, state.common), (self.momentum, momentum.common)):
             for name, tensor in mine.items():
                 for stay in stays:
                     yield tensor[stay.lane], stack[name][stay.client]
 
     def run(self, positions: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
-        """One step on these batches."""
+        """Run one step on these batches."""
         self.positions.copy_(positions)
         self.labels.copy_(labels)
         self.rows.copy_(rows)
@@ -121,7 +122,7 @@ class Step:
 
 
 def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy the second of each pair to the first, in few launches: those of one type go together."""
+    """Copy the second tensor of each pair to the first, with one launch per type of tensor."""
     by_type: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for to, source in pairs:
         by_type.setdefault(to.dtype, []).append((to, source))

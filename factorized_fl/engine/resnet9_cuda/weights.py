@@ -1,4 +1,4 @@
-"""Convolution weights of several lanes from their factors, [G, O, *kernel, I] in the convolutions' type."""
+"""Weights of several lanes, rebuilt from their factors: [G, O, *kernel, I] in the type of the convolutions."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -15,11 +15,11 @@ from factorized_fl.nn import RankOneSparse
 
 
 class RankOneWeight(torch.autograd.Function):
-    """u v^T + mu for u that indexes filter taps: rebuilt, cast and laid out in one pass, and one pass back."""
+    """Compute u v^T + mu for the layout "taps": one kernel rebuilds, casts and transposes, one computes gradients."""
 
     @staticmethod
     def forward(ctx: Any, mu: torch.Tensor, u: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """mu [G, O, I, h, w], u [G, 1, 1, h, w], v [G, O, I, 1, 1]."""
+        """Return weights [G, O, h, w, I] from mu [G, O, I, h, w], u [G, 1, 1, h, w] and v [G, O, I, 1, 1]."""
         lanes, out, inp, height, width = mu.shape
         weight = torch.empty(lanes, out, height, width, inp, dtype=dtype, device=mu.device)
         ctx.save_for_backward(u, v)
@@ -29,7 +29,7 @@ class RankOneWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Sums over taps and, in two stages of fixed order, over channels."""
+        """Return the gradients: sums over taps for v; sums over channels, in two stages of fixed order, for u."""
         u, v = ctx.saved_tensors
         lanes, out, inp, height, width = ctx.shape
         rows, blocks = _grid(ctx.shape)
@@ -40,11 +40,11 @@ class RankOneWeight(torch.autograd.Function):
 
 
 class LaidOut(torch.autograd.Function):
-    """A weight [G, O, I, h, w] cast and laid out in one pass, and one pass back."""
+    """Cast a weight [G, O, I, h, w] and move its input channels last in one kernel; the gradient in one more."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[G, O, h, w, I]."""
+        """Return the weight as [G, O, h, w, I] of type `dtype`."""
         lanes, out, inp, height, width = ctx.shape = weight.shape
         ctx.dtype = weight.dtype
         laid = torch.empty(lanes, out, height, width, inp, dtype=dtype, device=weight.device)
@@ -53,7 +53,7 @@ class LaidOut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The same way back."""
+        """Return the gradient as [G, O, I, h, w] in the weight's own type."""
         dweight = torch.empty(ctx.shape, dtype=ctx.dtype, device=dw.device)
         k.lay_out[_grid(ctx.shape)](dw.contiguous(), dweight, ctx.shape[2], BACK=True, **_tile(ctx.shape))
         return dweight, None
@@ -69,20 +69,20 @@ def _grid(shape: torch.Size) -> tuple[int, int]:
 
 
 def layer_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
-    """Every layer's weight by its name; that of a Linear layer stays [G, O, I] and float32."""
-    found = {}
+    """Return every layer's weight by the layer's name; that of a Linear layer stays [G, O, I] and float32."""
+    weights = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            found[name] = _rebuild(name, module, tensors)
+            weights[name] = _rebuild(name, module, tensors)
         elif isinstance(module, nn.Conv2d):
-            found[name] = _convolution(name, module, tensors, dtype)
-    return found
+            weights[name] = _convolution(name, module, tensors, dtype)
+    return weights
 
 
 def _convolution(name: str, module: nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     part = _parts(module)[0] if parametrize.is_parametrized(module) else None
     by_taps = isinstance(part, RankOneSparse) and part.has_mu and part.u.shape[:2] == (1, 1)
-    if by_taps and module.training:  # in evaluation mu is pruned
+    if by_taps and module.training:  # in evaluation mode mu is pruned
         prefix = f"{name}.parametrizations.weight."
         return RankOneWeight.apply(
             tensors[prefix + "original"], tensors[prefix + "0.u"], tensors[prefix + "0.v"], dtype
@@ -95,7 +95,7 @@ def _parts(module: nn.Module) -> nn.ModuleList:
 
 
 def _rebuild(name: str, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Whatever the parametrisation does, lane by lane."""
+    """Return a layer's weight [G, ...], its parametrisation applied to each lane."""
     if not parametrize.is_parametrized(module):
         return tensors[f"{name}.weight"]
     parts = _parts(module)

@@ -1,4 +1,4 @@
-// How accuracy grew, and where it ended.
+// Accuracy over rounds and at the end.
 
 function accuracyCard(run) {
   const picture = figure(`${run.method}-accuracy`, null, (width) =>
@@ -31,7 +31,7 @@ function accuracySeries(run) {
   const known = curvesOf(run),
     xs = axisOf(run),
     { client, domain, members } = focused(run),
-    everybody = run.clients.map((_, k) => k);
+    clients = run.clients.map((_, k) => k);
   const one = (k, more) => ({
     name: nameOf(run, k),
     points: xs.flatMap((x, r) => (known[k][r] === null ? [] : [[x, known[k][r]]])),
@@ -40,7 +40,7 @@ function accuracySeries(run) {
   if (client !== null)
     return [
       one(client, { color: colour(0) }),
-      { name: "mean of all clients", color: colour(6), dash: "7 3", points: meanSeries(known, xs, everybody) },
+      { name: "mean of all clients", color: colour(6), dash: "7 3", points: meanSeries(known, xs, clients) },
     ];
   if (domain !== null) {
     const few = members.length <= 6;
@@ -56,7 +56,7 @@ function accuracySeries(run) {
     ];
   }
   const band = xs.flatMap((x, r) => {
-    const sorted = everybody
+    const sorted = clients
       .map((k) => known[k][r])
       .filter((v) => v !== null)
       .sort((a, b) => a - b);
@@ -65,7 +65,7 @@ function accuracySeries(run) {
   const all = {
     name: "all clients (band: middle 80%)",
     color: colour(6),
-    points: meanSeries(known, xs, everybody),
+    points: meanSeries(known, xs, clients),
     band,
   };
   const domains =

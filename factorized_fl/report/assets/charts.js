@@ -1,8 +1,8 @@
-// The charts: plain SVG, drawn for the width at hand, without a library. Each function returns one <svg>.
+// The charts: plain SVG, drawn for the available width, without a library. Each function returns one <svg>.
 
 const plots = []; // all figures on the page, to be drawn again when the window changes
 
-// A figure whose `render(width)` gives the chart; `height(width)` keeps its place before it is drawn.
+// A figure: `render(width)` returns the chart, `height(width)` reserves its space before it is drawn.
 function figure(name, caption, render, height = () => 300) {
   const plot = el("div", { class: "plot" });
   const file = (kind, act) =>
@@ -115,7 +115,7 @@ function lineChart(width, { label, series, x, y, marks = [], height = 300 }) {
   ];
   const xs = shown.flatMap((one) => one.points.map((p) => p[0]));
   if (!values.length) {
-    svg.append(text(12, 30, "There is nothing to show.", { class: "soft" }));
+    svg.append(text(12, 30, "No data.", { class: "soft" }));
     return svg;
   }
   let low = Math.min(...values),

@@ -13,8 +13,8 @@ function comparisonPart() {
   if (reference !== null)
     top.append(
       soft(
-        "helped and harmed: clients whose difference from their own Stand-Alone model exceeds two standard errors " +
-          "of their tests. Bytes and seconds are those of one run.",
+        "helped and harmed: clients that differ from their own Stand-Alone model by more than two standard errors " +
+          "of their tests. Bytes and seconds are per run.",
       ),
     );
   return [top, differencesCard(variants), curvesCard(variants), paretoCard(variants)].filter(Boolean);
@@ -70,7 +70,7 @@ function differencesCard(variants) {
   if (!rows.length) return null;
   const picture = figure(
     "paired-differences",
-    "One dot per client, with two standard errors; the upright line is the mean. " +
+    "One dot per client, with two standard errors; the vertical line is the mean. " +
       "▲ better and ▼ worse by more than that; grey dots: the tests cannot tell.",
     (width) =>
       strips(width, {
@@ -175,7 +175,7 @@ function paretoCard(variants) {
       () => 320,
     ).node;
   return card(
-    "What it costs",
+    "Accuracy against cost",
     soft(
       "Up and left is better. The dashed line joins the methods that no other beats in both. Bars: spread over seeds.",
     ),

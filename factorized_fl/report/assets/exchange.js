@@ -1,11 +1,11 @@
-// Who learned from whom, how alike they are, and what that cost in bytes.
+// Aggregation weights, similarity of clients, and communication.
 
 const MATRICES = {
-  mixing: ["weights: who received whose", "weight"],
+  mixing: ["aggregation weights", "weight"],
   matching: ["similarity used for matching", "similarity"],
   u: ["similarity of u", "cosine of u"],
   v: ["similarity of v", "cosine of v"],
-  matched: ["how often they were matched", "share of rounds"],
+  matched: ["frequency of matches", "share of rounds"],
 };
 const matrixOf = (run, kind) => (kind === "matched" ? run.matched : run.matrices[kind]);
 function nearest(rounds) {
@@ -33,12 +33,12 @@ function mixingCard(run) {
       "Who learned from whom",
       soft(
         run.method === "stand-alone"
-          ? "Nobody: Stand-Alone shares nothing."
+          ? "No client from another: Stand-Alone shares nothing."
           : run.done < 2
-            ? "The first round has nothing to mix; from the second on it is shown here."
+            ? "The first round has nothing to aggregate; the second and later rounds appear here."
             : run.party
-              ? "What this site was sent is a mixture that the coordinator made: only the coordinator knows of whom."
-              : "This run directory holds no mixing matrices.",
+              ? "This site received aggregates made by the coordinator: only the coordinator knows their sources."
+              : "This run directory holds no aggregation matrices.",
       ),
     );
   if (!kinds.includes(state.matrix)) state.matrix = kinds[0];
@@ -90,7 +90,7 @@ function mixingCard(run) {
   prepare();
   return card(
     "Who learned from whom",
-    soft("Rows receive, columns give. Lines part the domains. Values are rounded to 1/254 of the scale."),
+    soft("Rows receive, columns give. Lines separate domains. Values are rounded to 1/254 of the scale."),
     el("div", { class: "row" }, kind, el("label", { class: "slide" }, "Round", slider, shown)),
     el("div", { class: graph ? "pair" : null }, map.node, graph && graph.node),
   );
@@ -103,7 +103,7 @@ function mixingMap(run, width) {
   const count = run.clients.length,
     names = run.clients.map((_, k) => labelOf(run, k)),
     what = MATRICES[state.matrix][1];
-  // A client's own weight outshines all others: the colours span what the others get.
+  // A client's own weight is far above all others, so the colours span the weights of the others.
   const [low, high] = state.matrix === "mixing" ? othersRange(run, matrix) : [matrix.low, matrix.high];
   const span = high - low || 1,
     show = (v) => (state.matrix === "mixing" || state.matrix === "matched" ? percent(v) : short(v));
@@ -154,7 +154,7 @@ const STRONGEST = 3;
 function graphWords(run) {
   const some =
     run.clients.length > STRONGEST + 1 ? `. Each client's ${STRONGEST} strongest sources besides itself` : "";
-  return `Arrows point to who received; colours are domains${some}. Choose a client to see only its own.`;
+  return `Arrows point to the receiving client; colours are domains${some}. Choose a client to see only its own.`;
 }
 function mixingGraph(run, width) {
   const at = nearest(run.matrices.mixing.rounds),
@@ -176,7 +176,7 @@ function mixingGraph(run, width) {
     tell: `${c.name}${run.domains.length > 1 ? `, ${run.domains[c.domain]}` : ""}\n${learnedFrom(run, k) || ""}`,
   }));
   return network(width, {
-    label: `Graph of who received whose in round ${run.matrices.mixing.rounds[at]}`,
+    label: `Graph of aggregation weights in round ${run.matrices.mixing.rounds[at]}`,
     nodes,
     edges,
     chosen: client,
@@ -210,12 +210,12 @@ function similarityCard(run) {
     }),
   );
   return card(
-    "How alike the clients are",
+    "Similarity of clients",
     soft(
       run.means.u
         ? "Mean cosine over pairs of clients: u and v of the layer before the classifier after each round, " +
-            "and what the server matched by at the beginning of the round."
-        : "Mean over pairs of clients of what the server matched by at the beginning of the round.",
+            "and the similarity used for matching at the beginning of the round."
+        : "Mean over pairs of clients of the similarity used for matching at the beginning of the round.",
     ),
     picture.node,
   );
@@ -231,7 +231,7 @@ const ROLES = {
 function trafficCard(run) {
   const { up, down, formula_a_bytes: a, formula_b_bytes: b, formula_up, formula_down, roles } = run.traffic;
   if (!up && !down)
-    return card("Communication", soft(run.method === "stand-alone" ? "None." : "No bytes were sent yet."));
+    return card("Communication", soft(run.method === "stand-alone" ? "None." : "No bytes have been sent yet."));
   const order = [0, 1, 2, 4, 3, 5];
   const parts = (way) =>
     roles.length
@@ -275,10 +275,10 @@ function trafficCard(run) {
       el(
         "tbody",
         {},
-        [...rows, ["together", up, down]].map(([name, ...counts]) =>
+        [...rows, ["Total", up, down]].map(([name, ...counts]) =>
           el(
             "tr",
-            { class: name === "together" ? "best" : null },
+            { class: name === "Total" ? "best" : null },
             el("td", { class: "words" }, name),
             counts.map((count) => el("td", {}, bytes(count))),
           ),
@@ -292,7 +292,7 @@ function trafficCard(run) {
     table,
     soft(
       `The paper's formula in total: ${bytes(b)}, or ${bytes(a)} ` +
-        "if the first download, which nothing preceded, is left out.",
+        "without the download of the first round.",
     ),
   );
 }

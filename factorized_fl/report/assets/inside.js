@@ -1,4 +1,4 @@
-// Inside the models, and what the run was: sparsity, confusion, configuration.
+// Inside the models: sparsity and confusion matrices. The configuration of the run.
 
 function sparsityCard(run) {
   const { layers, rounds, kept } = run.mu,
@@ -7,13 +7,13 @@ function sparsityCard(run) {
       null,
       (width) =>
         heatMap(width, {
-          label: "Share of mu that counts, by layer and round",
+          label: "Share of active mu, by layer and round",
           rows: layers.length,
           columns: rounds.length,
           rowNames: layers,
           columnNames: rounds.map(String),
           value: (r, c) => kept[c][r],
-          tell: (r, c) => `${layers[r]}, after round ${rounds[c]}\n${percent(kept[c][r])} of mu counts`,
+          tell: (r, c) => `${layers[r]}, after round ${rounds[c]}\n${percent(kept[c][r])} of mu is active`,
           note: (r, c) => (kept[c][r] === null ? null : percent(kept[c][r], 0)),
           columnTitle: "after round",
           scale: ["0%", "100%"],
@@ -61,7 +61,7 @@ function confusionCard(run) {
         most: 440,
         value: (r, c) => (row(r) ? counts[r * size + c] / row(r) : null),
         note: (r, c) => String(counts[r * size + c] || ""),
-        tell: (r, c) => `${names[r]} taken for ${names[c]}\n${counts[r * size + c]} of ${row(r)}`,
+        tell: (r, c) => `${names[r]} classified as ${names[c]}\n${counts[r * size + c]} of ${row(r)}`,
         scale: ["0% of the true class", "100%"],
       }),
     (width) => Math.min(width, 520),
@@ -69,12 +69,12 @@ function confusionCard(run) {
   const odd =
     reported && reported.correct !== right
       ? soft(
-          `These predictions were made in float32: ${right} of ${reported.total} are right here, ` +
+          `These predictions were made in float32: ${right} of ${reported.total} are correct here, ` +
             `${reported.correct} in the run's own evaluation.`,
         )
       : null;
   return card(
-    "What is taken for what",
+    "Confusion matrix",
     el(
       "div",
       { class: "row" },
@@ -100,11 +100,11 @@ function settingsCard(run) {
   return card(
     "Configuration",
     run.command
-      ? [soft("This makes the run again:"), command("copy-command", run.command)]
+      ? [soft("This command repeats the run:"), command("copy-command", run.command)]
       : soft(
           run.party
-            ? `What ${run.party} saw of a federation between organisations: no single party can run it again.`
-            : "The configuration is missing or not valid, so there is no command that makes this run again.",
+            ? `This is ${run.party}'s part of a federation between organisations: no single party can repeat it.`
+            : "The configuration is missing or not valid, so there is no command that repeats this run.",
         ),
     run.config.length
       ? el(

@@ -1,4 +1,4 @@
-// The page as a whole, and keeping it up to date.
+// The whole page and its live updates.
 
 const page = document.getElementById("page");
 
@@ -45,7 +45,7 @@ function notesCard(notes) {
     : null;
 }
 
-// What several runs have to say alike is said once.
+// A note that several runs share is shown once.
 function gathered(runs) {
   const names = new Map();
   for (const run of runs) for (const note of run.notes) names.set(note, [...(names.get(note) || []), run.name]);
@@ -68,7 +68,7 @@ function render() {
     page.replaceChildren(
       header(),
       ...[notesCard(doc.notes)].filter(Boolean),
-      card(null, el("h1", {}, "Nothing here yet."), soft("This page fills as soon as the first run begins.")),
+      card(null, el("h1", {}, "No results yet."), soft("This page updates as soon as the first run starts.")),
     );
     return;
   }
@@ -107,7 +107,7 @@ function render() {
   if (again) again.focus({ preventScroll: true });
 }
 
-// Of several runs, the federated one with the best mean says most.
+// Of several runs, the federated one with the best mean is shown first.
 function mostTelling() {
   const score = (run) => (run.method === "stand-alone" ? -1 : (mean(run.final.map((f) => f.accuracy)) ?? -0.5));
   return doc.runs.reduce((best, run, i) => (score(run) > score(doc.runs[best]) ? i : best), 0);

@@ -1,4 +1,4 @@
-// Who and whom: heat-maps and the graph.
+// Heat maps and the graph.
 
 // value(row, column) is 0 to 1 or null; names label the axes if there is room; `note` writes into a cell.
 function heatMap(
@@ -12,7 +12,7 @@ function heatMap(
     square = rows === columns;
   const across = square ? side : Math.min((width - left - 8) / columns, 40),
     down = square ? side : Math.min(22, 400 / rows);
-  // Short names that do not all fit lie flat and some are left out; long ones are turned.
+  // Short names are horizontal, and some are left out if not all fit; long names are rotated.
   const longName = Math.max(...columnNames.map((name) => name.length)),
     brief = longName <= 4;
   const enough = (room) => [1, 2, 5, 10, 20, 50, 100, 200, 500].find((n) => n * room[0] >= room[1]) || 1000;
@@ -149,7 +149,7 @@ function heatMap(
 }
 
 // nodes: [{label, color, tell}]; edges: [{from, to, share (0 to 1)}]; `chosen` is a node's number or null.
-// Labels stand in the nodes; if one is too long for that, all stand beside them, on an oval that leaves them room.
+// Labels are inside the nodes; if one is too long, all are beside them, on an oval that leaves room for them.
 const near = (...numbers) => numbers.map((number) => number.toFixed(1)).join(" ");
 function network(width, { label, nodes, edges, chosen, choose }) {
   const size = Math.min(width, 520),
@@ -232,7 +232,7 @@ function network(width, { label, nodes, edges, chosen, choose }) {
   return svg;
 }
 
-// A node's label, outwards from the middle and as long as there is room.
+// A node's label, outwards from the centre, shortened to fit.
 function labelBeside(label, x, y, gap, centre, middle) {
   const side = Math.sign(Math.round(x - centre)),
     room = side ? centre - Math.abs(x - centre) - gap : 2 * centre;

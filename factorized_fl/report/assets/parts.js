@@ -1,4 +1,4 @@
-// What every part of the page is made of: what the reader has chosen, tables, controls.
+// Building blocks of the page: the state of its controls, tables, controls.
 
 let doc = JSON.parse(document.getElementById("document").textContent);
 const state = {
@@ -75,7 +75,7 @@ function fileButtons(files) {
   return el("div", { class: "row small" }, el("span", { class: "soft" }, "Save as"), Object.entries(files).map(button));
 }
 
-// columns: [{title, words, value(row), show(row)}]; a click on a heading sorts, a second one turns the order round.
+// columns: [{title, words, value(row), show(row)}]; a click on a heading sorts, a second click reverses the order.
 const FEW = 24;
 function sortableTable(id, columns, rows, { mark } = {}) {
   const holder = el("div", { class: "wide" }),
@@ -140,7 +140,7 @@ const facts = (rows) =>
       ),
     ),
   );
-// A triangle up for helped, down for harmed, a dot for neither: told by shape as well as by colour.
+// A triangle up for helped, down for harmed, a dot for neither: distinguished by shape as well as by colour.
 function verdictMark(x, y, r, word) {
   const style = { fill: WORDS[word][2], "fill-opacity": 0.9 };
   if (word === "no difference") return draw("circle", { cx: x, cy: y, r, style });
@@ -173,7 +173,7 @@ function curvesOf(run) {
   return run.known;
 }
 
-// The horizontal axis as chosen: rounds, bytes of all clients so far, or seconds so far.
+// The chosen horizontal axis: rounds, bytes of all clients so far, or seconds so far.
 function axisOf(run) {
   const rounds = run.curves.up.map((_, r) => r + 1);
   if (state.axis === "bytes") return running(run.curves.up.map((up, r) => up + run.curves.down[r]));
@@ -195,7 +195,7 @@ function axisChoice(id) {
     state.axis = value;
     render();
   };
-  return el("div", { class: "row" }, "over", choice(id, "horizontal axis", axes, state.axis, choose));
+  return el("div", { class: "row" }, "against", choice(id, "horizontal axis", axes, state.axis, choose));
 }
 
 function focused(run) {

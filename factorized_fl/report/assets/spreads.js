@@ -69,12 +69,12 @@ function stackedBars(width, { label, bars, format }) {
   return svg;
 }
 
-// dots: [{name, x, y, spread, color}], x may be 0 on a logarithmic axis: such dots stand at the left.
+// dots: [{name, x, y, spread, color}], x may be 0 on a logarithmic axis: such dots are drawn at the left.
 function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
   const svg = canvas(width, height, label);
   const positive = dots.map((d) => d.x).filter((v) => v > 0);
   if (!dots.length) {
-    svg.append(text(12, 30, "There is nothing to show.", { class: "soft" }));
+    svg.append(text(12, 30, "No data.", { class: "soft" }));
     return svg;
   }
   const least = Math.min(...positive),

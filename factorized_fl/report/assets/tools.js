@@ -1,4 +1,4 @@
-// Elements, numbers, colours, tips and files. All text goes in as text: names come from other people's data.
+// Elements, numbers, colours, tips and files. Text is always inserted as text: names come from user data.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -19,7 +19,7 @@ const draw = (tag, attributes, ...children) => build(document.createElementNS(SV
 
 const percent = (share, digits = 1) => (share === null ? "–" : (100 * share).toFixed(digits) + "%");
 const sign = (number) => (number > 0 ? "+" : number < 0 ? "−" : "");
-// Digits after the point that an axis with this step needs, lest neighbours read the same.
+// Decimals that an axis with this step needs so that neighbouring labels differ.
 const decimals = (step) => (step ? Math.max(0, Math.ceil(-Math.log10(step) - 1e-6)) : 0);
 const percentLabel = (share, step) => percent(share, step ? decimals(100 * step) : 1);
 const points = (share, digits = 1) => sign(share) + Math.abs(100 * share).toFixed(digits);
@@ -112,7 +112,7 @@ const hideTip = () => {
   tip.hidden = true;
 };
 
-// Pointing and arrow keys alike call `at(x, y)` in the chart's own units; it returns the tip's text, and where it is.
+// Pointer and arrow keys call `at(x, y)` in the chart's units; it returns the text and position of the tip.
 function pointable(svg, at, step) {
   const scale = () => svg.viewBox.baseVal.width / svg.getBoundingClientRect().width;
   let place = null;

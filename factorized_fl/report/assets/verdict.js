@@ -1,4 +1,4 @@
-// Did federation help? In words, as counts, and client by client.
+// Whether federation helped: in words, as counts, and for each client.
 
 function verdictCard(run) {
   const { client, members } = focused(run),
@@ -10,14 +10,14 @@ function verdictCard(run) {
     card.append(
       soft(
         `${run.baseline} A client counts as helped or harmed when the difference exceeds two standard errors (±), ` +
-          "which come from the number of its test images; by chance alone about one client in twenty would.",
+          "which follow from the number of its test images; about one client in twenty does so by chance.",
       ),
     );
   if (!run.verdicts.length && run.baseline_command && run.method !== "stand-alone") {
     card.append(
       soft(
         "There is no Stand-Alone run of these clients to compare with. " +
-          "This makes one; then write the report again with --baseline DIR:",
+          "This command makes one; then write the report again with --baseline DIR:",
       ),
       command("copy-baseline", run.baseline_command),
     );
@@ -72,7 +72,7 @@ function focusSelector(run) {
       ]),
     },
   ];
-  return selector("focus", "Look at", groups, state.focus, (value) => {
+  return selector("focus", "Show", groups, state.focus, (value) => {
     state.focus = value;
     render();
   });
@@ -84,11 +84,11 @@ function clientWords(run, k) {
   const lines = [];
   if (v)
     lines.push(
-      `${nameOf(run, k)}: ${percent(v.together)} right with federation, ${percent(v.alone)} alone. ` +
+      `${nameOf(run, k)}: ${percent(v.together)} accuracy with federation, ${percent(v.alone)} alone. ` +
         `${points(v.difference)} points ± ${(200 * v.error).toFixed(1)}: ` +
         (v.word === "no difference" ? "no difference that its test could show." : `${v.word}.`),
     );
-  else if (f) lines.push(`${nameOf(run, k)}: ${percent(f.accuracy)} right (${f.correct} of ${f.total}).`);
+  else if (f) lines.push(`${nameOf(run, k)}: ${percent(f.accuracy)} accuracy (${f.correct} of ${f.total}).`);
   const row = learnedFrom(run, k);
   if (row) lines.push(row);
   return el(
@@ -156,7 +156,7 @@ function resultTable(run, rows) {
       { title: "client", words: true, value: (f) => nameOf(run, f.client), show: (f) => nameOf(run, f.client) },
       { title: "domain", words: true, value: domain, show: domain },
       { title: "accuracy", value: (f) => f.accuracy, show: (f) => percent(f.accuracy) },
-      { title: "right of tested", value: (f) => f.correct, show: (f) => `${f.correct} of ${f.total}` },
+      { title: "correct of tested", value: (f) => f.correct, show: (f) => `${f.correct} of ${f.total}` },
     ],
     rows,
   );

@@ -1,1 +1,74 @@
-"""How messages cross the network: the engine behind an interface."""
+"""What the coordinator and the sites need from a transport, and the choice of one.
+
+A site asks and the coordinator answers: questions and answers are bytes, whose meaning the transport does not know. It
+encrypts them, and it authenticates the site that asks. Sites only connect outwards. `flare` does this between machines,
+`loopback` within one process.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from factorized_fl.silo.agreement import Agreement, Kit
+
+FINAL = 77  # exit code of a party's process that would fail in the same way if it were started again
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The authenticated site that sent a question."""
+
+    name: str
+    sessions: tuple[str, ...] = ()  # marks of its processes, the latest login first; each start has a mark of its own
+
+
+Answer = Callable[[Sender, bytes], bytes]  # the coordinator's answer to a site's question, called from any thread
+
+
+class Unreachable(Exception):
+    """The coordinator gave no answer; the text says why."""
+
+
+class Line(Protocol):
+    """A site's connection to the coordinator."""
+
+    def ask(self, question: bytes, seconds: float) -> bytes:
+        """The coordinator's answer; raises Unreachable if there is none within so many seconds."""
+
+
+class Credentials(NamedTuple):
+    """The files by which a party authenticates itself and recognises the others."""
+
+    certificate: Path
+    key: Path
+    root: Path
+
+
+class Transport(Protocol):
+    """The preparation and the process of a party, for a transport between machines."""
+
+    def require_installed(self) -> None:
+        """Raise UserError if the transport's library is missing."""
+
+    def make_credentials(self, agreement: Agreement, out: Path) -> None:
+        """Write every party's credentials to its folder in `out`, and the authority's key to a folder beside them."""
+
+    def credentials(self, kit: Kit) -> Credentials:
+        """The paths of a party's credentials in its kit."""
+
+    def prepare(self, kit: Kit) -> None:
+        """Write what the party's process needs to the kit, replacing everything of an earlier start."""
+
+    def command(self, kit: Kit) -> list[str]:
+        """The arguments to Python that start the party's process."""
+
+    def environment(self, kit: Kit) -> Mapping[str, str]:
+        """The environment variables that the party's process needs."""
+
+
+def network() -> Transport:
+    """The transport between machines."""
+    from factorized_fl.silo.transport.flare import setup
+
+    return setup

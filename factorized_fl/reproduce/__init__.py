@@ -1,1 +1,0 @@
-"""The paper's tables, figures and claims, run again and set beside what was published."""

@@ -1,0 +1,194 @@
+"""The files of a run directory: their names, their records, and the cleaning of records for display.
+
+config.toml            the complete configuration
+environment.json       versions, machine, commit
+clients.json           the participants: classes, numbers of images, marks of the split and of the images
+metrics.jsonl          one line per round and client, append-only
+timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, because metrics of equal runs are equal)
+mixing/round-N.safetensors   mixing and similarity matrices of round N
+traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
+checkpoint.safetensors       everything needed to continue
+analysis.json          confusion matrices and sizes of factors, written at the end
+summary.json           written when the run is complete
+report.html            the page, which reads all of the above
+.lock                  exists while a process works in the directory
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NotRequired, TypedDict, cast, get_type_hints
+
+CONFIG, ENVIRONMENT, CLIENTS = "config.toml", "environment.json", "clients.json"
+METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+ANALYSIS, SUMMARY = "analysis.json", "summary.json"
+CHECKPOINT, PREVIOUS, LOCK = "checkpoint.safetensors", "previous.safetensors", ".lock"
+MIXING, TRACES = "mixing", "traces"
+LARGEST_STATE = 100_000  # entries of a tensor of a method's memory that is kept for the report
+
+# The kit of a party of a federation between organisations holds run directories of its own.
+FEDERATION = "federation.toml"  # the file that marks a kit
+RUN, ALONE = "run", "alone"  # the folders of the federation's run and of the Stand-Alone run
+COORDINATOR = "coordinator"  # the name of the party without data
+
+# Limits on the memory that a reader allocates because of a damaged line.
+MOST_CLIENTS, MOST_ROUNDS = 100_000, 1_000_000
+
+Record = dict[str, Any]  # one JSON object as it is in a file
+
+
+class ClientEntry(TypedDict):
+    """A client of clients.json, cleaned."""
+
+    name: str
+    domain: str
+    classes: list[str]
+    test: int | None  # number of test images
+    images: str  # changes with the client's images and labels; empty in older runs
+
+
+class Score(TypedDict):
+    """The test of one client after one round; all None if the client was not tested."""
+
+    accuracy: float | None
+    correct: int | None
+    total: int | None
+    loss: NotRequired[float | None]  # None if it is not finite; absent in older summaries
+
+
+class MetricsLine(Score):
+    """A line of metrics.jsonl, cleaned."""
+
+    round: int
+    client: int
+    domain: str
+    steps: int
+    up_bytes: int
+    down_bytes: int
+    up_formula: int  # numbers counted by the paper's cost formula
+    down_formula: int
+    up_roles: dict[str, int]  # bytes by role
+    down_roles: dict[str, int]
+
+
+class FinalResult(TypedDict):
+    """The last test of one client."""
+
+    client: int
+    domain: str
+    round: int
+    accuracy: float
+    correct: int
+    total: int
+    diverged: bool
+
+
+class Totals(TypedDict):
+    """The method and the traffic in summary.json, cleaned."""
+
+    method: str
+    up_bytes: float | None
+    down_bytes: float | None
+    formula_a_bytes: float | None
+    formula_b_bytes: float | None
+
+
+class Summary(Totals):
+    """The content of summary.json, cleaned."""
+
+    clients: list[FinalResult]
+
+
+def is_client_list(found: Any) -> bool:
+    """Return whether this can be the content of clients.json."""
+    return isinstance(found, list) and all(isinstance(client, dict) and "name" in client for client in found)
+
+
+def is_summary(found: Any) -> bool:
+    """Return whether this can be the content of summary.json."""
+    return isinstance(found, dict) and isinstance(found.get("clients"), list)
+
+
+def diverged(record: Mapping[str, Any]) -> bool:
+    """Return whether a test of metrics.jsonl or summary.json has no finite loss; False where no loss is recorded."""
+    return record["accuracy"] is not None and record.get("loss", 0.0) is None
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as a float, anything else as None."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def whole(value: Any) -> int | None:
+    """Return an integer, anything else as None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def words(value: Any) -> list[str]:
+    """Return the entries of a list as strings; an empty list for anything else."""
+    return [str(word) for word in value] if isinstance(value, list) else []
+
+
+def _counts(value: Any) -> dict[str, int]:
+    return {str(k): v for k, v in value.items() if whole(v) is not None} if isinstance(value, dict) else {}
+
+
+_CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the value, or a default if it is not valid
+    str: lambda value: "" if value is None else str(value),
+    int: lambda value: whole(value) or 0,
+    int | None: whole,
+    float | None: number,
+    list[str]: words,
+    dict[str, int]: _counts,
+}
+
+
+@cache
+def _cleaners(fields: type) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return the names and cleaning functions of the fields that a TypedDict requires."""
+    required: frozenset[str] = vars(fields)["__required_keys__"]
+    return [(name, _CLEANED[hint]) for name, hint in get_type_hints(fields).items() if name in required]
+
+
+def _clean(record: Mapping[str, Any], fields: type) -> dict[str, Any]:
+    """Return the fields that a TypedDict requires, each with a valid value."""
+    return {name: cleaned(record.get(name)) for name, cleaned in _cleaners(fields)}
+
+
+def clean_client(client: Mapping[str, Any], index: int) -> ClientEntry:
+    """Return an entry of clients.json with every field present and of the right type."""
+    name = str(client.get("name") or f"client {index + 1}")
+    return cast(ClientEntry, _clean(client, ClientEntry) | {"name": name})
+
+
+def clean_metrics(line: Mapping[str, Any], clients: int = MOST_CLIENTS) -> MetricsLine | None:
+    """Return a line of metrics.jsonl with every field present; None without a valid round and client."""
+    found = _clean(line, MetricsLine)
+    if whole(line.get("client")) is None or not (1 <= found["round"] <= MOST_ROUNDS and 0 <= found["client"] < clients):
+        return None
+    correct, total = found["correct"], found["total"]
+    if correct is None or not total or found["accuracy"] is None or not 0 <= correct <= total:
+        found |= {"accuracy": None, "correct": None, "total": None}
+    elif "loss" in line:
+        found["loss"] = line["loss"]
+    return cast(MetricsLine, found)
+
+
+def clean_summary(summary: Mapping[str, Any]) -> Summary:
+    """Return the content of summary.json with every field present; clients without a valid result are left out."""
+    given = summary.get("clients")
+    lines = [line for line in given if isinstance(line, dict)] if isinstance(given, list) else []
+    cleaned = (clean_metrics({"round": 1, **line}) for line in lines)
+    results = [result for line in cleaned if line and (result := final_result(line))]
+    return cast(Summary, _clean(summary, Totals) | {"clients": results})
+
+
+def final_result(record: MetricsLine) -> FinalResult | None:
+    """Return the test in a line of metrics.jsonl; None if the client was not tested."""
+    if record["accuracy"] is None:
+        return None
+    names = ("client", "domain", "round", "accuracy", "correct", "total")
+    kept = {name: value for name, value in record.items() if name in names}
+    return cast(FinalResult, kept | {"diverged": diverged(record)})

@@ -1,0 +1,98 @@
+"""A site's side of the transport: it polls the coordinator for requests and lets the trainer answer them."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from factorized_fl import __version__
+from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.finish import finish
+from factorized_fl.silo.journal import Journal
+from factorized_fl.silo.keeper import Trainer
+from factorized_fl.silo.mailbox import HOLD
+from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
+from factorized_fl.silo.preflight import connection_problem
+from factorized_fl.silo.status import write_status
+from factorized_fl.silo.transport import Line, Unreachable
+
+_RETRY = 0.5
+_PATIENCE = HOLD + 10.0  # seconds to wait for an answer
+
+
+class Refused(Exception):
+    """The coordinator refuses this site; the text says why."""
+
+
+class Agent:
+    """Takes part in a federation until its end."""
+
+    def __init__(self, kit: Kit, journal: Journal, line: Line) -> None:
+        self.kit, self.journal, self.line = kit, journal, line
+        self.reachable = True
+        self.twice = False
+        self.about: dict[str, Any] = {"version": __version__}
+
+    def work(self) -> None:
+        """Ask, train and answer until the coordinator reports the end; raises Refused if it refuses this site."""
+        trainer = Trainer(self.kit, self.journal)
+        hello = trainer.hello()
+        self.about["agreement"] = hello.fields.get("agreement")
+        ready = Message("ready", self.kit.agreement.id, {"train": hello.whole("train", low=1)})
+        news = ready
+        while True:
+            reply = self.exchange(news)
+            if reply is None:
+                time.sleep(_RETRY)
+                continue
+            news = ready
+            if reply.kind == "refused":
+                raise Refused(_why_refused(reply))
+            if reply.kind == "end":
+                finish(self.kit, self.journal, trainer)
+                return
+            if reply.kind != "wait":
+                name = str(reply.fields.get("request", ""))[:60]
+                write_status(self.kit, f"at work on {name}")
+                news = trainer.ask(reply, lambda name=name: self.alive(name))  # type: ignore[misc]
+            else:
+                write_status(self.kit, "waiting for the coordinator")
+
+    def alive(self, name: str) -> None:
+        """Report to the coordinator and in the status that the trainer is at work on a request."""
+        write_status(self.kit, f"at work on {name}")
+        self.exchange(Message("busy", self.kit.agreement.id, {"request": name}), quiet=True)
+
+    def exchange(self, news: Message, quiet: bool = False) -> Message | None:
+        """The coordinator's answer, None if it cannot be reached or its answer is not valid."""
+        agreement = self.kit.agreement
+        question = pack(replace(news, fields=news.fields | self.about))
+        try:
+            answer = unpack(self.line.ask(question, _PATIENCE), agreement.id, agreement.largest)
+        except (BadMessage, Unreachable) as error:
+            if self.reachable and not quiet:
+                self.journal(f"the coordinator is out of reach ({error}): trying again{self._advice()}")
+                write_status(self.kit, "the coordinator is out of reach")
+                self.reachable = False
+            return None
+        self._report_copies(answer)
+        if not self.reachable:
+            self.journal("the coordinator is back")
+            self.reachable = True
+        return answer
+
+    def _advice(self) -> str:
+        """A hint for the case that the connection works, but answers go to a copy of this kit on another machine."""
+        return "" if connection_problem(self.kit) else "; if this site runs in a second place, stop one of them"
+
+    def _report_copies(self, answer: Message) -> None:
+        """Report once that the coordinator hears this site from two places."""
+        before, self.twice = self.twice, bool(answer.fields.get("twice"))
+        if self.twice and not before:
+            self.journal("this site runs in two places, with copies of one kit: stop one of them")
+
+
+def _why_refused(reply: Message) -> str:
+    theirs = str(reply.fields.get("version"))[:40]
+    if theirs != __version__:
+        return f"refused: this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
+    return "refused: this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"

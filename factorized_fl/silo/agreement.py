@@ -1,0 +1,228 @@
+"""The agreement between the parties of a federation (sites.toml), and each party's copy in its kit (federation.toml).
+
+This module does not import PyTorch: the processes that only carry messages or supervise others read kits, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import secrets
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.files import write_atomically
+from factorized_fl.core.options import check, make, option
+
+if TYPE_CHECKING:
+    from factorized_fl.config import Config
+
+COORDINATOR = "coordinator"
+AUTHORITY = "authority"  # the folder, beside the kits, with the key that signs certificates
+_RESERVED = (COORDINATOR, AUTHORITY, "server")  # the transport uses the last one for the coordinator
+FEDERATION = "federation.toml"
+LOOPBACK = ("localhost", "127.0.0.1")
+RUN, ALONE = "run", "alone"  # folders of a kit
+NOISE_SEED = "noise-seed"  # a file of a site's kit
+_MAY_DIFFER = ("address", "port", "quorum", "deadline")  # only the coordinator acts on these
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_FIXED = (
+    *("dataset", "preset", "clients", "clients_per_domain", "images_per_client", "partition", "alpha"),
+    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score"),
+)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The terms of a federation between organisations, except for the training configuration."""
+
+    name: str = option("", "the federation's name: small letters, digits and dashes")
+    address: str = option("localhost", "the host name under which the sites reach the coordinator")
+    port: int = option(8443, "the coordinator's port, the only one that must be reachable", low=1, high=65535)
+    quorum: int = option(0, "answers that a round needs to end; 0: more than half of the sites", low=0)
+    deadline: float = option(3600.0, "seconds after which a round goes on without the missing sites", low=1)
+    sites: tuple[str, ...] = ()
+    largest: int = 0  # limit on the bytes of a message
+    id: str = ""  # random, distinguishes this federation's messages and files from those of others
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def needed(self) -> int:
+        """The quorum as a number of sites."""
+        return self.quorum or len(self.sites) // 2 + 1
+
+
+@dataclass(frozen=True)
+class Kit:
+    """The folder of one party: its name, the agreement, and the paths of its files."""
+
+    path: Path
+    party: str
+    agreement: Agreement
+    table: Mapping[str, Any]  # the training configuration as it stands in the kit
+
+    @cached_property
+    def config(self) -> Config:
+        """The training configuration. Imports PyTorch; raises UserError if this version does not accept it."""
+        from factorized_fl.config import from_table
+
+        return from_table(self.table)
+
+    @property
+    def plan(self) -> Agreement:
+        """The agreement, under its former name."""
+        return self.agreement
+
+    @property
+    def is_coordinator(self) -> bool:
+        """True if this is the coordinator's kit."""
+        return self.party == COORDINATOR
+
+    @property
+    def seat(self) -> int:
+        """The site's position among the sites, counted from 0."""
+        return self.agreement.sites.index(self.party)
+
+    @property
+    def mark(self) -> str:
+        """A digest of the terms that must be the same at all parties. Imports PyTorch, because it reads `config`."""
+        terms = {key: value for key, value in dataclasses.asdict(self.agreement).items() if key not in _MAY_DIFFER}
+        content = json.dumps([terms, dataclasses.asdict(self.config)], sort_keys=True)
+        return blake2b(content.encode(), digest_size=16).hexdigest()
+
+    @property
+    def run(self) -> Path:
+        """The run directory of this party."""
+        return self.path / RUN
+
+    @property
+    def complete(self) -> bool:
+        """True if the run directory says that all rounds are done."""
+        return (self.run / "summary.json").is_file()
+
+    @property
+    def alone(self) -> Path:
+        """The run directory of a site's Stand-Alone model."""
+        return self.path / ALONE
+
+    @property
+    def model(self) -> Path:
+        """The folder of a site's exported model."""
+        return self.path / "model"
+
+    @property
+    def status(self) -> Path:
+        """The file in which the party's processes report what they do."""
+        return self.path / "status.json"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of logs."""
+        return self.path / "log"
+
+
+def read_agreement(path: Path) -> tuple[Agreement, Config]:
+    """The agreement in sites.toml: the terms of the federation, and the options of a run. Imports PyTorch."""
+    from factorized_fl.config import Config, from_table
+    from factorized_fl.methods import INSTALLED
+
+    table = read_toml(path)
+    if fixed := [name for name in _FIXED if name in table]:
+        raise UserError(f"{path} sets {fixed[0]}, which follows from the sites and their own data: leave it out.")
+    names = _site_names(table.pop("sites", []), path)
+    own = {field.name for field in dataclasses.fields(Agreement)} - {"sites", "id", "largest"}
+    known = own | {field.name for field in dataclasses.fields(Config)} - set(_FIXED)
+    if strange := [key for key in table if key not in known]:
+        raise unknown("option", strange[0], {*known, "sites"})
+    terms = {key: table.pop(key) for key in own & table.keys()}
+    agreement = make(Agreement, {**terms, "sites": names, "id": secrets.token_hex(8)}, "option of a federation")
+    _check_names(agreement)
+    if agreement.needed > len(names):
+        raise UserError(f"quorum = {agreement.quorum} can never be met by {len(names)} sites.")
+    config = from_table({**table, "dataset": "folder", "clients": len(names)})
+    missing = ["image_size"] if not config.image_size else []
+    missing += ["channels to 1 or 3"] if config.channels not in (1, 3) else []
+    if missing:
+        raise UserError(f"{path} must set {' and '.join(missing)}: all sites train the same network.")
+    if config.method not in INSTALLED:
+        raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")
+    return agreement, config
+
+
+def _site_names(given: Any, path: Path) -> list[str]:
+    if not isinstance(given, list) or not all(isinstance(site, dict) and "name" in site for site in given):
+        raise UserError(f'{path} must list its sites, each as [[sites]] with name = "...".')
+    names = [_check_name(site["name"], "site") for site in given]
+    if len(names) < 2 or len(set(names)) < len(names) or set(_RESERVED) & set(names):
+        reserved = " or ".join(f"'{name}'" for name in _RESERVED)
+        raise UserError(f"{path} must name two or more sites, each once, and none of them {reserved}.")
+    if strange := sorted({key for site in given for key in site} - {"name"}):
+        raise unknown("key of a site", strange[0], ["name"])
+    return names
+
+
+def _check_names(agreement: Agreement) -> None:
+    """Refuse names and addresses with special characters: they become part of the transport's configuration."""
+    _check_name(agreement.name, "federation")
+    for site in agreement.sites:
+        _check_name(site, "site")
+    if not _HOST.fullmatch(agreement.address):
+        raise UserError(f"address = '{agreement.address}' must be a host name or an IPv4 address, without the port.")
+
+
+def _check_name(name: Any, what: str) -> str:
+    """Names become folders, certificates and words in logs, so only plain characters are accepted."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(f"The name {name!r} of a {what} must be 1 to 40 small letters, digits and inner dashes.")
+    return name
+
+
+def make_kit(path: Path, party: str, agreement: Agreement, config: Config) -> Kit:
+    """The kit of one party of a new federation, in memory."""
+    return Kit(path, party, agreement, dataclasses.asdict(config))
+
+
+def write_kit(kit: Kit) -> None:
+    """Write the kit's federation.toml."""
+    table = {"party": kit.party, "federation": dataclasses.asdict(kit.agreement), "run": kit.table}
+    write_atomically(kit.path / FEDERATION, tomli_w.dumps(table).encode())
+
+
+def read_kit(path: Path) -> Kit:
+    """The kit in a folder. The training configuration in it is checked when `Kit.config` is first used."""
+    path = path.resolve()
+    if not (path / FEDERATION).is_file():
+        raise UserError(f"'{path}' is no kit: it has no {FEDERATION}; make kits with `ffl federation new sites.toml`.")
+    table = read_toml(path / FEDERATION)
+    try:
+        kit = Kit(path, table["party"], make(Agreement, table["federation"], "entry"), dict(table["run"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"'{path / FEDERATION}' is incomplete ({error}): ask for a new kit.") from None
+    _check_names(kit.agreement)
+    if kit.party not in (COORDINATOR, *kit.agreement.sites):
+        raise UserError(
+            f"'{path / FEDERATION}' is for '{kit.party}', which is no party of {kit.agreement.name}: ask for a new kit."
+        )
+    return kit
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a TOML file; raises UserError if there is none or it cannot be parsed."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"There is no configuration file '{path}'.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"Cannot read the configuration '{path}': {error}.") from None

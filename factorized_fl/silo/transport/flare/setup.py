@@ -1,0 +1,166 @@
+"""Keys and certificates for all parties, FLARE's configuration at every start, and the process that runs FLARE.
+
+FLARE's provisioning makes keys and certificates. A kit comes from another party, so nothing in it decides which code
+runs: at every start the installed package writes FLARE's configuration and policies. No administrator has any right, no
+job may be submitted, no process launcher is installed, only classes of this package may be built, and a site streams no
+log to the coordinator.
+"""
+
+import contextlib
+import importlib.util
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.files import plain_errors
+from factorized_fl.silo.agreement import AUTHORITY, COORDINATOR, Agreement, Kit
+from factorized_fl.silo.transport import Credentials
+
+LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # the variable with FLARE's limit on the bytes of a message
+VERSIONS = "nvflare>=2.9,<2.10"
+_KEYS = Path("flare") / "startup"  # in a kit
+_SMALLEST_LIMIT = 1_000_000
+_COMPONENTS = "factorized_fl.silo.transport.flare.components"
+_COORDINATOR, _SITE = f"{_COMPONENTS}.CoordinatorComponent", f"{_COMPONENTS}.SiteComponent"
+
+
+def require_installed() -> None:
+    """Raise UserError if FLARE is missing."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise UserError('Federations between organisations need FLARE: pip install "factorized-fl[network]".')
+
+
+def make_credentials(agreement: Agreement, out: Path) -> None:
+    """Write every party's credentials to its folder in `out`, and the authority's key to a folder beside them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        provisioned = provision(agreement, Path(scratch))
+        for party in (COORDINATOR, *agreement.sites):
+            keys = out / party / _KEYS
+            keys.mkdir(parents=True)
+            for name in _file_names(party):
+                shutil.copy(provisioned / party / "startup" / name, keys)
+        shutil.copytree(provisioned.parent / "state", out / AUTHORITY)
+
+
+def provision(agreement: Agreement, folder: Path, administrator: str | None = None) -> Path:
+    """Let FLARE make an authority, keys and certificates; returns the folder that holds a folder for each party."""
+    from nvflare.lighter.prov_utils import prepare_builders
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    server = {"name": COORDINATOR, "type": "server", "org": COORDINATOR}
+    parties: list[dict[str, Any]] = [
+        server | {"fed_learn_port": agreement.port, "default_host": agreement.address},
+        *({"name": site, "type": "client", "org": site} for site in agreement.sites),
+    ]
+    if administrator:
+        parties.append({"name": administrator, "type": "admin", "org": COORDINATOR, "role": "project_admin"})
+    static = {"config_folder": "config", "scheme": "grpc"}
+    project = {
+        "api_version": 3,
+        "name": agreement.name,
+        "description": "",
+        "participants": parties,
+        "builders": [
+            {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
+            {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": static},
+            {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+            {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
+        ],
+    }
+    with contextlib.redirect_stdout(io.StringIO()):  # FLARE prints the path of a temporary folder
+        Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
+    return folder / agreement.name / "prod_00"
+
+
+def _file_names(party: str) -> tuple[str, str, str]:
+    kind = "server" if party == COORDINATOR else "client"
+    return f"{kind}.crt", f"{kind}.key", "rootCA.pem"
+
+
+def credentials(kit: Kit) -> Credentials:
+    """The paths of a party's credentials in its kit."""
+    return Credentials(*(kit.path / _KEYS / name for name in _file_names(kit.party)))
+
+
+def workspace(kit: Kit) -> Path:
+    """The folder of FLARE's process in a kit."""
+    return kit.path / "workspace"
+
+
+def prepare(kit: Kit) -> None:
+    """Write FLARE's folder from this package's templates; the credentials, names and address come from the kit.
+
+    Therefore a kit that was changed, or made with another version, runs the same code as an unchanged one.
+    """
+    folder = workspace(kit)
+    startup, local = folder / "startup", folder / "local"
+    files = credentials(kit)
+    with plain_errors(kit.path):
+        if folder.exists():
+            shutil.rmtree(folder)
+        for each in (startup, local):
+            each.mkdir(mode=0o700, parents=True)
+        for file in (files.certificate, files.root):
+            shutil.copy(file, startup)
+        templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined)
+        values = _values(kit, files)
+        for name, path in (
+            (f"fed_{_kind(kit)}.json", startup / f"fed_{_kind(kit)}.json"),
+            (f"resources_{_kind(kit)}.json", local / "resources.json"),
+            ("authorization.json", local / "authorization.json"),
+            ("log_config.json", local / "log_config.json"),
+        ):
+            path.write_text(templates.get_template(name).render(values), encoding="utf-8")
+
+
+def _kind(kit: Kit) -> str:
+    return "server" if kit.is_coordinator else "client"
+
+
+def _values(kit: Kit, files: Credentials) -> dict[str, Any]:
+    """The values of the variables in the templates."""
+    agreement, folder = kit.agreement, workspace(kit)
+    return {
+        "name": agreement.name,
+        "party": kit.party,
+        "coordinator": COORDINATOR,
+        "sites": len(agreement.sites),
+        "port": agreement.port,
+        # FLARE listens on loopback alone if this is a loopback address, else on all addresses.
+        "target": f"{agreement.address}:{agreement.port}",
+        "key": os.path.relpath(files.key, folder / "startup"),  # the key is not copied
+        "certificate": files.certificate.name,
+        "root": files.root.name,
+        "allowed": _COMPONENTS,
+        "component": _COORDINATOR if kit.is_coordinator else _SITE,
+        # By default FLARE stores these in the system's temporary folder.
+        "snapshots": str(folder / "storage" / "snapshots"),
+        "jobs": str(folder / "storage" / "jobs"),
+    }
+
+
+def command(kit: Kit) -> list[str]:
+    """The arguments to Python that start the party's process."""
+    return ["-m", "factorized_fl.silo.transport.flare.process", str(kit.path)]
+
+
+def program(kit: Kit) -> list[str]:
+    """FLARE's own module for this kind of party, and its arguments."""
+    kind = _kind(kit)
+    names = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
+    where = ["-m", str(workspace(kit)), "-s", f"fed_{kind}.json"]
+    module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+    return [module, *where, "--set", "secure_train=true", "config_folder=config", *names]
+
+
+def environment(kit: Kit) -> Mapping[str, str]:
+    """FLARE's limit on the size of a message."""
+    return {LIMIT: str(max(kit.agreement.largest, _SMALLEST_LIMIT))}

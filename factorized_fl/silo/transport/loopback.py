@@ -1,0 +1,74 @@
+"""A transport within one process, without encryption: each site has a thread, and every message travels as bytes."""
+
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+from factorized_fl import __version__
+from factorized_fl.silo.agreement import COORDINATOR, Kit
+from factorized_fl.silo.coordinator import Coordinator
+from factorized_fl.silo.gateway import Gateway
+from factorized_fl.silo.messages import Message, pack, unpack
+from factorized_fl.silo.transport import Answer, Sender
+
+_HOLD = 0.2  # seconds that a question is held open
+
+
+class LoopbackLine:
+    """A site's connection to a coordinator in this process."""
+
+    def __init__(self, site: str, answer: Answer) -> None:
+        self.sender, self.answer = Sender(site), answer
+
+    def ask(self, question: bytes, seconds: float) -> bytes:
+        """The coordinator's answer, without a limit on the seconds."""
+        return self.answer(self.sender, question)
+
+
+class Participant(Protocol):
+    """A site in this process."""
+
+    train_images: int
+
+    def answer(self, request: Message) -> Message:
+        """The answer to a request of the coordinator."""
+
+
+class Loopback:
+    """A federation in one process: the coordinator in the caller's thread, each site in a thread of its own."""
+
+    def __init__(self, kits: Mapping[str, Kit], sites: Mapping[str, Participant]) -> None:
+        self.kits, self.sites = kits, dict(sites)
+        self.journal: list[str] = []
+        self.kit = kits[COORDINATOR]
+        self.gateway = Gateway(self.kit, self.journal.append, _HOLD)
+        self.mailbox = self.gateway.mailbox
+        self.coordinator = Coordinator(self.kit, self.mailbox, self.journal.append)
+
+    def run(self) -> bool:
+        """Run to the end; true if all rounds are complete."""
+        threads = [self.start(site) for site in self.sites]
+        complete = self.coordinator.run()
+        for thread in threads:
+            thread.join(30)
+        return complete
+
+    def start(self, site: str) -> threading.Thread:
+        """Let one site take part, in a thread of its own."""
+        thread = threading.Thread(target=self._take_part, args=(site,), daemon=True)
+        thread.start()
+        return thread
+
+    def ask(self, site: str, news: Message) -> Message:
+        """The coordinator's answer to a message of a site."""
+        about = {"agreement": self.kits[site].mark, "version": __version__}
+        question = pack(Message(news.kind, news.federation, news.fields | about, news.payload))
+        agreement = self.kit.agreement
+        answer = LoopbackLine(site, self.gateway.answer).ask(question, _HOLD)
+        return unpack(answer, agreement.id, agreement.largest)
+
+    def _take_part(self, site: str) -> None:
+        ready = Message("ready", self.kit.agreement.id, {"train": self.sites[site].train_images})
+        news = ready
+        while (reply := self.ask(site, news)).kind != "end":
+            news = ready if reply.kind == "wait" else self.sites[site].answer(reply)

@@ -1,0 +1,5 @@
+"""`python -m studies.paper`."""
+
+from studies.paper.command import main
+
+main()

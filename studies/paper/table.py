@@ -1,0 +1,141 @@
+"""The tidy table of all finished runs, and the differences between its cells."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+
+from factorized_fl.results.rundir import Record
+from factorized_fl.results.statistic import (
+    Difference,
+    PairedSample,
+    paired_difference,
+    pooled_deviation,
+    share_variance,
+    variance_around_trend,
+)
+from studies.paper.cells import Cell, Key
+from studies.paper.choices import read_choices
+from studies.paper.grid import STUDIES, is_reconstructed, reconstruction
+from studies.paper.runs import Run, read_run
+from studies.records import read_record
+
+ROUNDS = 10  # the last ones, over which the variation of a difference from round to round is measured
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The difference of two cells' accuracies in points, and the seeds that both have."""
+
+    difference: Difference
+    seeds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
+        return f"{self.difference.value:+.2f} points, standard error {self.difference.error:.2f}, {seeds}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """All finished runs, one row per cell and seed, and the results that are not runs."""
+
+    cells: Mapping[Key, list[Run]]  # in the order of the seeds
+    heterogeneity: Sequence[Record] = ()
+    choices: Sequence[Record] = ()
+    draws: Mapping[str, Record] = field(default_factory=dict)  # of non-IID partitions, by dataset
+    between_seeds: float = 0.0  # standard deviation of the difference of two cells from seed to seed, in points
+    printed: Mapping[Key, list[Run]] = field(default_factory=dict)  # the runs that reconstructed ones replace
+
+    def of(self, study: str, setting: str, row: str) -> list[Run]:
+        """Return the runs of a cell, one per seed; none if it was not run."""
+        return self.cells.get((study, setting, row), [])
+
+    def get(self, cell: Cell) -> list[Run]:
+        """Return the same for a cell, whatever its seed."""
+        return self.of(*cell.key)
+
+    def compare(self, one: Key, other: Key, after: int | None = None, domain: str | None = None) -> Compared | None:
+        """Return the mean difference of two cells over all clients, or a domain's, of the seeds that both have.
+
+        None if they have no seed in common. The standard error is that of `statistic.paired_difference`. Where a cell
+        has more seeds than the single common one, or stands for printed runs that have, its own variation between seeds
+        counts if it is larger than the pooled one.
+        """
+        runs, others = self.of(*one), {run.seed: run for run in self.of(*other)}
+        pairs = [(run, others[run.seed]) for run in runs if run.seed in others]
+        known = [max(self.of(*key), self.printed.get(key, []), key=len) for key in (one, other)]
+        spreads = [
+            statistics.stdev(run.percent(after) for run in several)
+            for several in known
+            if len(several) > len(pairs) == 1
+        ]
+        samples = [_sample(*pair, after, domain) for pair in pairs]
+        gap = paired_difference(samples, max(self.between_seeds, *spreads, 0.0))
+        return Compared(gap, tuple(run.seed for run, _ in pairs)) if gap else None
+
+
+def _sample(one: Run, other: Run, after: int | None, domain: str | None) -> PairedSample:
+    accuracies = zip(one.accuracies(after, domain), other.accuracies(after, domain), strict=True)
+    differences = [100 * (a - b) for a, b in accuracies]
+    groups = one.domains if len(differences) == len(one.domains) else ()
+    if len(one.domains) == 1:
+        return PairedSample(differences, groups, variance=1e4 * (_variance(one, after) + _variance(other, after)))
+    last: list[float] = []
+    if after is None and min(one.rounds, other.rounds) >= ROUNDS:
+        last = [
+            one.percent(one.rounds - back, domain) - other.percent(other.rounds - back, domain)
+            for back in range(ROUNDS)
+        ]
+    return PairedSample(differences, groups, last)
+
+
+def _variance(run: Run, after: int | None) -> float:
+    """Return the variance of a single client's accuracy: of its test, and of the rounds around."""
+    (accuracy,) = run.accuracies(after)
+    (total,) = run.record["clients"]["scored"]
+    if after is None:
+        last = run.last_accuracies
+        between = statistics.variance(last) / len(last) if len(last) > 1 else 0.0
+    else:
+        around = run.curve[max(0, after - 4) : after + 3]
+        between = variance_around_trend([score for row in around for score in row if score is not None])
+    return share_variance(accuracy, total) + between
+
+
+def collect(results: Path) -> Table:
+    """Read all finished cells of all studies, every seed there is."""
+    cells = {}
+    for cell in (cell for study in STUDIES.values() for cell in study.own):
+        ending = cell.path(results).name.removesuffix("-seed1.json")
+        paths = cell.path(results).parent.glob(f"{ending}-seed*.json")
+        if runs := [run for path in paths if (run := read_run(path))]:
+            cells[cell.key] = sorted(runs, key=lambda run: run.seed)
+    others, drawn = (sorted((results / name).glob("*.json")) for name in ("heterogeneity", "draws"))
+    return Table(
+        cells,
+        heterogeneity=[read_record(path, "dense", "averaged") for path in others],
+        choices=read_choices(results),
+        draws={path.stem: read_record(path, "clients", "means") for path in drawn},
+        between_seeds=pooled_deviation(_differences_by_seed(cells)),
+    )
+
+
+def _differences_by_seed(cells: Mapping[Key, Sequence[Run]]) -> list[list[float]]:
+    """Return the differences of the means of any two cells of a setting, seed by seed.
+
+    Pairs that have a cell in common are not independent, which makes their pooled deviation less certain, not biased.
+    """
+    differences = []
+    for (key, one), (other_key, other) in combinations(cells.items(), 2):
+        if key[:2] == other_key[:2] and key[0] != "choices" and len(one[0].domains) > 1:
+            means = [{run.seed: run.percent() for run in runs} for runs in (one, other)]
+            differences.append([means[0][seed] - means[1][seed] for seed in means[0].keys() & means[1].keys()])
+    return differences
+
+
+def reconstructed(table: Table) -> Table:
+    """Return the table with the deviations that stand for published runs in their place; others of them are missing."""
+    cells = {key: runs for key, runs in table.cells.items() if not is_reconstructed(key[2].partition("+")[0])}
+    cells |= {key: runs for key, cell in reconstruction().items() if (runs := table.get(cell))}
+    return replace(table, cells=cells, printed=table.cells)

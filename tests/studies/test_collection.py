@@ -1,0 +1,180 @@
+from pathlib import Path
+
+import pytest
+from factorized_fl.reproduce.collection import (
+    best_rounds,
+    collect,
+    difference,
+    formula_gigabytes,
+    mean,
+    model_millions,
+    reconstructed,
+    total_bytes,
+)
+
+from tests.reproduce.fake import factors, write
+
+
+def test_mean_and_spread_over_seeds_and_domains(tmp_path: Path) -> None:
+    for seed, shift in ((2, 2.0), (10, 0.0)):
+        write(tmp_path, "domains", "fedavg", [50 + shift, 60 + shift, 70, 80, 90], seed=seed)
+    runs = collect(tmp_path).of("domains", "domains", "fedavg")
+    assert [run.seed for run in runs] == [2, 10]
+    whole = mean(runs)
+    assert whole is not None
+    assert (whole.value, whole.seeds) == (pytest.approx(70.4), (2, 10))
+    assert whole.spread == pytest.approx(0.8 / 2**0.5)
+    household = mean(runs, "household")
+    assert household is not None
+    assert household.value == pytest.approx(51)
+    first = mean(runs, round=1)
+    assert first is not None
+    assert (first.value, first.spread) == (pytest.approx(10), pytest.approx(0))
+    assert mean(collect(tmp_path).of("domains", "domains", "fedprox")) is None
+    assert total_bytes(runs) == 3e9
+    assert formula_gigabytes(runs) == pytest.approx(20.388)
+
+
+def test_every_client_has_its_own_best_round(tmp_path: Path) -> None:
+    """Best are 30%, 50% and 20%; the fifth client was never tested."""
+    rounds = [[300, 100, None, 0, None], [200, 500, 200, 0, None]]
+    write(tmp_path, "domains", "fedavg", [0.0] * 5, correct=rounds)
+    assert best_rounds(collect(tmp_path).of("domains", "domains", "fedavg")) == pytest.approx(100 / 4)
+    assert best_rounds([]) is None
+
+
+def test_difference_is_paired_by_client_and_seed(tmp_path: Path) -> None:
+    write(tmp_path, "domains", "fedavg", [50, 60, 70, 80, 90])
+    write(tmp_path, "domains", "stand-alone", [48, 59, 67, 79, 87])
+    found = collect(tmp_path)
+    gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
+    assert gap is not None
+    # Differences 2, 1, 3, 1, 3: mean 2, standard deviation 1, so a standard error of 1 / sqrt(5).
+    assert (gap.points, gap.error, gap.seeds) == (pytest.approx(2), pytest.approx(1 / 5**0.5), (1,))
+    assert gap.word == "more"
+    back = difference(found.of("domains", "domains", "stand-alone"), found.of("domains", "domains", "fedavg"))
+    assert back is not None
+    assert back.word == "less"
+
+
+def test_seeds_that_disagree_make_the_error_larger(tmp_path: Path) -> None:
+    for seed, shift in ((1, 1), (2, 5)):
+        write(tmp_path, "domains", "fedavg", [50 + shift] * 5, seed=seed)
+        write(tmp_path, "domains", "stand-alone", [50] * 5, seed=seed)
+    write(tmp_path, "domains", "stand-alone", [1] * 5, seed=3)  # which the other has not
+    found = collect(tmp_path)
+    gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
+    assert gap is not None
+    # The seeds' means are 1 and 5: standard deviation sqrt(8), divided by sqrt(2).
+    assert (gap.points, gap.error) == (pytest.approx(3), pytest.approx(2))
+    assert gap.word == "same"
+
+
+def test_clients_that_share_test_images_count_as_one(tmp_path: Path) -> None:
+    """Two of each of five domains, which differ by 2, 1, 3, 1, 3 points each."""
+    write(tmp_path, "domains", "fedavg", [50, 50, 60, 60, 70, 70, 80, 80, 90, 90])
+    write(tmp_path, "domains", "stand-alone", [48, 48, 59, 59, 67, 67, 79, 79, 87, 87])
+    found = collect(tmp_path)
+    gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
+    assert gap is not None
+    assert gap.error == pytest.approx(1 / 5**0.5)  # as of five clients, not of ten
+
+
+def test_the_ups_and_downs_of_the_last_ten_rounds_are_part_of_the_error(tmp_path: Path) -> None:
+    """The difference is 2 and 6 points in turn: a variance of 4 * 10 / 9."""
+    steady, lively = [[500] * 5] * 12, [[520] * 5, [560] * 5] * 6
+    write(tmp_path, "domains", "stand-alone", [50] * 5, correct=steady)
+    write(tmp_path, "domains", "fedavg", [56] * 5, correct=lively)
+    found = collect(tmp_path)
+    one, other = (found.of("domains", "domains", row) for row in ("fedavg", "stand-alone"))
+    gap, early = difference(one, other), difference(one, other, round=2)
+    assert gap is not None
+    assert early is not None
+    assert (gap.points, gap.error) == (pytest.approx(6), pytest.approx((40 / 9) ** 0.5))
+    assert early.error == 0
+    assert str(gap) == "+6.00 points, standard error 2.11, seed 1"
+
+
+def test_a_single_clients_last_rounds_count_together_and_their_ups_and_downs_as_error(tmp_path: Path) -> None:
+    steady = [[100], [540], [540], [540], [540], [540]]
+    lively = [[900], [400], [450], [500], [550], [600]]  # the last five: mean 50%, variance 0.0025 / 0.4
+    write(tmp_path, "architectures", "stand-alone", [60], setting="resnet9-1fc", correct=lively)
+    extra = {"correct": steady, "factors": factors(5, True)}
+    write(tmp_path, "architectures", "factorized-fl", [54], setting="resnet9-1fc", **extra)
+    found = collect(tmp_path)
+    one, other = (found.of("architectures", "resnet9-1fc", row) for row in ("factorized-fl", "stand-alone"))
+    alone, early = mean(other), mean(other, round=1)
+    assert alone is not None
+    assert early is not None
+    assert (alone.value, early.value) == (pytest.approx(50), pytest.approx(90))
+    gap = difference(one, other)
+    assert gap is not None
+    assert gap.points == pytest.approx(4)
+    assert gap.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.5 * 0.5 / 1000 + 0.00625 / 5) ** 0.5)
+    assert gap.word == "same"
+    at_once = difference(one, other, round=6)
+    assert at_once is not None
+    assert at_once.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.6 * 0.4 / 1000) ** 0.5)
+    assert model_millions(one[0]) == pytest.approx(2.283)  # 344 + 270,538 + 2,012,118
+    assert model_millions(other[0]) is None
+
+
+def test_a_single_client_after_few_epochs_is_as_uncertain_as_the_rounds_around_are_uneven(tmp_path: Path) -> None:
+    """A steady rise adds nothing; ups and downs of 2 points bend by 2 each time, 1.5 times their variance."""
+    place = {"setting": "resnet9-1fc"}
+    for percents, error in (([10 * r for r in range(1, 8)], 0.0), ([40, 42, 40, 42, 40, 42, 40], 2 / 1.5**0.5)):
+        for method in ("stand-alone", "mixed-layout"):
+            more = {"factors": factors(5, True)} if method == "mixed-layout" else {}
+            write(tmp_path, "architectures", method, [0], **place, correct=[[10 * p] for p in percents], **more)
+        found = collect(tmp_path)
+        one, other = (found.of("architectures", "resnet9-1fc", method) for method in ("stand-alone", "mixed-layout"))
+        share = percents[3] / 100
+        tests = 100 * (share * (1 - share) / 1000) ** 0.5
+        gap = difference(one, other, round=4)
+        assert gap is not None
+        assert gap.error == pytest.approx(2**0.5 * (tests**2 + error**2) ** 0.5)
+
+
+def test_one_seed_that_stands_for_two_is_no_more_certain_than_they_are(tmp_path: Path) -> None:
+    write(tmp_path, "label-cifar10", "fedavg", [60.0] * 5, setting="permuted-iid")
+    for seed, level in ((1, 64.0), (2, 68.0)):
+        more = {"setting": "permuted-iid", "factors": factors(5, True)}
+        write(tmp_path, "label-cifar10", "factorized-fl-beta", [level] * 5, seed=seed, **more)
+    write(tmp_path, "departures", "factorized-fl-beta+released", [66.0] * 5, **more)
+    found = reconstructed(collect(tmp_path))
+    keys = [("label-cifar10", "permuted-iid", method) for method in ("factorized-fl-beta", "fedavg")]
+    one, other = (found.of(*key) for key in keys)
+    gaps = [difference(one, other), difference(one, other, printed=[found.printed[key] for key in keys])]
+    assert [gap.error for gap in gaps if gap] == [0.0, pytest.approx(2 * 2**0.5)]
+
+
+def test_what_differences_vary_by_from_seed_to_seed_is_pooled_and_counts_for_one_seed(tmp_path: Path) -> None:
+    """Of two pairs with two seeds one differs by 2 and 6 points, the other by 1 and 1: variances 8 and 0, so 2."""
+    place = {"stand-alone": (50, 50), "fedavg": (52, 56), "fedprox": (51, 51)}
+    for method, levels in place.items():
+        for seed, level in enumerate(levels, start=1):
+            write(tmp_path, "domains", method, [float(level)] * 5, seed=seed)
+    found = collect(tmp_path)
+    # The third pair, FedAvg and FedProx, differs by 1 and 5: 8 once more.
+    assert found.between_seeds == pytest.approx((16 / 3) ** 0.5)
+    write(tmp_path, "label-cifar10", "fedavg", [60.0] * 5, setting="permuted-iid")
+    write(tmp_path, "label-cifar10", "stand-alone", [56.0] * 5, setting="permuted-iid")
+    found = collect(tmp_path)
+    one, other = (found.of("label-cifar10", "permuted-iid", row) for row in ("fedavg", "stand-alone"))
+    gap = difference(one, other, between_seeds=found.between_seeds)
+    assert gap is not None
+    assert (gap.points, gap.error) == (pytest.approx(4), pytest.approx((16 / 3) ** 0.5))
+    both = [found.of("domains", "domains", row) for row in ("fedprox", "stand-alone")]
+    steady = difference(*both, between_seeds=found.between_seeds)
+    assert steady is not None
+    assert steady.error == pytest.approx((16 / 3 / 2) ** 0.5)  # two seeds
+
+
+def test_a_difference_of_one_domain(tmp_path: Path) -> None:
+    write(tmp_path, "domains", "fedavg", [60, 62, *[70.0] * 8])
+    write(tmp_path, "domains", "stand-alone", [57, 57, *[90.0] * 8])
+    found = collect(tmp_path)
+    one, other = (found.of("domains", "domains", row) for row in ("fedavg", "stand-alone"))
+    gap = difference(one, other, domain="household")
+    assert gap is not None
+    assert (gap.points, gap.error) == (pytest.approx(4), pytest.approx(1))  # 3 and 5
