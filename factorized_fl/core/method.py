@@ -113,11 +113,14 @@ class Method:
         return False
 
     def extra_up(self, shared: Tensors) -> Tensors:
-        """Zeros in the shape of each payload that a client sends besides the shared tensors, one row each."""
+        """A tensor in the shape and type of each payload that a client sends besides the shared tensors.
+
+        Of `shared`, and of what is returned, only names, shapes and types count.
+        """
         return {}
 
     def extra_down(self, shared: Tensors) -> Tensors:
-        """Zeros in the shape of each payload that a client receives besides the shared tensors, one row each."""
+        """A tensor in the shape and type of each payload that a client receives besides the shared tensors."""
         return {}
 
     # -- matching
