@@ -11,8 +11,9 @@ import torch
 
 from factorized_fl.core.answers import checked_payload
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT
+from factorized_fl.core.method import Method
 from factorized_fl.core.stack import ClientStack
-from factorized_fl.core.views import Evaluated, Local, Roles, Tensors, Trained
+from factorized_fl.core.views import Evaluated, Roles, Tensors, Trained
 
 
 class Engine(Protocol):
@@ -38,30 +39,8 @@ class Engine(Protocol):
     def validation_losses(self, k: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Returns the mean losses on client k's held-out images of its model with each of M candidates, [M, ...]."""
 
-    def local(self, round_number: int, k: int, clients: "ClientState") -> Local:
-        """Returns the view of client k for the hooks outside training; its tensors are copies."""
-
-
-class ClientMethod(Protocol):
-    """The part of a method that the clients' half of a round needs."""
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-
-    @property
-    def fingerprint_is_shared(self) -> bool:
-        """Whether the fingerprint is part of the shared tensors."""
-
-    @property
-    def receives(self) -> bool:
-        """Whether `receive` is the method's own."""
-
-    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """The vector that a client is matched by."""
-
-    def receive(self, local: Local, given: Tensors) -> Tensors:
-        """The tensors that a client begins a round with."""
+    def receive(self, round_number: int, k: int, clients: "ClientState", given: Tensors) -> Tensors:
+        """Returns the tensors that client k begins a round with: calls the method's hook with a download."""
 
 
 class ClientState:
@@ -69,7 +48,7 @@ class ClientState:
 
     def __init__(
         self,
-        method: ClientMethod,
+        method: Method,
         roles: Roles,
         shared: frozenset[str],
         *,
@@ -132,8 +111,9 @@ class ClientState:
         if not together:
             return
         for row, k in enumerate(rows):
-            given = {name: mixed[row] for name, mixed in together.items()}
-            begun = self.method.receive(engine.local(round_number, k, self), dict(given))
+            # In the order of the model, whatever the order in which the tensors arrived.
+            given = {name: together[name][row] for name in self.state.common if name in together}
+            begun = engine.receive(round_number, k, self, dict(given))
             for name, tensor in checked_payload(self.method.name, "receive", begun, given).items():
                 self.state.client(k)[name].copy_(tensor)
 
@@ -157,8 +137,8 @@ class ClientState:
         vectors = [self.method.fingerprint(self.state.client(k), self.roles) for k in places]
         if not self.method.fingerprint_is_shared and all(vector is not None for vector in vectors):
             yield FINGERPRINT, torch.stack([vector for vector in vectors if vector is not None])
-        for name in self.expected_up:
-            yield EXTRA + name, torch.stack([self.outbox[k][name] for k in places])
+        for name, like in self.expected_up.items():
+            yield EXTRA + name, torch.stack([self.outbox[k][name] for k in places]).to(like)
 
     # -- what a checkpoint holds
 

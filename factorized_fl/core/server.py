@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from factorized_fl.core.answers import MixingMethod, checked_mixing
+from factorized_fl.core.answers import checked_mixing
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT, Load, Payloads
+from factorized_fl.core.method import Method
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.views import Mixing, Roles, Server, Tensors
 
 Losses = Callable[[int, Tensors], Sequence[float]]
+_ON_CPU, _WITH_STACK = "method/", "method-with-stack/"  # before the names of the method's state in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,15 @@ class Downloads:
         back = [] if mixing.revert is None else [row for row, k in enumerate(self.clients) if mixing.revert[k]]
         for name, stacked in server.stack.items():
             if name in mixing.rows:
-                rows = mixing.rows[name].expand(len(self.clients), *stacked.shape[1:])
+                rows = mixing.rows[name].to(stacked).expand(len(self.clients), *stacked.shape[1:])
             else:
                 rows = mixing.others.get(name, mixing.weights).apply(stacked, self.clients)
             if back:
                 rows = rows.clone()
                 rows[back] = server.start[name][[self.clients[row] for row in back]]
             yield name, rows
-        for name, payload in mixing.extra.items():
-            yield EXTRA + name, payload.expand(len(self.clients), *payload.shape[1:])
+        for name, like in server.extra_down.items():
+            yield EXTRA + name, mixing.extra[name].to(like).expand(len(self.clients), *like.shape)
 
     def loads(self) -> dict[int, Load]:
         """The size of each participant's download; complete once `items` is."""
@@ -86,7 +88,7 @@ class ServerState:
 
     def __init__(
         self,
-        method: MixingMethod,
+        method: Method,
         roles: Roles,
         *,
         seed: int,
@@ -103,12 +105,13 @@ class ServerState:
         self.received = torch.zeros(count, dtype=torch.bool)
         self.updated = torch.zeros(count, dtype=torch.bool)
         self.state: Tensors = {}
+        self._prepared = 0  # the round that was last prepared
+        self._before: Tensors = {}  # the method's state before that round
         vector = method.fingerprint(initial, roles) if stack else None
         self.vectors = None if vector is None else vector.expand(count, -1).clone()
         shared = {name: initial[name] for name in stack}
-        self.extra = {
-            name: tensor.expand(count, *tensor.shape).clone() for name, tensor in method.extra_up(shared).items()
-        }
+        self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in method.extra_up(shared).items()}
+        self.extra_down = method.extra_down(shared)
 
     @property
     def sends_fingerprints(self) -> bool:
@@ -116,9 +119,14 @@ class ServerState:
         return self.vectors is not None and not self.method.fingerprint_is_shared
 
     def prepare(self, round_number: int, clients: Sequence[int], losses: Losses) -> Downloads:
-        """Mixes for these participants what the server last received; before any update there is nothing to send."""
+        """Mixes for these participants what the server last received; before any update there is nothing to send.
+
+        Preparing the same round again, for other participants, begins with the same state of the method.
+        """
         if not clients or not self.stack or not self.received.any():
             return Downloads(self, clients, None)
+        if round_number != self._prepared:
+            self._prepared, self._before = round_number, self.state
         view = Server(
             round=round_number,
             clients=clients,
@@ -127,11 +135,11 @@ class ServerState:
             fingerprints=self.vectors,
             sizes=self.sizes,
             received=self.received,
-            state=self.state,
+            state=self._before,
             rng=mixing_rng(self.seed, round_number),
             validation_losses=losses,
             initial={name: self.initial[name] for name in self.stack},
-            updated=self.updated,
+            updated=self.updated & self.received,
             extra=self.extra,
         )
         mixing = checked_mixing(self.method, view)
@@ -185,13 +193,18 @@ class ServerState:
             own["sizes"] = self.sizes
             own |= {f"stack/{name}": tensor for name, tensor in self.stack.items()}
             own |= {f"start/{name}": tensor for name, tensor in self.start.items()}
-        return own | {f"method/{name}": tensor for name, tensor in self.state.items()}
+        # Tensors on a GPU are loaded to the device of the stack again, so that a method finds them where it left them.
+        places = {n: _ON_CPU if t.device.type == "cpu" else _WITH_STACK for n, t in self.state.items()}
+        return own | {places[name] + name: tensor for name, tensor in self.state.items()}
 
     def load(self, tensors: Tensors) -> None:
         """Goes back to where `tensors` was taken."""
-        self.state = {}
+        self.state, self._prepared = {}, 0
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
-        self.state = {
-            name.removeprefix("method/"): tensor for name, tensor in tensors.items() if name.startswith("method/")
-        }
+        for name, tensor in tensors.items():
+            if name.startswith(_ON_CPU):
+                self.state[name.removeprefix(_ON_CPU)] = tensor
+            elif name.startswith(_WITH_STACK):
+                device = next(iter(self.stack.values())).device
+                self.state[name.removeprefix(_WITH_STACK)] = tensor.to(device)

@@ -3,8 +3,23 @@
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import nn
 
+from factorized_fl.core.roles import canonical_names
 from factorized_fl.core.views import Tensors
+
+
+def untied_state(model: nn.Module) -> Tensors:
+    """The model's tensors, each under its canonical name: a tensor that two modules share occurs once."""
+    names = canonical_names(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if names[name] == name}
+
+
+def load_untied(model: nn.Module, tensors: Tensors) -> None:
+    """Loads tensors that `untied_state` gave for such a model; raises RuntimeError if the names or shapes differ."""
+    if odd := sorted(tensors.keys() ^ untied_state(model).keys()):
+        raise RuntimeError(f"the tensor {odd[0]} is missing or too many")
+    model.load_state_dict(tensors, strict=False)
 
 
 class ClientStack:

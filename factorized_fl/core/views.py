@@ -36,7 +36,8 @@ class Local:
     """What a method may use on a client: in a local step, and in the hooks before and after training.
 
     `loss_gradient` returns the gradient of the loss at any parameters on one batch. `tensors` are all tensors of the
-    model at hand, `kept` those that the method keeps on the client between rounds; `finish` may change both in place.
+    model at hand, `kept` those that the method keeps on the client between rounds. `finish` may change both in place,
+    and `receive` may change `kept`; the `tensors` of `receive` and `tested` are copies.
     """
 
     loss_gradient: Callable[[Tensors, Batch], Tensors]

@@ -35,7 +35,7 @@ def one_by_one(method: Method) -> bool:
 def _why_not(task: Task) -> str | None:
     """Why the fast engine cannot run this, or None."""
     method = type(task.method)
-    hooks = ("phases", "keeps", "receive", "extra_up", "extra_down")
+    hooks = ("phases", "keeps", "receive", "finish", "extra_up", "extra_down")
     if method.further_models or any(getattr(method, hook) is not getattr(Method, hook) for hook in hooks):
         return f"{method.name} has local training of its own"
     if len(task.models) > 1:

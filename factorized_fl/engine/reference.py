@@ -147,11 +147,13 @@ class ReferenceEngine:
         seat = self.scenario.clients[k].draws_as(k)
         return global_rng(self.config.seed, purpose, round_number, seat, device=self.device)
 
-    def local(self, round_number: int, k: int, clients: ClientState) -> Local:
-        """The view of client k for hooks outside training: `tensors` are copies, and the model works on them."""
-        tensors = clients.state.client(k)
-        if self.method.keeps_start and self.method.personal:
-            tensors = tensors | clients.start.client(k)
+    def receive(self, round_number: int, k: int, clients: ClientState, given: Tensors) -> Tensors:
+        """Calls the method's hook under the same conditions as training: threads, algorithms and seeds."""
+        with repeatable(), using_threads(self.threads), self._seeded("receive", round_number, k):
+            return self.method.receive(self._local(round_number, k, clients, clients.state.client(k)), given)
+
+    def _local(self, round_number: int, k: int, clients: ClientState, tensors: Tensors) -> Local:
+        """The view of client k for hooks outside training: the model works on copies of these tensors."""
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         loss_gradient, _ = self._attach(k, tensors, [])
         return replace(self._view(round_number, k, clients, tensors), loss_gradient=loss_gradient, tensors=tensors)
@@ -221,7 +223,8 @@ class ReferenceEngine:
         if not self.method.personal:
             return clients.state.client(k)
         with self._seeded("tested", round_number, k):
-            local = self.local(round_number, k, clients)
+            begun = clients.start.client(k) if self.method.keeps_start else {}
+            local = self._local(round_number, k, clients, clients.state.client(k) | begun)
             tested = local.tensors | self.method.tested(local)
         if self.method.settle:
             tested = {name: tensor.detach().clone() for name, tensor in tested.items()}

@@ -14,6 +14,7 @@ from torch import nn
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
+from factorized_fl.core.stack import load_untied, untied_state
 from factorized_fl.export.card import model_card
 from factorized_fl.export.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, package_json
 from factorized_fl.methods import fingerprints
@@ -104,7 +105,7 @@ def export_client(
     channels, size = scenario.images.shape[1], scenario.images.shape[-1]
     model = initial_model(config, len(client.classes), channels, scenario.labels_agree)
     tensors = federation.engine.tested(rounds, k, federation.clients)
-    model.load_state_dict({key: tensor.detach().cpu() for key, tensor in tensors.items()})
+    load_untied(model, {key: tensor.detach().cpu() for key, tensor in tensors.items()})
     package = Package(
         name=name,
         method=config.method,
@@ -122,7 +123,7 @@ def export_client(
     images = scenario.images[client.test]
     labels = client.labelling[scenario.labels[client.test]]
     # The fingerprint describes the client's images, so it is not part of the exported model.
-    folded = fold(model.eval()).state_dict()
+    folded = untied_state(fold(model.eval()))
     weights = {key: tensor.contiguous() for key, tensor in folded.items() if key != fingerprints.NAME}
     pixels = package.network(weights)
     with plain_errors(out):

@@ -18,6 +18,7 @@ from torch import nn
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.options import make
+from factorized_fl.core.stack import load_untied
 from factorized_fl.nn import build_model
 from factorized_fl.tasks.augment import normalise
 
@@ -56,7 +57,7 @@ class Package:
     def network(self, weights: dict[str, torch.Tensor]) -> nn.Module:
         """Return the network with these weights; its input is raw pixels."""
         network = self.build()
-        network.load_state_dict(weights)
+        load_untied(network, weights)
         return FromPixels(network, self.mean, self.std).eval()
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from factorized_fl.report.exports import Rows, client_rows, downloads
-from factorized_fl.report.tables import format_bytes
+from factorized_fl.report.tables import HEADINGS, comparison_cells
 from factorized_fl.results.comparison import BASELINE, Variant, Verdict, difference_lines, group_runs
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.schema import Record
@@ -22,20 +22,21 @@ def comparison_document(runs: Sequence[RunFiles]) -> Record:
     references = range(len(variants)) if pairs <= _MOST_DIFFERENCES else [] if reference is None else [reference]
     notes += _seed_notes([(variants[at], other) for at in references for other in variants])
     differences = {
-        str(base): {
-            str(other): [_difference(verdict) for verdict in variants[other].against(variants[base])]
+        str(at): {
+            str(other): [_difference(verdict) for verdict in variants[other].against(variants[at])]
             for other in range(len(variants))
-            if other != base
+            if other != at
         }
-        for base in references
+        for at in references
     }
-    rows = [_variant_row(variant, None if reference is None else variants[reference]) for variant in variants]
+    base = None if reference is None else variants[reference]
+    rows = [_variant_row(variant, base) for variant in variants]
     return {
         "variants": rows,
         "reference": reference,
         "differences": differences,
         "headline": _headline(rows, reference),
-        "downloads": downloads("comparison", table_rows(rows), client_rows(runs)),
+        "downloads": downloads("comparison", _table(variants, base), client_rows(runs)),
         "notes": notes,
     }
 
@@ -96,23 +97,15 @@ def _headline(rows: Sequence[Record], reference: int | None) -> str:
     if best is rows[reference or 0]:
         return f"{text}: on average no federation beat training alone."
     text += f"; alone it is {100 * alone:.1f}%."
-    if len(equal) > 1:
+    if len(equal) > 1 or not best["compared"]:
         return text
     return f"{text} It helped {best['helped']} of {best['compared']} clients and harmed {best['harmed']}."
 
 
-def table_rows(rows: Sequence[Record]) -> Rows:
+def _table(variants: Sequence[Variant], base: Variant | None) -> Rows:
     """Return the comparison as a table of strings, accuracies in percent."""
-    heading = ["method", "seeds", "accuracy", "± clients", "± seeds", "beat Stand-Alone", "helped", "harmed"]
-    table = [[*heading, "up", "down", "seconds"]]
-    for row in rows:
-        percents = [_number(row[name], 100, 2) for name in ("accuracy", "client_spread", "seed_spread")]
-        counts = [f"{row['better']} of {row['compared']}" if row["compared"] else "-"]
-        counts += [str(row[name]) if row["compared"] else "-" for name in ("helped", "harmed")]
-        sent = [format_bytes(row[way]) for way in ("up", "down")]
-        table.append([row["label"], str(len(row["seeds"])), *percents, *counts, *sent, _number(row["seconds"], 1, 1)])
-    return table
-
-
-def _number(value: float | None, factor: float, digits: int) -> str:
-    return "-" if value is None else f"{factor * value:.{digits}f}"
+    rows = [["method", "seeds", *HEADINGS, "seconds"]]
+    for variant in variants:
+        seconds = "-" if variant.seconds is None else f"{variant.seconds:.1f}"
+        rows.append([variant.label, str(len(variant.runs)), *comparison_cells(variant.row(base)), seconds])
+    return rows

@@ -39,13 +39,8 @@ def method_cost(method: Method) -> MethodCost:
         formula_a=formula["formula_a_bytes"] * CLIENTS / 1e9,
         formula_b=formula["formula_b_bytes"] * CLIENTS / 1e9,
         serialised=(up * ROUNDS + down * (ROUNDS - 1)) * CLIENTS / 1e9,
-        published=_published(method),
+        published=method.card.published_gb,
     )
-
-
-def _published(method: Method) -> float | None:
-    """Return the paper's number, if there is one."""
-    return method.card.published_gb
 
 
 def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> tuple[int, int]:

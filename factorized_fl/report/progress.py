@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from factorized_fl.config import Config
+from factorized_fl.core.server import Sampling
 from factorized_fl.data.images import counting
 from factorized_fl.report.tables import format_bytes
 from factorized_fl.results.schema import Record
@@ -86,7 +87,7 @@ class ProgressObserver:
         """Set the bar to the number of clients to train in all rounds."""
         config = federation.config
         self.rounds = config.rounds
-        self.per_round = max(1, int(config.fraction * config.clients + 0.5))  # as rounds sample them
+        self.per_round = Sampling(config.seed, config.clients, config.fraction).per_round
         total = self.rounds * self.per_round
         self.bar.update(self.task, total=total, completed=done * self.per_round, note="")
 

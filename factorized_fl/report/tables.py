@@ -6,9 +6,11 @@ from rich.table import Table
 from rich.text import Text
 
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.results.comparison import Comparison as Comparison
+from factorized_fl.results.comparison import Comparison
 from factorized_fl.results.reading import divergence_line, method_title
 from factorized_fl.results.schema import Record
+
+HEADINGS = ("accuracy", "± clients", "± seeds", "beat Stand-Alone", "helped", "harmed", "up", "down")
 
 
 def format_bytes(count: float | None) -> str:
@@ -65,26 +67,29 @@ def result_table(summary: Record) -> Table:
     return table
 
 
+def comparison_cells(row: Comparison | None) -> list[str]:
+    """Return a comparison's row as text in the columns of HEADINGS, with accuracies in percent."""
+    if row is None:
+        return ["-"] * len(HEADINGS)
+    percents = (row.accuracy, row.client_spread, row.seed_spread)
+    counts = (f"{row.better} of {len(row.verdicts)}", *(str(len(row.clients(word))) for word in ("helped", "harmed")))
+    return [
+        *("-" if share is None else f"{100 * share:.2f}" for share in percents),
+        *(count if row.verdicts else "-" for count in counts),
+        *(format_bytes(count) for count in (row.up_bytes, row.down_bytes)),
+    ]
+
+
 def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
-    """Return the comparison as a table."""
-    table = Table(title=title, title_justify="left")
-    headings = ("method", "accuracy", "± clients", "± seeds", "beat Stand-Alone", "helped", "harmed", "up", "down")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    """Return the comparison as a table for a terminal."""
+    table = Table("method", title=title, title_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right")
     best = max(row.accuracy for row in rows)
     for row in rows:
-        accuracy = f"{100 * row.accuracy:.2f}%"
-        table.add_row(
-            method_title(row.method),
-            Text(accuracy, style="bold" if row.accuracy == best else ""),
-            f"{100 * row.client_spread:.2f}",
-            "-" if row.seed_spread is None else f"{100 * row.seed_spread:.2f}",
-            f"{row.better} of {len(row.verdicts)}" if row.verdicts else "-",
-            str(len(row.clients("helped"))) if row.verdicts else "-",
-            str(len(row.clients("harmed"))) if row.verdicts else "-",
-            format_bytes(row.up_bytes),
-            format_bytes(row.down_bytes),
-        )
+        accuracy, *cells = comparison_cells(row)
+        style = "bold" if row.accuracy == best else ""
+        table.add_row(method_title(row.method), Text(f"{accuracy}%", style=style), *cells)
     return table
 
 

@@ -6,12 +6,12 @@ import torch
 
 from factorized_fl.config import Config
 from factorized_fl.core.ledger import FINGERPRINT, Load
-from factorized_fl.core.roles import roles
 from factorized_fl.core.server import Downloads, Losses, Sampling, ServerState
+from factorized_fl.core.stack import untied_state
 from factorized_fl.core.views import Cost, Tensors
 from factorized_fl.methods.fingerprints import plausible
 from factorized_fl.silo.messages import BadMessage
-from factorized_fl.simulate.build import initial_model, travels, untied_state
+from factorized_fl.simulate.build import initial_model, travelling
 
 STRIKES = 3  # bad updates in a row after which a site is quarantined
 
@@ -26,9 +26,8 @@ class Memory:
         # The body of a model does not depend on the number of classes, and the rest never comes here.
         model = initial_model(config, 2, config.channels, labels_agree=False)
         first = untied_state(model)
-        self.roles = {name: role for name, role in roles(model).items() if name in first}
+        self.roles, shared = travelling(self.method, model, labels_agree=False)
         self.body = {name: first[name] for name, role in self.roles.items() if not role.head}
-        shared = [name for name, role in self.roles.items() if travels(self.method, role, labels_agree=False)]
         stack = {name: torch.stack([first[name]] * count) for name in shared}
         self.server = ServerState(
             self.method,

@@ -11,10 +11,10 @@ from torch import nn
 from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.roles import Role, canonical_names, roles, trainable
+from factorized_fl.core.roles import Role, roles, trainable
 from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
-from factorized_fl.core.stack import ClientStack
+from factorized_fl.core.stack import ClientStack, untied_state
 from factorized_fl.core.views import Tensors
 from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation, scramble, try_validation
 from factorized_fl.data.sources import load, normalisation
@@ -94,6 +94,8 @@ def build_federation(
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
     """
+    if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
+        torch.cuda.set_device(device)
     method = config.build_method()
     scenario = _scenario_for(method, config, scenario)
     channels = scenario.images.shape[1]
@@ -102,8 +104,7 @@ def build_federation(
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
-    role_of = {name: role for name, role in roles(model).items() if name in next(iter(initial.values()))}
-    shared = frozenset(name for name, role in role_of.items() if travels(method, role, scenario.labels_agree))
+    role_of, shared = travelling(method, model, scenario.labels_agree)
     state = ClientStack(
         {name: t.to(device) for name, t in state.common.items()},
         [{name: t.to(device) for name, t in own.items()} for own in state.own],
@@ -117,12 +118,12 @@ def build_federation(
     clients = ClientState(
         method,
         role_of,
-        shared,
+        frozenset(shared),
         state=state,
         trained=trainable(model),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
-        kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
+        kept=[method.keeps(state.client(k), frozenset(shared)) for k in range(len(state))],
         models=method.further_models,
         extra_up=method.extra_up(templates),
         extra_down=method.extra_down(templates),
@@ -137,8 +138,8 @@ def build_federation(
         start=clients.start.common,
         aliased=True,
     )
-    task = Task(config, method, scenario, models, role_of, shared, device)
-    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, task))
+    task = Task(config, method, scenario, models, role_of, clients.shared, device)
+    return Federation(config, scenario, method, role_of, clients.shared, clients, server, build_engine(engine, task))
 
 
 def _scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
@@ -156,12 +157,6 @@ def _scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenari
         size = " x ".join(map(str, pixels))
         raise UserError(f"Images of {size} pixels are too small: set image_size to {FEWEST_PIXELS} or more.")
     return scenario
-
-
-def untied_state(model: nn.Module) -> Tensors:
-    """The model's tensors, each under its canonical name: a tensor that two modules share occurs once."""
-    names = canonical_names(model)
-    return {name: tensor for name, tensor in model.state_dict().items() if names[name] == name}
 
 
 def _fingerprint_images(
@@ -193,6 +188,17 @@ def initial_model(config: Config, classes: int, channels: int, labels_agree: boo
             head_width=config.head_width,
         )
     return config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), labels_agree)
+
+
+def travelling(method: Method, model: nn.Module, labels_agree: bool) -> tuple[dict[str, Role], list[str]]:
+    """The roles of the model's tensors, and the names of those that leave a client, both in the model's order.
+
+    Frozen parameters stay: they are equal everywhere, and a mean of equal numbers may be rounded to another number.
+    """
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    own = untied_state(model)
+    role_of = {name: role for name, role in roles(model).items() if name in own}
+    return role_of, [n for n, role in role_of.items() if n not in frozen and travels(method, role, labels_agree)]
 
 
 def travels(method: Method, role: Role, labels_agree: bool) -> bool:

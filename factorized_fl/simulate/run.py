@@ -67,7 +67,6 @@ def run(
                 warnings.warn(f"'{directory.path}' was already complete; '{data}' was ignored.", stacklevel=2)
             return directory
         if place.type == "cuda":
-            torch.cuda.set_device(place)  # kernels and streams of the fast engine use the current device
             torch.cuda.reset_peak_memory_stats(place)
         federation = build_federation(config, scenario or build_scenario_of(config, data), place)
         who = describe_clients(federation.scenario)
@@ -85,7 +84,8 @@ def find_device(name: str) -> str:
     """The device to train on; "auto" is a GPU if there is one. Raises UserError if there is no such device."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu" or (name.startswith("cuda") and torch.cuda.is_available()):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (gpus and name == "cuda") or name in (f"cuda:{index}" for index in range(gpus)):
         return name
     raise UserError(f"There is no device '{name}' here: use cpu or auto.")
 

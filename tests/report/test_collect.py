@@ -201,6 +201,14 @@ def test_equals_share_the_headline(tmp_path: Path) -> None:
     )
 
 
+def test_a_best_method_without_a_common_seed_is_not_said_to_have_helped(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone", seed=1, correct=[40] * 4)
+    write_run(tmp_path / "a", "fedavg", seed=2)
+    comparison = collect([tmp_path])["comparison"]
+    assert comparison["headline"] == "FedAvg has the highest mean accuracy, 50.0% (one seed); alone it is 40.0%."
+    assert "| FedAvg | 1 | 50.00 | 0.00 | - | - | - | - |" in comparison["downloads"]["comparison.md"]
+
+
 def test_a_comparison_that_goes_on_says_so(tmp_path: Path) -> None:
     write_run(tmp_path / "alone", "stand-alone", correct=[40] * 4)
     write_run(tmp_path / "a", "fedavg", complete=False)

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from factorized_fl.core.clients import ClientState
 from factorized_fl.core.stack import ClientStack
-from factorized_fl.core.views import Evaluated, Local, Tensors, Trained
+from factorized_fl.core.views import Evaluated, Tensors, Trained
 from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
@@ -200,9 +200,9 @@ class CudaEngine:
             for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
         }
 
-    def local(self, round_number: int, k: int, clients: ClientState) -> Local:
-        """Return the reference engine's view of client k."""
-        return self.reference.local(round_number, k, clients)
+    def receive(self, round_number: int, k: int, clients: ClientState, given: Tensors) -> Tensors:
+        """Return what the method's hook makes of a download, in the reference engine."""
+        return self.reference.receive(round_number, k, clients, given)
 
     def tested(self, round_number: int, k: int, clients: ClientState) -> Tensors:
         """Return the tensors of the model that `evaluate` tests for client k."""

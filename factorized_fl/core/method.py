@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from factorized_fl.core.card import Card
 from factorized_fl.core.mixing import own_tensors
 from factorized_fl.core.options import check, option
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Batch, Local, Mixing, Phase, Roles, Server, Tensors
-from factorized_fl.methods.cards import Card
 
 SETTLE = "after local training re-estimate BatchNorm's running statistics on training images without augmentation"
 
@@ -113,11 +113,14 @@ class Method:
         return False
 
     def extra_up(self, shared: Tensors) -> Tensors:
-        """Zeros in the shape of each payload that a client sends besides the shared tensors, one row each."""
+        """A tensor in the shape and type of each payload that a client sends besides the shared tensors.
+
+        Of `shared`, and of what is returned, only names, shapes and types count.
+        """
         return {}
 
     def extra_down(self, shared: Tensors) -> Tensors:
-        """Zeros in the shape of each payload that a client receives besides the shared tensors, one row each."""
+        """A tensor in the shape and type of each payload that a client receives besides the shared tensors."""
         return {}
 
     # -- matching
