@@ -203,7 +203,7 @@ def test_a_coordinator_whose_checkpoint_is_damaged_goes_on_from_the_round_before
         assert RunDirectory(kit.run).metrics() == undisturbed[party]
     for path in (directory.checkpoint_path, directory.previous_path):
         path.write_bytes(b"torn")
-    with pytest.raises(UserError, match="put it back from a copy, or begin again with new kits"):
+    with pytest.raises(UserError, match="restore it from a copy, or begin again with new kits"):
         Loopback(kits, {}).run()
 
 
