@@ -2,23 +2,19 @@
 
 from dataclasses import dataclass
 
-import torch
-
 import factorized_fl as ffl
-from factorized_fl.core.mixing import cosine
+from factorized_fl.core.mixing import Sparse, cosine
 
 
 @ffl.register
 @dataclass(frozen=True)
 class NearestNeighbours(ffl.Method):
-    """Average with the few clients whose first layer is most like one's own."""
+    """Average with the few clients that have the most similar first layer."""
 
     name = "nearest-neighbours"
-    title = "Nearest neighbours"
-    paper = "an example"
-    row = ("dense", "SGD", "body and norm", "mean over the nearest")
+    card = ffl.Card("Nearest neighbours", "an example", travels="body and norm", mixing="mean over the nearest")
 
-    neighbours: int = ffl.option(2, "how many others to average with", low=1)
+    neighbours: int = ffl.option(2, "number of other clients to average with", low=1)
 
     def shares(self, role: ffl.Role) -> bool:
         return role.kind in ("body", "norm") and not role.head
@@ -28,5 +24,5 @@ class NearestNeighbours(ffl.Method):
         similarity = cosine(first - first.mean(0)).fill_diagonal_(2.0)
         similarity[:, ~server.received] = -2.0
         nearest = similarity.topk(min(self.neighbours + 1, len(similarity))).indices
-        matrix = torch.zeros_like(similarity).scatter_(1, nearest, 1.0) * server.received
-        return ffl.Mixing(matrix / matrix.sum(1, keepdim=True), similarity)
+        shares = server.received[nearest].double()
+        return ffl.Mixing(Sparse(nearest, shares / shares.sum(1, keepdim=True)), similarity)

@@ -1,4 +1,4 @@
-"""A federation small enough for a test: four clients, two domains of little grey pictures, a few steps."""
+"""A federation small enough for a test: four clients, two domains of small grey images, a few steps."""
 
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,13 @@ def tiny_config(method: str = "factorized-fl", **settings: Any) -> Config:
 
 
 def write_config(path: Path, **settings: Any) -> Path:
-    """The same as a file."""
+    """Writes the configuration of `tiny_config` to a file."""
     path.write_text("".join(f"{key} = {to_toml_value(value)}\n" for key, value in {**TABLE, **settings}.items()))
     return path
 
 
 def tiny_set(name: str = "bars", classes: int = 3, count: int = 60, seed: int = 0) -> ImageSet:
-    """Class c is a bright row c on noise: learnable in a few steps."""
+    """Images with a bright row c on noise for class c: learnable in a few steps."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % classes
     images = rng.integers(0, 120, (count, 1, 8, 8))
@@ -67,7 +67,7 @@ def tiny_federation(method: str = "factorized-fl", **settings: Any) -> Federatio
 
 
 def write_folder(root: Path, domains: tuple[ImageSet, ...] | None = None) -> Path:
-    """The same images as a folder of domains of classes."""
+    """Writes the images as files in root/domain/class."""
     for domain in domains or (tiny_set("bars", 3), tiny_set("lines", 5, 80, seed=1)):
         for index, (image, label) in enumerate(zip(domain.images, domain.labels, strict=True)):
             folder = root / domain.name / domain.classes[int(label)]

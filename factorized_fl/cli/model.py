@@ -36,7 +36,8 @@ def export_command(
 ) -> None:
     """Export a client's model: dense weights, ONNX, class names, preprocessing, a model card."""
     from factorized_fl.export.export import export_run
-    from factorized_fl.silo.agreement import FEDERATION, read_kit
+    from factorized_fl.results.schema import FEDERATION
+    from factorized_fl.silo.agreement import read_kit
     from factorized_fl.silo.settings import read_settings
     from factorized_fl.silo.site import export_now
 

@@ -10,8 +10,9 @@ import typer
 
 from factorized_fl.cli.common import console
 from factorized_fl.core.errors import UserError
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import control, journal, status, supervise
-from factorized_fl.silo.agreement import AUTHORITY, COORDINATOR, LOOPBACK, Kit, read_kit
+from factorized_fl.silo.agreement import AUTHORITY, LOOPBACK, Kit, read_kit
 from factorized_fl.silo.preflight import refuse_leftovers, refuse_links
 from factorized_fl.silo.settings import Settings, has_settings, read_settings
 

@@ -35,9 +35,9 @@ def watch_command(
     port: Annotated[int, typer.Option("--port", help="Port to serve at; 0: any free port.", min=0, max=65535)] = 0,
 ) -> None:
     """Serve the page of a run in progress, which updates itself. Stop with Ctrl-C."""
-    from factorized_fl.report.watch import serve
+    from factorized_fl.report.watch import page_server
 
-    with serve(run, port) as server:
+    with page_server(run, port) as server:
         console.print(f"Watching {run} at {server.url} (stop with Ctrl-C)", highlight=False, soft_wrap=True)
         try:
             server.serve_forever(poll_interval=0.2)

@@ -27,7 +27,7 @@ from factorized_fl.presets import DEMO_METHODS
 if TYPE_CHECKING:
     from factorized_fl.config import Config
     from factorized_fl.report.progress import ProgressObserver
-    from factorized_fl.report.tables import Comparison
+    from factorized_fl.results.comparison import Comparison
     from factorized_fl.results.rundir import Record
     from factorized_fl.simulate.build import Federation
     from factorized_fl.simulate.run import Observer
@@ -84,7 +84,8 @@ def run_command(
     from factorized_fl.report.progress import ProgressObserver
     from factorized_fl.report.tables import result_table
     from factorized_fl.report.tensorboard import TensorBoardObserver
-    from factorized_fl.results.verdict import diverged, divergence_line
+    from factorized_fl.results.reading import divergence_line
+    from factorized_fl.results.schema import diverged
 
     config = api.configure(preset, method, **parse_settings(settings))
     out = out or api.default_directory(config)

@@ -1,52 +1,29 @@
 """Checks of what a method returns, so that a mistake in a method never passes for a result."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.views import Mixing, Roles, Server, Tensors
+from factorized_fl.core.method import Method
+from factorized_fl.core.views import Mixing, Server, Tensors
 
 
-class MixingMethod(Protocol):
-    """The part of a method that the server's half of a round needs."""
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-
-    @property
-    def needs_start(self) -> bool:
-        """Whether `mix` reads `Server.start`."""
-
-    @property
-    def fingerprint_is_shared(self) -> bool:
-        """Whether the fingerprint is part of the shared tensors."""
-
-    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """The vector that a client is matched by."""
-
-    def extra_up(self, shared: Tensors) -> Tensors:
-        """A tensor in the shape and type of each payload that a client sends besides the shared tensors."""
-
-    def extra_down(self, shared: Tensors) -> Tensors:
-        """A tensor in the shape and type of each payload that a client receives besides the shared tensors."""
-
-    def mix(self, server: Server) -> Mixing:
-        """The mixing of a round."""
-
-
-def checked_mixing(method: MixingMethod, server: Server) -> Mixing:
+def checked_mixing(method: Method, server: Server) -> Mixing:
     """The method's mixing; raises UserError if it is malformed or if `mix` changed its inputs in place."""
     parts = (server.stack, server.start, server.state, server.extra, server.initial)
     given = [item for part in parts for item in part.items()]
+    for name in ("fingerprints", "sizes", "received", "updated"):  # the server keeps them: a change would stay
+        if (tensor := getattr(server, name)) is not None:
+            given.append((name, tensor))
     before = [tensor._version for _, tensor in given]  # PyTorch counts changes in place
     mixing = method.mix(server)
     if changed := [name for (name, tensor), version in zip(given, before, strict=True) if tensor._version != version]:
         raise UserError(f"The mix of {method.name} changes {changed[0]} in place: make a new tensor instead.")
     count = len(server.sizes)
-    if not isinstance(mixing, Mixing) or any(w.count != count for w in (mixing.weights, *mixing.others.values())):
+    if not isinstance(mixing, Mixing) or any(
+        getattr(weights, "count", None) != count for weights in (mixing.weights, *mixing.others.values())
+    ):
         raise UserError(f"The mix of {method.name} must return a Mixing of {count} x {count} clients.")
     for weights in (mixing.weights, *mixing.others.values()):
         if complaint := weights.complaint():
@@ -57,7 +34,8 @@ def checked_mixing(method: MixingMethod, server: Server) -> Mixing:
     complaints = {
         "others names a tensor that does not travel": mixing.others.keys() - shapes.keys(),
         "rows names a tensor that does not travel": mixing.rows.keys() - shapes.keys(),
-        "rows must have the tensor's shape after one row, or one for each participant": any(
+        "rows must have the tensor's shape after one row, or one for each participant": not _tensors(mixing.rows)
+        or any(
             name in shapes and (rows.shape[1:] != shapes[name] or rows.shape[0] not in (1, here))
             for name, rows in mixing.rows.items()
         ),

@@ -11,6 +11,7 @@ import torch
 
 from factorized_fl.core.answers import checked_payload
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT
+from factorized_fl.core.method import Method
 from factorized_fl.core.stack import ClientStack
 from factorized_fl.core.views import Evaluated, Roles, Tensors, Trained
 
@@ -42,31 +43,12 @@ class Engine(Protocol):
         """Returns the tensors that client k begins a round with: calls the method's hook with a download."""
 
 
-class ClientMethod(Protocol):
-    """The part of a method that the clients' half of a round needs."""
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-
-    @property
-    def fingerprint_is_shared(self) -> bool:
-        """Whether the fingerprint is part of the shared tensors."""
-
-    @property
-    def receives(self) -> bool:
-        """Whether `receive` is the method's own."""
-
-    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """The vector that a client is matched by."""
-
-
 class ClientState:
     """Everything that stays with K clients: tensors, momentum, kept tensors, further models."""
 
     def __init__(
         self,
-        method: ClientMethod,
+        method: Method,
         roles: Roles,
         shared: frozenset[str],
         *,

@@ -69,10 +69,9 @@ class Payloads:
 
     def add(self, name: str, rows: torch.Tensor) -> None:
         """Notes one tensor, given as a row for each client."""
-        if rows.stride(0) == 0:  # one row, repeated without a copy
-            nonzero = occupied(rows[:1].detach()).flatten(1).sum(1).tolist() * len(rows)
-        else:
-            nonzero = occupied(rows.detach()).flatten(1).sum(1).tolist()
+        repeated = rows.stride(0) == 0  # one row, repeated without a copy
+        nonzero = occupied((rows[:1] if repeated else rows).detach())[:, None].flatten(1).sum(1).tolist()
+        nonzero = nonzero * len(rows) if repeated else nonzero
         self.entries.append((name, tuple(rows.shape[1:]), rows.dtype, nonzero))
 
     def noting(self, items: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

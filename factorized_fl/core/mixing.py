@@ -55,7 +55,7 @@ class Mean:
 
     def complaint(self) -> str:
         """Checks the row."""
-        return _complaint(self.row[None])
+        return _complaint(self.row[None]) if self.row.dim() == 1 else "the mean needs one weight for each client"
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The row."""
@@ -241,7 +241,7 @@ def weigh(rows: torch.Tensor, stacked: torch.Tensor) -> torch.Tensor:
 
     Weight zero excludes a client even if its tensors are NaN; a weight above zero makes the result NaN.
     """
-    flat = stacked.flatten(1)
+    flat = stacked[:, None].flatten(1)  # also where each client has a single number
     weights, diverged = rows.to(flat), ~flat.isfinite().all(1)
     mixed = weights @ flat.masked_fill(diverged[:, None], 0.0)  # 0 * nan would be nan
     mixed.masked_fill_(((weights != 0) & diverged).any(1)[:, None], torch.nan)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from factorized_fl.core.answers import MixingMethod, checked_mixing
+from factorized_fl.core.answers import checked_mixing
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT, Load, Payloads
+from factorized_fl.core.method import Method
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.views import Mixing, Roles, Server, Tensors
 
@@ -87,7 +88,7 @@ class ServerState:
 
     def __init__(
         self,
-        method: MixingMethod,
+        method: Method,
         roles: Roles,
         *,
         seed: int,

@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from factorized_fl.core.card import Card
 from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.method import Method
 from factorized_fl.core.options import make
 from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
-from factorized_fl.methods.base import Method
-from factorized_fl.methods.cards import Card
 from factorized_fl.methods.clustered_fl import ClusteredFL
 from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
 from factorized_fl.methods.fedavg import FedAvg

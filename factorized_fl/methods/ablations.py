@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from factorized_fl.core.card import Card
 from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Mixing, Server
-from factorized_fl.methods.cards import Card
 from factorized_fl.methods.factorized import PAPER, Factorized, FactorizedFL, count_factors
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import LAYOUTS

@@ -34,7 +34,7 @@ class ClusteredFL(FedAvg):
 
     def mix(self, server: Server) -> Mixing:
         """Splits the clusters that meet the criterion, then averages inside the new clusters."""
-        updates = torch.cat([(server.stack[n] - server.start[n]).flatten(1) for n in sorted(server.stack)], 1)
+        updates = torch.cat([(server.stack[n] - server.start[n])[:, None].flatten(1) for n in sorted(server.stack)], 1)
         similarity = cosine(updates)
         clusters = server.state.get("clusters", torch.zeros(len(updates), dtype=torch.int64)).clone()
         norms = torch.zeros(2, dtype=torch.float64)

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from factorized_fl.core.card import Card
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import FINGERPRINT
+from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import Dense, cosine, in_place, similar_peers, softmax_over
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role, last_body_v
 from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
-from factorized_fl.methods.base import Method
-from factorized_fl.methods.cards import Card
 from factorized_fl.methods.fingerprints import blur, likeness, make_room
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import LAYOUTS, head_mu_xavier

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from factorized_fl.core.card import Card
+from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Mixing, Server
-from factorized_fl.methods.base import Method
-from factorized_fl.methods.cards import Card
 
 
 @dataclass(frozen=True)

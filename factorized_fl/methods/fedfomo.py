@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from factorized_fl.core.card import count_model
+from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import Dense
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
-from factorized_fl.methods.base import Method
-from factorized_fl.methods.cards import count_model
 from factorized_fl.methods.fedavg import FedAvg
 
 
@@ -116,7 +116,7 @@ class FedFOMO(FedAvg):
             return None
         square = torch.zeros(len(tried), dtype=torch.float64)
         for stacked in models.values():
-            square = (stacked[1:] - stacked[0]).double().flatten(1).square().sum(1) + square.to(stacked.device)
+            square = (stacked[1:] - stacked[0]).double()[:, None].flatten(1).square().sum(1) + square.to(stacked.device)
         weights = (losses[0] - losses[1:]) / (square.sqrt().cpu() + 1e-5)
         # The loss of a model that diverged is no evidence for or against it.
         return weights.nan_to_num(0.0, 0.0, 0.0)

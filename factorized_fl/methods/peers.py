@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from factorized_fl.core.card import Card
+from factorized_fl.core.method import SETTLE
 from factorized_fl.core.mixing import Dense, weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Mixing, Server
-from factorized_fl.methods.base import SETTLE
-from factorized_fl.methods.cards import Card
 from factorized_fl.methods.factorized import FactorizedByImages, count_factors
 from factorized_fl.methods.fingerprints import likeness, trust
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from factorized_fl.core.card import Card
+from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role, find_head
 from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
-from factorized_fl.methods.base import Method
-from factorized_fl.methods.cards import Card
 from factorized_fl.nn.lowrank import low_rank
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from factorized_fl.methods.base import Method
-from factorized_fl.methods.cards import Card
+from factorized_fl.core.card import Card
+from factorized_fl.core.method import Method
 
 
 @dataclass(frozen=True)

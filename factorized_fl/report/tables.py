@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.results.comparison import Comparison as Comparison
+from factorized_fl.results.comparison import Comparison
 from factorized_fl.results.reading import divergence_line, method_title
 from factorized_fl.results.schema import Record
 

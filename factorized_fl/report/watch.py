@@ -147,9 +147,6 @@ def page_server(path: Path, port: int = 0) -> PageServer:
     return PageServer(path, port)
 
 
-serve = page_server  # for callers that have not been changed yet
-
-
 @contextmanager
 def watching(path: Path, port: int = 0, patience: float = 5.0) -> Iterator[str]:
     """Serve a run's page while the context lasts, and up to `patience` seconds longer if a browser is connected."""

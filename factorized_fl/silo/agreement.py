@@ -22,16 +22,14 @@ import tomli_w
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.options import check, make, option
+from factorized_fl.results.schema import ALONE, COORDINATOR, FEDERATION, RUN
 
 if TYPE_CHECKING:
     from factorized_fl.config import Config
 
-COORDINATOR = "coordinator"
 AUTHORITY = "authority"  # the folder, beside the kits, with the key that signs certificates
 _RESERVED = (COORDINATOR, AUTHORITY, "server")  # the transport uses the last one for the coordinator
-FEDERATION = "federation.toml"
 LOOPBACK = ("localhost", "127.0.0.1")
-RUN, ALONE = "run", "alone"  # folders of a kit
 NOISE_SEED = "noise-seed"  # a file of a site's kit
 _MAY_DIFFER = ("address", "port", "quorum", "deadline")  # only the coordinator acts on these
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -79,11 +77,6 @@ class Kit:
         from factorized_fl.config import from_table
 
         return from_table(self.table)
-
-    @property
-    def plan(self) -> Agreement:
-        """The agreement, under its former name."""
-        return self.agreement
 
     @property
     def is_coordinator(self) -> bool:

@@ -11,7 +11,8 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import EXTRA
 from factorized_fl.methods import METHODS
-from factorized_fl.silo.agreement import AUTHORITY, COORDINATOR, Agreement, make_kit, read_agreement, write_kit
+from factorized_fl.results.schema import COORDINATOR
+from factorized_fl.silo.agreement import AUTHORITY, Agreement, make_kit, read_agreement, write_kit
 from factorized_fl.silo.checks import largest_message
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.build import initial_model, travelling

@@ -124,7 +124,7 @@ def build_federation(
         trained=trainable(model),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
-        kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
+        kept=[method.keeps(state.client(k), frozenset(shared)) for k in range(len(state))],
         models=method.further_models,
         extra_up=method.extra_up(templates),
         extra_down=method.extra_down(templates),

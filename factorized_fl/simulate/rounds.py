@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from factorized_fl.core.ledger import Load, Traffic, count_traffic
-from factorized_fl.core.server import Sampling
+from factorized_fl.core.server import Downloads, Sampling
 from factorized_fl.core.views import Evaluated, Mixing, Tensors, Trained
 from factorized_fl.simulate.build import Federation
 
@@ -18,20 +18,27 @@ def sampling_of(federation: Federation) -> Sampling:
     return Sampling(config.seed, config.clients, config.fraction, config.dropout)
 
 
+def download(federation: Federation, round_number: int, sampled: Sequence[int], answering: Sequence[int]) -> Downloads:
+    """Mixes for the sampled clients and gives those that answer what they receive; returns all downloads."""
+    clients, engine = federation.clients, federation.engine
+
+    def validation_losses(k: int, tensors: Tensors) -> Sequence[float]:
+        return engine.validation_losses(k, clients.state.client(k), tensors)
+
+    clients.reset(answering)
+    downloads = federation.server.prepare(round_number, sampled, validation_losses)
+    rows = {k: row for row, k in enumerate(sampled) if k in answering}
+    clients.receive(round_number, downloads.items(), rows, engine)
+    return downloads
+
+
 def run_round(
     federation: Federation, round_number: int, done: Callable[[int], None] = lambda client: None
 ) -> tuple[list[Record], Mixing | None]:
     """Runs one round; returns the metrics of its clients and the mixing that it began with."""
     clients, server, engine = federation.clients, federation.server, federation.engine
     sampled, answering = sampling_of(federation).draw(round_number)
-
-    def validation_losses(k: int, tensors: Tensors) -> Sequence[float]:
-        return engine.validation_losses(k, clients.state.client(k), tensors)
-
-    clients.reset(answering)
-    downloads = server.prepare(round_number, sampled, validation_losses)
-    rows = {k: row for row, k in enumerate(sampled) if k in answering}
-    clients.receive(round_number, downloads.items(), rows, engine)
+    downloads = download(federation, round_number, sampled, answering)
     server.begin_updates()
     trained = clients.train(round_number, answering, engine, done)
     up = server.keep(answering, clients.send(answering)) if answering else {}

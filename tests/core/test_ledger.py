@@ -1,69 +1,98 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from factorized_fl.core.errors import UserError
-from factorized_fl.core.ledger import formula_bytes, summarise_traffic
-from factorized_fl.core.payload import data_bytes, decode, encode, measure, occupied
+from factorized_fl.core.ledger import EXTRA, Load, Payloads, count_traffic, formula_bytes, measured, total_traffic
+from factorized_fl.core.payload import encode
+from factorized_fl.core.roles import Role
+from factorized_fl.core.server import Sampling
+from factorized_fl.core.views import Cost
 from factorized_fl.methods import METHODS
 from factorized_fl.simulate.rounds import run_round
 from tests.tiny import tiny_federation
 
-TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8]
+ROLES = {"mu": Role("mu", False), "u": Role("u", False), "t": Role("body", False), "fingerprint": Role("stat", False)}
 
 
-def sizes(tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
-    return measure({n: (tuple(t.shape), t.dtype, int(occupied(t).sum())) for n, t in tensors.items()})
+def sparse_rows() -> dict[str, torch.Tensor]:
+    """Rows of three clients with different numbers of zeros; `t` is a single number of each client."""
+    mu = torch.ones(3, 50, 40)
+    mu[0, 5:], mu[1, 20:] = 0.0, 0.0
+    return {"mu": mu, "u": torch.randn(3, 9), "t": torch.tensor([1.0, 0.0, 2.0]), EXTRA + "c": torch.zeros(3, 7)}
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    shapes=st.lists(st.lists(st.integers(0, 40), max_size=3), min_size=1, max_size=4),
-    density=st.floats(0, 1),
-    kind=st.sampled_from(TYPES),
-    seed=st.integers(0, 1000),
-)
-def test_payload_round_trips_exactly_and_is_as_long_as_measured(shapes, density, kind, seed) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for index, shape in enumerate(shapes):
-        values = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < density)
-        tensors[f"layer{index}.weight"] = (values * 100).to(kind) if kind == torch.uint8 else values.to(kind)
-    content = encode(tensors)
-    back = decode(content)
-    assert back.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert back[name].dtype == tensor.dtype
-        assert back[name].shape == tensor.shape
-        assert torch.equal(back[name], tensor)
-    assert len(content) == sizes(tensors)[1]
-    numbers = sum(data_bytes(tuple(t.shape), t.dtype, int(occupied(t).sum())) for t in tensors.values())
-    assert len(content) == 8 + int.from_bytes(content[:8], "little") + numbers  # a header, and the numbers by tensor
+# -- payloads
 
 
-def test_minus_zero_and_nan_survive() -> None:
-    tensor = torch.zeros(4000)
-    tensor[7], tensor[9] = -0.0, float("nan")
-    back = decode(encode({"mu": tensor}))["mu"]
-    assert torch.equal(back.view(torch.int32), tensor.view(torch.int32))
+def test_a_load_is_the_length_of_each_clients_encoded_tensors() -> None:
+    rows = sparse_rows()
+    sent = Payloads([4, 2, 7], ROLES)
+    assert [name for name, _ in sent.noting(rows.items())] == list(rows)
+    loads = sent.loads()
+    assert list(loads) == [4, 2, 7]
+    for row, load in enumerate(loads.values()):
+        assert load.bytes == len(encode({name: tensor[row] for name, tensor in rows.items()}))
+    assert len({load.bytes for load in loads.values()}) == 3
+    found = loads[7]
+    assert found.roles == {"mu": 4 * 2000, "u": 36, "body": 4, "extra": 28}
+    assert found.parameters == 2000 + 9 + 1 + 7
 
 
-@pytest.mark.parametrize(("survivors", "most"), [(0.0, 0.01), (0.01, 0.03), (0.15, 0.25), (1.0, 1.01)])
-def test_sparse_mu_costs_what_it_should(survivors: float, most: float) -> None:
-    """15% survivors: a bit mask and the values, 1/32 + 0.15 of dense."""
-    mu = torch.randn(256, 256, 3, 3).masked_fill(torch.rand(256, 256, 3, 3) >= survivors, 0.0)
-    content = encode({"mu": mu})
-    assert len(content) < most * mu.numel() * 4
-    assert torch.equal(decode(content)["mu"], mu)
-    assert len(content) == sizes({"mu": mu})[1]
+@pytest.mark.parametrize("name", ["mu", "u", "t"])
+def test_a_row_that_is_repeated_without_a_copy_is_counted_like_its_copies(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sparse_rows()[name][:1]
+    expanded = one.expand(5, *one.shape[1:])
+    looked: list[int] = []
+
+    def occupied(tensor: torch.Tensor) -> torch.Tensor:
+        looked.append(tensor.numel())
+        return usual(tensor)
+
+    from factorized_fl.core import ledger
+
+    usual = ledger.occupied
+    copied, repeated = Payloads(range(5), ROLES), Payloads(range(5), ROLES)
+    copied.add(name, expanded.clone())
+    monkeypatch.setattr(ledger, "occupied", occupied)
+    repeated.add(name, expanded)
+    assert looked == [one.numel()]  # one row is looked at, not five
+    assert repeated.entries == copied.entries
+    assert repeated.loads() == copied.loads()
+    assert repeated.loads()[0].bytes == len(encode({name: one[0]}))
 
 
-def test_damaged_payload_is_refused() -> None:
-    content = encode({"mu": torch.eye(100)})
-    for bad in (b"", content[:50], b"x" * 200):
-        with pytest.raises(UserError, match="damaged"):
-            decode(bad)
+def test_copies_multiply_a_load() -> None:
+    sent = Payloads([0, 2], ROLES)
+    sent.add("u", torch.ones(2, 9))
+    once = sent.loads()[0]
+    assert sent.loads(torch.tensor([3, 5, 0])) == {
+        0: Load(27, 3 * once.bytes, {"u": 108}),
+        2: Load(0, 0, {"u": 0}),
+    }
+
+
+def test_without_tensors_the_load_is_nothing() -> None:
+    assert Payloads([1, 3], ROLES).loads() == {1: Load(), 3: Load()}
+
+
+def test_a_fingerprint_and_extra_payloads_are_kinds_of_their_own() -> None:
+    """A fingerprint may be a buffer of the model, and an extra payload may have the name of one of its tensors."""
+    tensors, load = measured([("fingerprint", torch.ones(1, 6)), (EXTRA + "mu", torch.ones(1, 2))], ROLES)
+    assert load.roles == {"fingerprint": 24, "extra": 8}
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {"fingerprint": (6,), "extra/mu": (2,)}
+
+
+def test_a_client_without_an_update_has_no_upload_in_the_ledger() -> None:
+    load, cost = Load(3, 40, {"u": 12}), Cost(up=5, down=7)
+    sent, failed = count_traffic(load, load, cost), count_traffic(load, None, cost)
+    assert (sent.up_parameters, sent.up_bytes, sent.up_formula, sent.up_roles) == (3, 40, 5, {"u": 12})
+    assert (failed.up_parameters, failed.up_bytes, failed.up_formula, failed.up_roles) == (0, 0, 0, {})
+    for each in (sent, failed):
+        assert (each.down_parameters, each.down_bytes, each.down_formula) == (3, 40, 7)
+
+
+# -- rounds
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -116,10 +145,10 @@ def test_stand_alone_costs_nothing() -> None:
     run_round(federation, 1)
     records, mixing = run_round(federation, 2)
     assert mixing is None
-    assert summarise_traffic(records) == dict.fromkeys(summarise_traffic(records), 0)
+    assert total_traffic(records) == dict.fromkeys(total_traffic(records), 0)
 
 
-def test_fedfomo_pays_for_every_model_it_tries_but_its_own() -> None:
+def test_fedfomo_pays_for_each_model_it_tries_except_its_own() -> None:
     federation = tiny_federation("fedfomo", options={"models": 3})
     run_round(federation, 1)
     records, _ = run_round(federation, 2)
@@ -127,18 +156,18 @@ def test_fedfomo_pays_for_every_model_it_tries_but_its_own() -> None:
     assert all(r["down_formula"] == 3 * r["up_formula"] for r in records)
 
 
-def test_conventions_of_the_formula() -> None:
+def test_both_conventions_of_the_formula() -> None:
     assert formula_bytes([(1, 10, 4), (2, 10, 4)]) == {"formula_a_bytes": 4 * 24, "formula_b_bytes": 4 * 28}
 
 
-def test_a_client_that_drops_out_pays_for_what_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same download costs the same whether its receiver answers or not, also when mu is sparse."""
+def test_a_client_that_drops_out_pays_for_its_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download costs the same whether its client sends an update or not, also when mu is sparse."""
     options = {"prune": "round", "sparsity": 0.02, "tau": -1.0}
     costs = []
     for answering in ([0, 1, 2, 3], [0, 1, 3]):
         federation = tiny_federation("factorized-fl-beta", options=options)
         run_round(federation, 1)
-        monkeypatch.setattr("factorized_fl.simulate.rounds.choose", lambda *_, a=answering: ([0, 1, 2, 3], a))
+        monkeypatch.setattr(Sampling, "draw", lambda *_, a=answering: ([0, 1, 2, 3], a))
         records, _ = run_round(federation, 2)
         monkeypatch.undo()
         costs.append(records[2]["down_bytes"])

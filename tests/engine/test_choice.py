@@ -10,7 +10,7 @@ def test_every_method_of_the_package_is_computed_side_by_side(name: str) -> None
     assert not one_by_one(METHODS[name]())
 
 
-def test_a_gradient_of_ones_own_is_computed_client_by_client_unless_its_class_says_otherwise() -> None:
+def test_an_overridden_gradient_is_computed_client_by_client_unless_its_class_sets_side_by_side() -> None:
     class Same(FedProx):
         pass
 

@@ -66,8 +66,8 @@ def relative(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def last_bit_changed(found: Federation, seed: int) -> Federation:
     """Change every parameter by about half a unit of its last place, up or down."""
     generator = torch.Generator("cuda").manual_seed(seed)
-    for name in found.momentum.common:
-        tensor = found.state.common[name]
+    for name in found.clients.momentum.common:
+        tensor = found.clients.state.common[name]
         tensor.mul_(1 + 6e-8 * torch.randn(tensor.shape, device="cuda", generator=generator).sign())
     return found
 
@@ -82,7 +82,7 @@ def test_twenty_steps_match_the_reference_engine(method: str) -> None:
     losses = max(
         abs(a[kind] / b[kind] - 1) for a, b in zip(ours, theirs, strict=True) for kind in ("train_loss", "loss")
     )
-    parameters = relative(fast.state.common, plain.state.common)
+    parameters = relative(fast.clients.state.common, plain.clients.state.common)
     print(f"\n{method}: {ours[0]['steps']} steps, losses within {losses:.1e}, parameters within {parameters:.1e}")
     assert all(abs(a["correct"] - b["correct"]) <= 1 for a, b in zip(ours, theirs, strict=True))
     assert losses < 1e-4
@@ -103,8 +103,8 @@ def test_one_steps_gradient_matches_the_reference_engine(method: str) -> None:
     for other in nudged:
         run_round(other, 1)
     assert ours[0]["steps"] == 1
-    yardstick = max(relative(other.momentum.common, plain.momentum.common) for other in nudged)
-    gradient = relative(fast.momentum.common, plain.momentum.common)
+    yardstick = max(relative(other.clients.momentum.common, plain.clients.momentum.common) for other in nudged)
+    gradient = relative(fast.clients.momentum.common, plain.clients.momentum.common)
     print(f"\n{method}: gradient within {gradient:.1e}, the last bit moves it by {yardstick:.1e}")
     assert yardstick < 0.02
     assert gradient < 3 * yardstick
@@ -121,9 +121,9 @@ def test_unequal_clients_take_their_own_numbers_of_steps() -> None:
     assert len({r["steps"] for r in ours}) > 2
     for a, b in zip(ours, theirs, strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
-    statistics = {name: plain.state.common[name] for name in plain.state.common if ".running_" in name}
+    statistics = {name: plain.clients.state.common[name] for name in plain.clients.state.common if ".running_" in name}
     assert statistics
-    assert relative(fast.state.common, statistics) < 1e-4
+    assert relative(fast.clients.state.common, statistics) < 1e-4
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
@@ -136,14 +136,14 @@ def test_two_runs_are_identical(partition: str) -> None:
     for round_number in (1, 2):
         records = [run_round(run, round_number)[0] for run in runs]
         assert records[0] == records[1]
-    for name, tensor in runs[0].state.common.items():
-        assert torch.equal(tensor, runs[1].state.common[name]), name
+    for name, tensor in runs[0].clients.state.common.items():
+        assert torch.equal(tensor, runs[1].clients.state.common[name]), name
 
 
 def digest_of_a_round() -> str:
     found = federation("factorized-fl-beta", "auto", precision="bf16", augment="paper", repeatable=True)
     run_round(found, 1)
-    tensors = sorted(found.state.flat("state").items())
+    tensors = sorted(found.clients.state.flat("state").items())
     return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for _, tensor in tensors)).hexdigest()
 
 
@@ -168,9 +168,7 @@ def test_confusion_matrices_match_the_reference_engine(method: str, options: dic
     assert type(fast.engine).__name__ == "CudaEngine"
     records, _ = run_round(fast, 1)
     order = [6, 0, 3, 1, 2, 5, 4]
-    ours, theirs = (
-        engine.confusion(1, order, fast.state, fast.start) for engine in (fast.engine, fast.engine.reference)
-    )
+    ours, theirs = (engine.confusion(1, order, fast.clients) for engine in (fast.engine, fast.engine.reference))
     for k, a, b in zip(order, ours, theirs, strict=True):
         client = scenario.clients[k]
         own = client.labelling[scenario.labels[client.test]]

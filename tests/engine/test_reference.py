@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch.func import functional_call
 
+from factorized_fl.core.views import Trained
 from factorized_fl.data.scenarios import Client, Scenario
-from factorized_fl.engine import Trained
 from factorized_fl.engine.batches import plain_batches
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import run_round
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 
 
-def train(federation, round: int = 1, clients=(0,)) -> dict[int, Trained]:
-    return federation.engine.train(round, clients, federation.clients, lambda client: None)
+def train(federation, round_number: int = 1, clients=(0,)) -> dict[int, Trained]:
+    return federation.engine.train(round_number, clients, federation.clients, lambda client: None)
 
 
 @pytest.mark.parametrize("method", ["stand-alone", "factorized-fl-beta"])
@@ -28,17 +28,17 @@ def test_two_rounds_equal_a_plain_pytorch_loop(method: str) -> None:
         model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
     )
     sparsity = config.options.get("sparsity", 0.0)
-    for round in (1, 2):
+    for round_number in (1, 2):
         losses = []
         model.train()
-        for batch in engine.batches(round, 0):
+        for batch in engine.batches(round_number, 0):
             loss = torch.nn.functional.cross_entropy(model(batch.images), batch.labels)
             losses.append(loss.item())
             mu = sum(p.abs().sum() for n, p in model.named_parameters() if n.endswith("weight.original"))
             optimiser.zero_grad()
             (loss + sparsity * mu).backward()
             optimiser.step()
-        result = train(federation, round)[0]
+        result = train(federation, round_number)[0]
         assert result.steps == len(losses)
         assert result.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     for name, tensor in model.state_dict().items():
@@ -63,7 +63,7 @@ def test_less_than_one_batch_makes_one_smaller_step_per_epoch() -> None:
     assert train(federation)[0].steps == 3
 
 
-def test_labels_are_the_clients_own() -> None:
+def test_labels_follow_the_clients_own_labelling() -> None:
     federation = tiny_federation("stand-alone", batch_size=18)
     client = federation.scenario.clients[1]
     batch = next(federation.engine.batches(1, 1))
@@ -92,7 +92,7 @@ def test_evaluation_changes_nothing() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
 
 
-def test_training_touches_only_the_clients_named() -> None:
+def test_training_changes_only_the_given_clients() -> None:
     federation = tiny_federation("fedavg")
     before = {name: tensor.clone() for name, tensor in federation.clients.state.common.items()}
     train(federation, clients=(2,))
@@ -102,17 +102,17 @@ def test_training_touches_only_the_clients_named() -> None:
 
 
 def test_momentum_is_kept_across_rounds() -> None:
-    """Forgetting it between two rounds leads elsewhere."""
+    """With momentum reset between two rounds the second gives other parameters."""
     kept, forgotten = (tiny_federation("stand-alone") for _ in range(2))
     for federation in (kept, forgotten):
         train(federation)
-    assert all(torch.equal(t, forgotten.state.common[name]) for name, t in kept.state.common.items())
-    for tensor in forgotten.momentum.client(0).values():
+    assert all(torch.equal(t, forgotten.clients.state.common[name]) for name, t in kept.clients.state.common.items())
+    for tensor in forgotten.clients.momentum.client(0).values():
         tensor.zero_()
     for federation in (kept, forgotten):
         train(federation, 2)
-    first, second = kept.state.client(0), forgotten.state.client(0)
-    assert all(not torch.equal(first[name], second[name]) for name in kept.momentum.client(0))
+    first, second = kept.clients.state.client(0), forgotten.clients.state.client(0)
+    assert all(not torch.equal(first[name], second[name]) for name in kept.clients.momentum.client(0))
 
 
 def test_bodies_start_equal_whatever_the_number_of_classes() -> None:
@@ -134,53 +134,53 @@ def test_augmentation_reaches_the_batches() -> None:
     assert not torch.allclose(batches[0].images, batches[1].images)
 
 
-def test_images_are_held_once() -> None:
+def test_images_are_in_memory_once() -> None:
     federation = tiny_federation("fedavg")
     assert isinstance(federation.scenario, Scenario)
     assert isinstance(federation.scenario.clients[0], Client)
     assert federation.engine.images.data_ptr() == federation.scenario.images.data_ptr()
 
 
-def test_settling_measures_statistics_on_plain_images_and_changes_nothing_else() -> None:
-    """18 training images in batches of 8: the mean of two batches' moments, through weights with mu pruned."""
+def test_recalibration_changes_only_statistics_and_uses_images_without_augmentation() -> None:
+    """18 training images in batches of 8: the mean of the moments of two batches, with mu pruned."""
     options = {"sparsity": 0.01}
-    plain, settled = (
+    plain, recalibrated = (
         tiny_federation("factorized-fl-beta", options={**options, "settle": settle}, augment="paper", channels=1)
         for settle in (False, True)
     )
-    for federation in (plain, settled):
+    for federation in (plain, recalibrated):
         train(federation, 1, (0, 1))
         train(federation, 2, (0, 1))
-    model = copy.deepcopy(settled.engine.models[3]).eval()
-    model.load_state_dict(settled.state.client(0))
+    model = copy.deepcopy(recalibrated.engine.models[3]).eval()
+    model.load_state_dict(recalibrated.clients.state.client(0))
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     inputs = []
     for norm in norms:
         norm.train()
         norm.register_forward_hook(lambda module, given, out: inputs.append(given[0]))
-    scenario = settled.scenario
-    batches = plain_batches(settled.config, scenario.clients[0], 0)
+    scenario = recalibrated.scenario
+    batches = plain_batches(recalibrated.config, scenario.clients[0], 0)
     assert batches.shape == (2, 8)
     assert set(batches.flatten().tolist()) < set(scenario.clients[0].train.tolist())
     with torch.no_grad():
         for some in batches:
             model((scenario.images[some].float() / 255 - 0.5) / 0.25)
     changed = []
-    for name, tensor in settled.state.client(0).items():
-        if not torch.equal(tensor, plain.state.client(0)[name]):
+    for name, tensor in recalibrated.clients.state.client(0).items():
+        if not torch.equal(tensor, plain.clients.state.client(0)[name]):
             changed.append(name)
-    assert sorted(changed) == sorted(name for name in settled.roles if name.endswith(("_mean", "_var")))
+    assert sorted(changed) == sorted(name for name in recalibrated.roles if name.endswith(("_mean", "_var")))
     for index, name in enumerate(name for name in changed if name.endswith("_mean")):
         both = [inputs[index], inputs[index + len(norms)]]
         mean = torch.stack([x.mean((0, 2, 3)) for x in both]).mean(0)
         variance = torch.stack([x.transpose(0, 1).flatten(1).var(1) for x in both]).mean(0)
-        tensors = settled.state.client(0)
+        tensors = recalibrated.clients.state.client(0)
         assert torch.allclose(tensors[name], mean, atol=1e-6)
         assert torch.allclose(tensors[name.replace("_mean", "_var")], variance, rtol=1e-4)
 
 
-def test_images_sorted_by_class_are_settled_in_mixed_batches() -> None:
-    """As a folder of class folders gives them."""
+def test_images_sorted_by_class_are_shuffled_for_recalibration() -> None:
+    """A folder of class folders is read in this order."""
     pictures = tiny_set("bars", 3, 300)
     order = pictures.labels.argsort(stable=True)
     ordered = replace(pictures, images=pictures.images[order], labels=pictures.labels[order])
@@ -194,28 +194,28 @@ def test_images_sorted_by_class_are_settled_in_mixed_batches() -> None:
     assert torch.equal(again, plain_batches(config, scenario.clients[0], 0))
 
 
-def test_a_normalisation_inside_the_classifier_is_settled_too() -> None:
+def test_a_normalisation_inside_the_classifier_is_recalibrated_too() -> None:
     federation = tiny_federation("stand-alone", head_layers=2, head_norm=True, options={"settle": True})
     (name,) = (name for name in federation.roles if name.startswith("head.") and name.endswith("running_mean"))
     train(federation)
     once = federation.clients.state.client(0)[name].clone()
     federation.clients.state.client(0)[name].fill_(7.0)
-    federation.engine._settle(0, federation.clients.state.client(0))
+    federation.engine._recalibrate(0, federation.clients.state.client(0))
     assert torch.equal(federation.clients.state.client(0)[name], once)
     assert once.abs().max() < 5
 
 
-def test_factorized_peers_settles_unless_told_otherwise() -> None:
+def test_factorized_peers_recalibrates_by_default() -> None:
     assert tiny_config("factorized-peers").options["settle"] is True
     assert tiny_config("factorized-fl-beta").options["settle"] is False
 
 
-def test_what_is_adapted_before_the_test_is_settled_after_that() -> None:
+def test_a_model_adapted_for_the_test_is_recalibrated_after_that() -> None:
     federation = tiny_federation("per-fedavg", options={"test": "adapted", "settle": True, "inner": 0.3})
     run_round(federation, 1)
     tested = federation.engine.tested(1, 0, federation.clients)
     again = {name: tensor.clone() for name, tensor in tested.items()}
-    federation.engine._settle(0, again)
+    federation.engine._recalibrate(0, again)
     for name in (name for name in again if "running" in name):
         assert torch.allclose(again[name], tested[name])
         assert not torch.allclose(again[name], federation.clients.state.client(0)[name])

@@ -15,13 +15,7 @@ def test_small_batches_are_not_shared_among_threads(
     seen = []
     with engine_threads.using_threads(2):
         federation = tiny_federation("factorized-fl")
-        federation.engine.train(
-            1,
-            (0,),
-            federation.clients.state,
-            federation.clients.momentum,
-            lambda client: seen.append(torch.get_num_threads()),
-        )
+        federation.engine.train(1, (0,), federation.clients, lambda client: seen.append(torch.get_num_threads()))
         assert torch.get_num_threads() == 2
     assert seen == [threads]
     assert federation.engine.describe()["threads"] == threads

@@ -1,4 +1,4 @@
-"""Servers and local steps made by hand, to ask a method about one thing at a time."""
+"""Views of servers and clients made by hand, so that a test can look at one property of a method."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from factorized_fl.nn import Role
 
 
 def no_loss(client: int, tensors: Tensors) -> float:
-    raise AssertionError("this method has no business with a validation loss")
+    raise AssertionError("this method must not ask for a validation loss")
 
 
 def server(
     stack: Mapping[str, Any] | Any,
     *,
     start: Mapping[str, Any] | None = None,
-    round: int = 2,
+    round_number: int = 2,
     clients: Sequence[int] | None = None,
     received: Sequence[bool] | None = None,
     sizes: Sequence[float] | None = None,
@@ -27,11 +27,11 @@ def server(
     loss: Callable[[int, Tensors], float] = no_loss,
     seed: int = 0,
 ) -> Server:
-    """Everybody has answered and takes part, and training began at zero, unless something else is said."""
+    """A server that has received from all clients; by default all participate, and training began at zero."""
     tensors = {n: torch.as_tensor(t) for n, t in (stack if isinstance(stack, Mapping) else {"w": stack}).items()}
     count = len(next(iter(tensors.values())))
     return Server(
-        round=round,
+        round=round_number,
         clients=range(count) if clients is None else clients,
         stack=tensors,
         start={n: torch.zeros_like(t) if start is None else torch.as_tensor(start[n]) for n, t in tensors.items()},
@@ -45,7 +45,7 @@ def server(
 
 
 def each(loss: Callable[[int, Tensors], float]) -> Callable[[int, Tensors], list[float]]:
-    """From the loss of one set of tensors to those of a stack of sets."""
+    """The losses of a stack of sets of tensors, from a function of one set."""
 
     def losses(client: int, tensors: Tensors) -> list[float]:
         count = len(next(iter(tensors.values())))
@@ -59,9 +59,11 @@ def local(
     *,
     shared: Iterable[str] = (),
     start: Tensors | None = None,
+    tensors: Tensors | None = None,
     roles: Mapping[str, Role] | None = None,
 ) -> Local:
-    return Local(loss_gradient, roles or {}, frozenset(shared), start or {})
+    """The view of a client in a local step, or with `tensors` after training."""
+    return Local(loss_gradient, roles or {}, frozenset(shared), start or {}, tensors or {})
 
 
 NOTHING = Batch(torch.empty(0), torch.empty(0))

@@ -40,7 +40,7 @@ def peers_of(method: RandomMatching, count: int = 7, seed: int = 0, received=Non
     return [set(row.nonzero().flatten().tolist()) for row in mixing.matrix]
 
 
-def test_random_peers_are_three_others_and_oneself() -> None:
+def test_random_peers_are_three_others_and_the_client_itself() -> None:
     found = peers_of(RandomMatching())
     assert all(len(peers) == 4 and k in peers for k, peers in enumerate(found))
     assert peers_of(RandomMatching()) == found
@@ -53,7 +53,7 @@ def test_random_peers_change_from_round_to_round_and_repeat_by_seed() -> None:
     def draws(rounds):
         federation = tiny_federation("random-matching", clients=6, options={"others": 2})
         run_round(federation, 1)
-        mixings = [download(federation, round, range(6), [])[0] for round in rounds]
+        mixings = [download(federation, round_number, range(6), []).mixing for round_number in rounds]
         return [(mixing.matrix > 0).tolist() for mixing in mixings if mixing]
 
     second, third, again = draws([2, 3, 2])
@@ -73,7 +73,7 @@ def test_random_matching_weighs_its_peers_by_the_same_softmax() -> None:
 
 
 @pytest.mark.parametrize("method", [RandomMatching(), WorstMatching()])
-def test_peers_are_only_those_who_answered(method: RandomMatching) -> None:
+def test_only_clients_that_participated_are_peers_of_others(method: RandomMatching) -> None:
     received = [True, True, False, False, True, False, False]
     found = peers_of(method, received=received)
     assert found[0] == {0, 1, 4}

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from factorized_fl.core.mixing import mix
+from factorized_fl.core.mixing import weigh
 from factorized_fl.methods.clustered_fl import ClusteredFL, halves
 from factorized_fl.simulate.rounds import run_round
 from tests.methods.hand import server
@@ -18,7 +18,7 @@ def groups(clusters: torch.Tensor) -> set[frozenset[int]]:
 
 
 def test_three_groups_are_found_by_two_nested_splits() -> None:
-    """The second split happens among clients 0, 2, 4, 5, 6, 7: their places in it are not their numbers."""
+    """The second split happens among clients 0, 2, 4, 5, 6, 7: positions in the cluster are not client numbers."""
     member = "bacabccba"
     ids = {g: {k for k, m in enumerate(member) if m == g} for g in "abc"}
 
@@ -27,55 +27,57 @@ def test_three_groups_are_found_by_two_nested_splits() -> None:
         return torch.stack([way[m] + 0.01 * (k % 3) * Z for k, m in enumerate(member)])
 
     sizes = [float(k + 1) for k in range(9)]
-    first = READY.mix(server(updates(-2 * X, X + 0.3 * Y, X - 0.3 * Y), round=FIRST, sizes=sizes))
+    first = READY.mix(server(updates(-2 * X, X + 0.3 * Y, X - 0.3 * Y), round_number=FIRST, sizes=sizes))
     assert groups(first.state["clusters"]) == {frozenset(ids["a"]), frozenset(ids["b"] | ids["c"])}
     assert first.matrix[1].tolist() == pytest.approx([1 / 3 if k in ids["a"] else 0 for k in range(9)])
     assert first.matrix[0].tolist() == pytest.approx([0 if k in ids["a"] else 1 / 6 for k in range(9)])
 
-    second = READY.mix(server(updates(2 * Z, Y, -Y), round=FIRST + 1, state=first.state, sizes=sizes))
+    second = READY.mix(server(updates(2 * Z, Y, -Y), round_number=FIRST + 1, state=first.state, sizes=sizes))
     assert groups(second.state["clusters"]) == {frozenset(ids[g]) for g in "abc"}
     for k, m in enumerate(member):
         assert second.matrix[k].tolist() == pytest.approx([1 / 3 if j in ids[m] else 0 for j in range(9)])
 
-    third = READY.mix(server(updates(2 * Z, Y, -Y), round=FIRST + 2, state=second.state))
+    third = READY.mix(server(updates(2 * Z, Y, -Y), round_number=FIRST + 2, state=second.state))
     assert torch.equal(third.state["clusters"], second.state["clusters"])
     assert groups(first.state["clusters"]) == {frozenset(ids["a"]), frozenset(ids["b"] | ids["c"])}  # not overwritten
 
 
 def test_a_homogeneous_population_is_never_split() -> None:
     state: dict[str, torch.Tensor] = {}
-    for round in range(FIRST, FIRST + 8):
+    for round_number in range(FIRST, FIRST + 8):
         noise = 0.3 * torch.randn(6, 3)
-        mixing = READY.mix(server(X + noise, round=round, state=state))
+        mixing = READY.mix(server(X + noise, round_number=round_number, state=state))
         state = mixing.state
         assert groups(state["clusters"]) == {frozenset(range(6))}
         assert torch.allclose(mixing.matrix, torch.full((6, 6), 1 / 6, dtype=torch.float64))
 
 
 def test_two_camps_are_split() -> None:
-    mixing = READY.mix(server(torch.stack(TWO_CAMPS), round=FIRST))
+    mixing = READY.mix(server(torch.stack(TWO_CAMPS), round_number=FIRST))
     assert groups(mixing.state["clusters"]) == {frozenset({0, 2}), frozenset({1, 3})}
     assert mixing.matrix.tolist() == [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]] * 2
 
 
-def test_clients_can_count_by_their_images() -> None:
+def test_clients_can_be_weighted_by_images() -> None:
     method = ClusteredFL(eps1=0.5, eps2=0.8, weights="images")
-    mixing = method.mix(server(torch.stack(TWO_CAMPS), round=FIRST, sizes=[1.0, 2.0, 3.0, 2.0]))
+    mixing = method.mix(server(torch.stack(TWO_CAMPS), round_number=FIRST, sizes=[1.0, 2.0, 3.0, 2.0]))
     assert mixing.matrix.tolist() == [[0.25, 0, 0.75, 0], [0, 0.5, 0, 0.5]] * 2
 
 
 @pytest.mark.parametrize(
-    ("method", "updates", "round"),
+    ("method", "updates", "round_number"),
     [
         pytest.param(ClusteredFL(eps1=0.05, eps2=0.8), TWO_CAMPS, FIRST, id="the mean moves by 0.05"),
-        pytest.param(ClusteredFL(eps1=0.5, eps2=1.1), TWO_CAMPS, FIRST, id="nobody moves by more than 1.1"),
+        pytest.param(ClusteredFL(eps1=0.5, eps2=1.1), TWO_CAMPS, FIRST, id="no client moves by more than 1.1"),
         pytest.param(READY, TWO_CAMPS[:2], FIRST, id="two clients only"),
         pytest.param(READY, TWO_CAMPS, FIRST - 1, id="updates of round 20"),
         pytest.param(ClusteredFL(), TWO_CAMPS, FIRST, id="no thresholds set"),
     ],
 )
-def test_each_condition_alone_prevents_a_split(method: ClusteredFL, updates: list[torch.Tensor], round: int) -> None:
-    mixing = method.mix(server(torch.stack(updates), round=round))
+def test_each_condition_alone_prevents_a_split(
+    method: ClusteredFL, updates: list[torch.Tensor], round_number: int
+) -> None:
+    mixing = method.mix(server(torch.stack(updates), round_number=round_number))
     assert mixing.state["clusters"].unique().tolist() == [0]
     count = len(updates)
     assert torch.equal(mixing.matrix, torch.full((count, count), 1 / count, dtype=torch.float64))
@@ -84,14 +86,14 @@ def test_each_condition_alone_prevents_a_split(method: ClusteredFL, updates: lis
 def test_updates_are_counted_from_where_training_began() -> None:
     begin = torch.randn(4, 3)
     stack = {"w": begin + torch.stack(TWO_CAMPS)}
-    mixing = READY.mix(server(stack, start={"w": begin}, round=FIRST))
+    mixing = READY.mix(server(stack, start={"w": begin}, round_number=FIRST))
     assert groups(mixing.state["clusters"]) == {frozenset({0, 2}), frozenset({1, 3})}
     assert mixing.similarity is not None
     assert mixing.similarity[0, 1] == pytest.approx(-1, abs=1e-6)
 
 
-def test_largest_norms_of_any_cluster_are_noted() -> None:
-    """Cluster 0 has mean X and longest 2, cluster 1 mean 0 and longest 3; one who never answered is in neither."""
+def test_largest_norms_of_any_cluster_are_kept_in_the_state() -> None:
+    """Cluster 0 has mean X and longest 2, cluster 1 mean 0 and longest 3; client 4 never participated."""
     state = {"clusters": torch.tensor([0, 1, 0, 1, 1])}
     updates = torch.stack([2 * X, 3 * Y, torch.zeros(3), -3 * Y, 9 * Z])
     mixing = ClusteredFL().mix(server(updates, state=state, received=[True] * 4 + [False]))
@@ -113,32 +115,32 @@ def test_linkage_is_complete() -> None:
     }
 
 
-def test_those_who_never_answered_receive_but_do_not_count() -> None:
+def test_clients_that_never_participated_receive_but_do_not_count() -> None:
     still = torch.zeros(3)
     received = [True, False, True, True, True]
     updates = torch.stack([TWO_CAMPS[0], still, *TWO_CAMPS[1:]])
-    mixing = READY.mix(server(updates, round=FIRST, received=received))
+    mixing = READY.mix(server(updates, round_number=FIRST, received=received))
     clusters = mixing.state["clusters"]
     assert groups(clusters[torch.tensor(received)]) == {frozenset({0, 2}), frozenset({1, 3})}
     assert mixing.matrix[:, 1].tolist() == [0] * 5
     assert sorted(mixing.matrix[1].tolist()) == [0, 0, 0, 0.5, 0.5]
 
 
-def test_those_who_never_answered_are_not_in_the_norm_of_the_mean() -> None:
-    """The mean of the three who answered has length 0.6; three zeros more would make it 0.3 and split."""
+def test_clients_that_never_participated_are_not_in_the_norm_of_the_mean() -> None:
+    """The mean of the three participants has length 0.6; with three zeros more it would be 0.3, and split."""
     updates = torch.stack([1.4 * X, 1.4 * X, -X, *[torch.zeros(3)] * 3])
-    mixing = READY.mix(server(updates, round=FIRST, received=[True] * 3 + [False] * 3))
+    mixing = READY.mix(server(updates, round_number=FIRST, received=[True] * 3 + [False] * 3))
     assert mixing.state["clusters"].tolist() == [0] * 6
     assert mixing.matrix.tolist() == [pytest.approx([1 / 3] * 3 + [0] * 3)] * 6
 
 
-def test_those_who_never_answered_do_not_make_a_cluster_large_enough() -> None:
+def test_clients_that_never_participated_do_not_make_a_cluster_large_enough() -> None:
     updates = torch.stack([X, -X, torch.zeros(3), torch.zeros(3)])
-    mixing = READY.mix(server(updates, round=FIRST, received=[True, True, False, False]))
+    mixing = READY.mix(server(updates, round_number=FIRST, received=[True, True, False, False]))
     assert mixing.state["clusters"].tolist() == [0] * 4
 
 
-def test_a_cluster_in_which_nobody_answered_leaves_everybody_alone() -> None:
+def test_clients_of_a_cluster_without_participants_keep_their_own_tensors() -> None:
     state = {"clusters": torch.tensor([0, 1, 0, 1])}
     mixing = READY.mix(server(torch.stack(TWO_CAMPS), state=state, received=[True, False, True, False]))
     assert mixing.matrix.tolist() == [[0.5, 0, 0.5, 0], [0, 1, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0, 1]]
@@ -153,4 +155,4 @@ def test_in_a_federation_each_cluster_gets_its_own_mean() -> None:
     assert mixing is not None
     assert len(federation.server.state["clusters"].unique()) == 2
     for name, start in federation.clients.start.common.items():
-        assert torch.equal(start, mix(mixing.matrix, trained[name]))
+        assert torch.equal(start, weigh(mixing.matrix, trained[name]))

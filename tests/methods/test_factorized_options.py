@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorized_fl.core.mixing import mix
+from factorized_fl.core.mixing import weigh
 from factorized_fl.core.roles import roles
 from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
 from factorized_fl.nn import Role, build_model
@@ -33,7 +33,7 @@ def parametrised(**options) -> torch.nn.Module:
 
 @pytest.mark.parametrize("clients", [[0, 1, 2, 3, 4], [3, 1]])
 def test_sequential_mixing_overwrites_one_client_after_the_other(clients: list[int]) -> None:
-    """As the authors' loop does it: later clients of the round read what earlier ones were given."""
+    """As in the loop of the authors' code: later clients of the round read what earlier ones received."""
     prints, stack = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
     settings = {"tau": -1.0, "epsilon": 2.0}
 
@@ -45,7 +45,7 @@ def test_sequential_mixing_overwrites_one_client_after_the_other(clients: list[i
     rows = stack.clone()
     for k in np.random.default_rng(7).permutation(clients):
         rows[k] = frozen.matrix[k] @ rows
-    assert torch.allclose(mix(found.matrix, stack), rows)
+    assert torch.allclose(weigh(found.matrix, stack), rows)
     assert not torch.allclose(found.matrix, frozen.matrix)
     assert found.similarity is not None
     assert frozen.similarity is not None
@@ -57,7 +57,7 @@ def test_sequential_mixing_overwrites_one_client_after_the_other(clients: list[i
 # -- the classifier
 
 
-def test_reset_classifier_starts_every_round_anew_and_never_travels() -> None:
+def test_a_reset_classifier_has_its_initial_values_in_each_round_and_never_travels() -> None:
     federation = agreeing(head="reset")
     heads = [name for name, role in federation.roles.items() if role.head]
     assert len(heads) == 4  # u, v, mu, bias
@@ -71,15 +71,15 @@ def test_reset_classifier_starts_every_round_anew_and_never_travels() -> None:
     for name in heads:
         now = federation.clients.state.common[name]
         assert torch.equal(now[[0, 1, 3]], initial[name][[0, 1, 3]])
-        assert torch.equal(now[2], trained[name][2])  # who takes no part keeps what it has
+        assert torch.equal(now[2], trained[name][2])  # a client that does not participate keeps its classifier
     assert all(torch.equal(tensor, momentum[name]) for name, tensor in federation.clients.momentum.common.items())
 
 
-def test_reset_is_every_round_not_only_the_first() -> None:
+def test_the_classifier_is_reset_in_every_round() -> None:
     federation = agreeing(head="reset")
     initial = federation.clients.state.common["head.bias"].clone()
-    for round in (1, 2, 3):
-        run_round(federation, round)
+    for round_number in (1, 2, 3):
+        run_round(federation, round_number)
         assert not torch.equal(federation.clients.state.common["head.bias"], initial)
     download(federation, 4, range(4), range(4))
     assert torch.equal(federation.clients.state.common["head.bias"], initial)
@@ -91,16 +91,16 @@ def test_reset_does_not_touch_a_classifier_whose_labels_differ(method: str) -> N
     shared = tiny_federation(method, options={"head": "share"})
     for each in (federation, shared):
         run_round(each, 1)
-        before = [{n: t.clone() for n, t in each.state.client(k).items()} for k in range(4)]
+        before = [{n: t.clone() for n, t in each.clients.state.client(k).items()} for k in range(4)]
         download(each, 2, range(4), range(4))
         for k in range(4):
             heads = [name for name, role in each.roles.items() if role.head]
-            assert all(torch.equal(each.state.client(k)[name], before[k][name]) for name in heads)
+            assert all(torch.equal(each.clients.state.client(k)[name], before[k][name]) for name in heads)
     assert federation.clients.initial == {}
     assert federation.shared == shared.shared
 
 
-def test_a_shared_classifier_sends_its_u_only_and_with_beta_everything() -> None:
+def test_a_shared_classifier_sends_only_u_and_with_beta_all_tensors() -> None:
     for method, kinds in (("factorized-fl", {"u"}), ("factorized-fl-beta", {"u", "v", "mu", "bias"})):
         federation = agreeing(method)
         assert {federation.roles[name].kind for name in federation.shared if federation.roles[name].head} == kinds
@@ -165,7 +165,7 @@ def test_l1_penalty_adds_lambda_times_the_sign_of_mu() -> None:
         assert all((t == 0.5).all() for t in method.gradient(step, now, [NOTHING]).values())
 
 
-def test_pruning_at_the_end_of_a_round_zeroes_what_the_test_ignores() -> None:
+def test_pruning_at_the_end_of_a_round_sets_entries_below_the_threshold_to_zero() -> None:
     tensors = {
         "c.mu": torch.tensor([0.24, -0.24, 0.25, -0.25, 3.0]),
         "c.u": torch.tensor([0.01]),
@@ -173,9 +173,10 @@ def test_pruning_at_the_end_of_a_round_zeroes_what_the_test_ignores() -> None:
         "bias": torch.tensor([0.01]),
     }
     kept = {name: t.clone() for name, t in tensors.items()}
-    FactorizedFL(sparsity=0.25, prune="test").finish(tensors, ROLES)
+    end = local(lambda at, batch: {}, roles=ROLES, tensors=tensors)
+    assert FactorizedFL(sparsity=0.25, prune="test").finish(end) == {}
     assert all(torch.equal(t, kept[name]) for name, t in tensors.items())
-    FactorizedFL(sparsity=0.25, prune="round").finish(tensors, ROLES)
+    assert FactorizedFL(sparsity=0.25, prune="round").finish(end) == {}
     assert tensors["c.mu"].tolist() == [0, 0, 0.25, -0.25, 3]
     assert tensors["h.mu"].tolist() == [0, -0.5]
     assert tensors["c.u"].item() == tensors["bias"].item() == pytest.approx(0.01)
@@ -189,18 +190,19 @@ def test_pruning_each_round_reaches_the_clients_state() -> None:
     run_round(pruned, 1)
     for name, role in kept.roles.items():
         for k in range(4):
-            a, b = kept.state.client(k)[name], pruned.state.client(k)[name]
+            a, b = kept.clients.state.client(k)[name], pruned.clients.state.client(k)[name]
             assert torch.equal(b, a.masked_fill(a.abs() < 0.02, 0.0) if role.kind == "mu" else a)
-    mu = [kept.state.common[name] for name, role in kept.roles.items() if role.kind == "mu" and not role.head]
+    mu = [kept.clients.state.common[name] for name, role in kept.roles.items() if role.kind == "mu" and not role.head]
     assert any(((t != 0) & (t.abs() < 0.02)).any() for t in mu)
 
 
-def test_beta_counts_what_survives_of_mu() -> None:
+def test_beta_counts_the_entries_of_mu_that_survive() -> None:
     tensors = {
         "c.mu": torch.tensor([0.24, -0.24, 0.25, -0.25, 3.0]),
         "c.u": torch.tensor([0.01]),
         "h.mu": torch.tensor([0.1, -0.5]),
         "bias": torch.tensor([0.01]),
     }
-    cost = FactorizedFLBeta(sparsity=0.25).formula(tensors, ROLES)
+    method = FactorizedFLBeta(sparsity=0.25)
+    cost = method.card.cost(method, tensors, ROLES)
     assert (cost.up, cost.down) == (1 + 3 + 1, 1 + 3 + 1)

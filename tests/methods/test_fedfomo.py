@@ -22,7 +22,7 @@ def squared(client: int, tensors: dict[str, torch.Tensor]) -> float:
 
 
 def test_first_order_weights_by_hand() -> None:
-    """All began at 0. Client 0 wants 2: (4-1)/1, (4-0)/2, (4-4)/4; client 1 wants 4: (16-9)/1, (16-4)/2, 16/4."""
+    """All begin at 0. The target of 0 is 2: (4-1)/1, (4-0)/2, (4-4)/4; of 1 it is 4: (16-9)/1, (16-4)/2, 16/4."""
     mixing = ALL.mix(server(STACK, loss=squared))
     assert mixing.matrix[0].tolist() == pytest.approx([3 / 5, 2 / 5, 0], rel=1e-4)
     assert mixing.matrix[1].tolist() == pytest.approx([7 / 17, 6 / 17, 4 / 17], rel=1e-4)
@@ -30,8 +30,8 @@ def test_first_order_weights_by_hand() -> None:
     assert mixing.revert.tolist() == [False, False, True]
 
 
-def test_preferences_start_at_a_tenth_for_oneself_and_add_up() -> None:
-    """Client 2 wants -1, so everything is worse: (1-4)/1, (1-9)/2, (1-25)/4, divided by |-13|."""
+def test_preferences_begin_at_a_tenth_for_the_client_itself_and_add_up() -> None:
+    """The target of client 2 is -1, so all models are worse: (1-4)/1, (1-9)/2, (1-25)/4, divided by |-13|."""
     once = ALL.mix(server(STACK, loss=squared))
     expected = torch.tensor(
         [[0.1 + 3 / 5, 2 / 5, 0], [7 / 17, 0.1 + 6 / 17, 4 / 17], [-3 / 13, -4 / 13, 0.1 - 6 / 13]],
@@ -41,17 +41,17 @@ def test_preferences_start_at_a_tenth_for_oneself_and_add_up() -> None:
     twice = ALL.mix(server(STACK, loss=squared, state=once.state))
     own = 0.1 * torch.eye(3, dtype=torch.float64)
     assert torch.allclose(twice.state["preference"], 2 * expected - own, rtol=1e-4)
-    assert torch.allclose(once.state["preference"], expected, rtol=1e-4)  # the old memory is not overwritten
+    assert torch.allclose(once.state["preference"], expected, rtol=1e-4)  # the old state is not overwritten
 
 
-def test_negative_weights_are_left_out_of_the_row_but_remembered() -> None:
-    """Client 0 began at 0 and wants 1.5: (2.25-0.25)/1 = 2, (2.25-0.25)/2 = 1, (2.25-6.25)/4 = -1; |sum| is 2."""
+def test_negative_weights_are_not_in_the_row_but_in_the_preferences() -> None:
+    """Client 0 begins at 0, its target is 1.5: (2.25-0.25)/1 = 2, (2.25-0.25)/2 = 1, (2.25-6.25)/4 = -1; |sum| is 2."""
     mixing = ALL.mix(server(STACK, clients=[0], loss=lambda client, t: float((t["w"] - 1.5).square())))
     assert mixing.matrix[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0], rel=1e-4)
     assert mixing.state["preference"][0].tolist() == pytest.approx([1.1, 0.5, -0.5], rel=1e-4)
 
 
-def test_distance_is_euclidean_over_all_tensors_and_counted_from_ones_own_start() -> None:
+def test_distance_is_euclidean_over_all_tensors_and_from_the_clients_own_start() -> None:
     stack = {"a": [[0.0], [4.0]], "b": [[0.0], [6.0]]}
     start = {"a": [[1.0], [9.0]], "b": [[2.0], [9.0]]}
     weights = ALL.weigh(server(stack, start=start, loss=lambda client, t: float(10 - t["a"].sum())), 0, [1])
@@ -59,21 +59,21 @@ def test_distance_is_euclidean_over_all_tensors_and_counted_from_ones_own_start(
     assert weights.tolist() == pytest.approx([(9 - 6) / (5 + 1e-5)], rel=1e-9)  # 3-4-5
 
 
-def test_a_model_that_did_not_move_weighs_nothing() -> None:
+def test_a_model_that_did_not_move_has_no_weight() -> None:
     mixing = ALL.mix(server([[0.0], [0.0], [1.0]], clients=[0], loss=lambda client, t: float(5 - t["w"])))
     assert mixing.matrix[0].tolist() == pytest.approx([0, 0, 1])
     assert mixing.state["preference"][0].tolist() == pytest.approx([0.1, 0, 1], rel=1e-4)
 
 
-def test_when_nothing_moved_nothing_is_remembered() -> None:
+def test_preferences_stay_the_same_if_no_model_moved() -> None:
     mixing = ALL.mix(server([[0.0], [0.0], [0.0]], loss=squared))
     assert torch.equal(mixing.state["preference"], 0.1 * torch.eye(3, dtype=torch.float64))
     assert mixing.revert is not None
     assert mixing.revert.all()
 
 
-def test_whom_nothing_helps_can_keep_its_current_model() -> None:
-    """Client 2, as above: everything is worse than its start, and it keeps its 4 all the same."""
+def test_a_client_that_no_candidate_helps_can_keep_its_current_model() -> None:
+    """Client 2, as above: all candidates are worse than its start, and it keeps its current value 4."""
     usual, keeping = (
         FedFOMO(models=3, explore=0.0, fallback=fallback).mix(server(STACK, loss=squared))
         for fallback in ("start", "current")
@@ -88,8 +88,8 @@ def test_whom_nothing_helps_can_keep_its_current_model() -> None:
 
 
 @pytest.mark.parametrize("unknown", [np.nan, np.inf])
-def test_who_cannot_say_how_good_its_start_was_keeps_what_it_has(unknown: float) -> None:
-    """All began at 0; client 0 wants 2, but nobody knows by how much that was missed."""
+def test_a_client_without_a_finite_baseline_loss_keeps_its_current_model(unknown: float) -> None:
+    """All begin at 0; the target of client 0 is 2, but the loss of its start is unknown."""
     usual = ALL.mix(server(STACK, loss=squared))
     mixing = ALL.mix(
         server(STACK, loss=lambda client, t: unknown if client == 0 and not t["w"] else squared(client, t))
@@ -101,7 +101,7 @@ def test_who_cannot_say_how_good_its_start_was_keeps_what_it_has(unknown: float)
     assert torch.equal(mixing.matrix[1:], usual.matrix[1:])
 
 
-def test_only_the_clients_of_the_round_try_and_remember() -> None:
+def test_only_participants_try_models_and_update_preferences() -> None:
     mixing = ALL.mix(server(STACK, clients=[1], loss=squared))
     assert mixing.matrix[[0, 2]].tolist() == [[1, 0, 0], [0, 0, 1]]
     assert mixing.state["preference"][[0, 2]].tolist() == [[0.1, 0, 0], [0, 0, 0.1]]
@@ -125,8 +125,8 @@ def test_greedy_choice_takes_the_most_preferred() -> None:
 def test_exploration_is_random_and_seeded() -> None:
     preference = np.array([0.1, 0.5, -0.2, 0.9, 0.3, 0.0])
     method = FedFOMO(models=3, explore=1.0)
-    found = [tuple(method.candidates(preference, 0, many(round=1, seed=seed))) for seed in range(30)]
-    assert found == [tuple(method.candidates(preference, 0, many(round=1, seed=seed))) for seed in range(30)]
+    found = [tuple(method.candidates(preference, 0, many(round_number=1, seed=seed))) for seed in range(30)]
+    assert found == [tuple(method.candidates(preference, 0, many(round_number=1, seed=seed))) for seed in range(30)]
     assert all(len(set(tried)) == 3 and tried[0] == 0 for tried in found)
     assert {k for tried in found for k in tried} == set(range(6))
 
@@ -136,22 +136,24 @@ def test_exploration_falls_by_a_twentieth_each_round() -> None:
     preference = np.array([0.1, 0.5, -0.2, 0.9, 0.3, 0.0])
     method = FedFOMO(models=2, explore=0.3)
 
-    def surprises(round: int) -> int:
-        return sum(method.candidates(preference, 0, many(round=round, seed=s)) != [0, 3] for s in range(400))
+    def surprises(round_number: int) -> int:
+        return sum(
+            method.candidates(preference, 0, many(round_number=round_number, seed=s)) != [0, 3] for s in range(400)
+        )
 
     assert surprises(7) == 0
     assert surprises(50) == 0
-    # One explorer in five draws the favourite all the same.
+    # One random draw in five is the most preferred client.
     assert surprises(1) / 400 == pytest.approx(0.8 * 0.3, abs=0.07)
     assert 0 < surprises(6) / 400 < 0.1
 
 
-def test_ties_fall_at_random() -> None:
+def test_ties_are_broken_at_random() -> None:
     method = FedFOMO(models=2, explore=0.0)
     assert {method.candidates(np.zeros(6), 0, many(seed=seed))[1] for seed in range(60)} == {1, 2, 3, 4, 5}
 
 
-def test_those_who_never_answered_are_not_tried() -> None:
+def test_clients_that_never_participated_are_not_tried() -> None:
     received = [False, True, False, True, True, False]
     method = FedFOMO(models=10, explore=0.0)
     assert sorted(method.candidates(np.zeros(6), 0, many(received=received))) == [1, 3, 4]
@@ -160,8 +162,8 @@ def test_those_who_never_answered_are_not_tried() -> None:
     assert sorted(tried) == [1, 3, 4]
 
 
-def test_a_newcomer_takes_what_helps_and_otherwise_keeps_its_own() -> None:
-    """Clients 0 and 2 are new and stand where they began, at 0; client 1's 2 helps only the first of them."""
+def test_a_new_client_takes_a_model_that_helps_or_keeps_its_own() -> None:
+    """Clients 0 and 2 are new and have their initial value 0; the 2 of client 1 helps only client 0."""
     mixing = ALL.mix(server([[0.0], [2.0], [0.0]], received=[False, True, False], loss=squared))
     assert mixing.matrix.tolist() == [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
     assert mixing.revert is not None
@@ -172,7 +174,7 @@ def test_a_newcomer_takes_what_helps_and_otherwise_keeps_its_own() -> None:
 
 
 @pytest.mark.parametrize("fallback", ["start", "current"])
-def test_whom_nothing_helps_goes_back_to_where_its_training_began_or_stays(
+def test_a_client_that_no_candidate_helps_reverts_to_its_start_or_keeps_its_model(
     fallback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = tiny_federation("fedfomo", options={"models": 4, "fallback": fallback})
@@ -180,13 +182,13 @@ def test_whom_nothing_helps_goes_back_to_where_its_training_began_or_stays(
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
 
     def loss(client, tensors):
-        """Client 0 likes nothing but its start; everybody else client 3's model."""
+        """Zero for one model: for client 0 its start, for all others the model of client 3."""
         name = "conv1.conv.weight"
-        liked = federation.clients.start.common[name][0] if client == 0 else before[f"state/all/{name}"][3]
-        return float((tensors[name] - liked).norm() > 1e-9)
+        best = federation.clients.start.common[name][0] if client == 0 else before[f"state/all/{name}"][3]
+        return float((tensors[name] - best).norm() > 1e-9)
 
     monkeypatch.setattr(federation.engine, "validation_losses", lambda k, own, stacked: each(loss)(k, stacked))
-    mixing, _ = download(federation, 2, range(4), range(4))
+    mixing = download(federation, 2, range(4), range(4)).mixing
     assert mixing is not None
     assert mixing.revert is not None
     assert mixing.revert.tolist() == [fallback == "start", False, False, False]
@@ -213,7 +215,7 @@ def test_a_fifth_of_the_training_images_is_held_out_and_never_trained_on() -> No
     assert torch.equal(federation.scenario.sizes, torch.tensor([14, 14, 19, 19], dtype=torch.float64))
 
 
-def test_all_training_images_are_trained_on_when_models_are_tried_on_the_validation_split() -> None:
+def test_all_training_images_are_used_if_models_are_tried_on_the_validation_split() -> None:
     federation = tiny_federation("fedfomo", options={"tried_on": "validation"})
     plain = tiny_scenario(tiny_config("fedfomo"))
     for client, whole in zip(federation.scenario.clients, plain.clients, strict=True):
@@ -224,13 +226,15 @@ def test_all_training_images_are_trained_on_when_models_are_tried_on_the_validat
     assert [len(client.holdout) for client in federation.scenario.clients] == [12, 12, 16, 16]
 
 
-def test_images_that_models_are_tried_on_never_score_them() -> None:
-    with pytest.raises(UserError, match="tried on cannot score"):
+def test_the_images_that_select_models_cannot_score_them() -> None:
+    with pytest.raises(
+        UserError, match="tried_on=validation conflicts with score=validation: the same images would select and score"
+    ):
         tiny_federation("fedfomo", options={"tried_on": "validation"}, score="validation")
-    tiny_federation("fedfomo", options={"tried_on": "holdout"}, score="validation")  # tried on other images
+    tiny_federation("fedfomo", options={"tried_on": "holdout"}, score="validation")  # selected on other images
 
 
-def test_somebody_without_validation_images_cannot_try_on_them() -> None:
+def test_a_client_without_validation_images_is_refused_if_models_are_tried_on_them() -> None:
     config = tiny_config("fedfomo", options={"tried_on": "validation"})
     scenario = tiny_scenario(config)
     last = replace(scenario.clients[3], validation=torch.empty(0, dtype=torch.int64))
@@ -240,7 +244,7 @@ def test_somebody_without_validation_images_cannot_try_on_them() -> None:
 
 
 @pytest.mark.parametrize("tried_on", ["holdout", "validation"])
-def test_models_are_tried_on_images_that_were_not_trained_on_in_evaluation_mode(tried_on: str) -> None:
+def test_models_are_tried_in_evaluation_mode_on_images_kept_out_of_training(tried_on: str) -> None:
     federation = tiny_federation("fedfomo", options={"tried_on": tried_on})
     run_round(federation, 1)
     before = {name: tensor.clone() for name, tensor in federation.tensors.items()}
@@ -261,7 +265,7 @@ def test_models_are_tried_on_images_that_were_not_trained_on_in_evaluation_mode(
     assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
 
 
-def test_others_bodies_are_tried_under_ones_own_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_of_others_are_tried_under_the_clients_own_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = tiny_federation("fedfomo", options={"models": 4})
     run_round(federation, 1)
     heads = [name for name, role in federation.roles.items() if role.head]
@@ -285,13 +289,13 @@ def test_others_bodies_are_tried_under_ones_own_classifier(monkeypatch: pytest.M
     assert tried == {k: {0, 1, 2, 3} for k in range(4)}
 
 
-def test_a_model_that_diverged_has_no_weight_and_is_forgotten() -> None:
+def test_a_model_that_diverged_has_no_weight_and_leaves_preferences_finite() -> None:
     federation = tiny_federation("fedfomo")
     run_round(federation, 1)
     for name in federation.shared:
         federation.clients.state.common[name][3] = float("nan")
-    for round in (2, 8):
-        mixing, _ = download(federation, round, [0, 1, 2], [0, 1, 2])
+    for round_number in (2, 8):
+        mixing = download(federation, round_number, [0, 1, 2], [0, 1, 2]).mixing
         assert mixing is not None
         assert mixing.matrix[:3, 3].tolist() == [0, 0, 0]
         assert mixing.state["preference"].isfinite().all()

@@ -15,7 +15,7 @@ def loss_gradient(at, batch):
     return {"w": torch.tensor([0.5, 0.5]), "head": torch.tensor([0.25])}
 
 
-def test_shared_parameters_are_pulled_back_and_local_ones_are_not() -> None:
+def test_shared_parameters_are_pulled_and_local_ones_are_not() -> None:
     """By hand: 0.5 + 0.1 * (2 - 1) and 0.5 + 0.1 * (0 - 2)."""
     step = local(loss_gradient, shared=["w"], start=START)
     gradient = FedProx(proximal=0.1).gradient(step, NOW, [NOTHING])
@@ -29,7 +29,7 @@ def test_a_classifier_that_travels_is_pulled_too() -> None:
     assert torch.allclose(gradient["head"], torch.tensor([0.45]))
 
 
-def test_without_a_pull_it_is_fedavg() -> None:
+def test_with_a_pull_of_zero_it_is_fedavg() -> None:
     plain, free, pulled = (
         tiny_federation("fedavg"),
         tiny_federation("fedprox", options={"proximal": 0.0}),
@@ -42,7 +42,7 @@ def test_without_a_pull_it_is_fedavg() -> None:
     assert not all(torch.equal(tensor, pulled.tensors[name]) for name, tensor in plain.tensors.items())
 
 
-def test_the_pull_is_towards_what_was_just_downloaded() -> None:
+def test_the_pull_is_towards_the_downloaded_parameters() -> None:
     seen: list[Local] = []
 
     class Watching(FedAvg):

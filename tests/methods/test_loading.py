@@ -1,4 +1,4 @@
-"""A file with a method of one's own says what is wrong with it, and where."""
+"""Errors in a file with a user's method name the error and its line."""
 
 from pathlib import Path
 

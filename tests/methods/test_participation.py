@@ -1,15 +1,15 @@
-"""Some clients sit out, some fail half way, the run is interrupted: for every method."""
+"""Every method with partial participation, clients that drop out, and a run that is resumed."""
 
 import pytest
 import torch
 
 from factorized_fl.methods import METHODS
-from factorized_fl.simulate.rounds import choose, run_round
-from tests.tiny import tiny_config, tiny_federation
+from factorized_fl.simulate.rounds import run_round, sampling_of
+from tests.tiny import tiny_federation
 
 ROUNDS = 5
 SETTINGS = {"rounds": ROUNDS, "fraction": 0.5, "dropout": 0.4, "clients": 6, "seed": 3}
-# Settings under which a method's memory changes within five rounds.
+# Settings under which the state of a method changes within five rounds.
 OPTIONS = {"clustered-fl": {"eps1": 1e6, "eps2": 0.0, "warm_up": 0}}
 
 
@@ -22,7 +22,7 @@ def copy(federation) -> dict[str, torch.Tensor]:
 
 
 def rows(tensors: dict[str, torch.Tensor], k: int) -> dict[str, torch.Tensor]:
-    """Client k's part: of state, momentum and start."""
+    """The part of client k in state, momentum and start."""
     own = {}
     for name, tensor in tensors.items():
         group, _, rest = name.partition("/")
@@ -37,19 +37,20 @@ def rows(tensors: dict[str, torch.Tensor], k: int) -> dict[str, torch.Tensor]:
     return own
 
 
-def test_the_draw_has_every_case() -> None:
-    """Otherwise the tests below would prove little: drop-outs after the first round, newcomers, full answers."""
-    draws = [choose(tiny_config(**SETTINGS), round) for round in range(1, ROUNDS + 1)]
-    assert all(len(chosen) == 3 for chosen, _ in draws)
-    assert draws[0][1]  # somebody answers in the first round, so there is something to mix from the second on
-    assert any(len(clients) < len(chosen) for chosen, clients in draws[1:])
+def test_the_samples_have_every_case() -> None:
+    """The tests below need clients that drop out after the first round, new clients, and rounds without dropout."""
+    sampling = sampling_of(build("fedavg"))
+    draws = [sampling.draw(round_number) for round_number in range(1, ROUNDS + 1)]
+    assert all(len(sampled) == 3 for sampled, _ in draws)
+    assert draws[0][1]  # there is an update in the first round, so that the second has a mixing
+    assert any(len(clients) < len(sampled) for sampled, clients in draws[1:])
     seen = set(draws[0][1])
-    newcomers, failures_of_known = set(), set()
-    for chosen, clients in draws[1:]:
-        newcomers |= set(clients) - seen
-        failures_of_known |= (set(chosen) - set(clients)) & seen
+    new_clients, failures_of_known = set(), set()
+    for sampled, clients in draws[1:]:
+        new_clients |= set(clients) - seen
+        failures_of_known |= (set(sampled) - set(clients)) & seen
         seen |= set(clients)
-    assert newcomers
+    assert new_clients
     assert failures_of_known
     assert sum(len(clients) for _, clients in draws) >= 6
 
@@ -59,13 +60,13 @@ def test_partial_participation(method: str) -> None:
     federation = build(method)
     shapes = None
     checkpoint: dict[str, torch.Tensor] = {}
-    for round in range(1, ROUNDS + 1):
-        if round == 3:
+    for round_number in range(1, ROUNDS + 1):
+        if round_number == 3:
             checkpoint = copy(federation)
         before = copy(federation)
-        chosen, clients = choose(federation.config, round)
-        answered = federation.server.received.clone()
-        records, mixing = run_round(federation, round)
+        sampled, clients = sampling_of(federation).draw(round_number)
+        received = federation.server.received.clone()
+        records, mixing = run_round(federation, round_number)
         by_client = {record["client"]: record for record in records}
 
         for k in set(range(6)) - set(clients):
@@ -75,15 +76,15 @@ def test_partial_participation(method: str) -> None:
             now = rows(federation.tensors, k)
             changed = {n.partition("/")[0] for n, t in rows(before, k).items() if not torch.equal(t, now[n])}
             assert changed >= {"state", "momentum"}
-        expected = answered.clone()
+        expected = received.clone()
         expected[clients] = True
         assert torch.equal(federation.server.received, expected)
 
-        for k in chosen:
+        for k in sampled:
             record = by_client[k]
             paid = mixing is not None
             if mixing is not None and mixing.downloads is not None:
-                assert mixing.downloads[k] == answered.sum() - answered[k].long()
+                assert mixing.downloads[k] == received.sum() - received[k].long()
                 paid = bool(mixing.downloads[k])
             assert (record["down_bytes"] > 0) == (record["down_parameters"] > 0) == paid
             if k in clients:
@@ -102,37 +103,41 @@ def test_partial_participation(method: str) -> None:
 
     resumed = build(method)
     resumed.load(checkpoint)
-    for round in range(3, ROUNDS + 1):
-        run_round(resumed, round)
+    for round_number in range(3, ROUNDS + 1):
+        run_round(resumed, round_number)
     assert resumed.tensors.keys() == federation.tensors.keys()
     assert all(torch.equal(tensor, resumed.tensors[name]) for name, tensor in federation.tensors.items())
 
 
 @pytest.mark.parametrize("method", ["clustered-fl", "fedfomo"])
-def test_a_methods_memory_belongs_to_the_checkpoint(method: str) -> None:
+def test_a_checkpoint_holds_the_state_of_the_method(method: str) -> None:
     federation = build(method)
-    for round in range(1, ROUNDS + 1):
-        run_round(federation, round)
+    for round_number in range(1, ROUNDS + 1):
+        run_round(federation, round_number)
     assert federation.server.state
     kept = copy(federation)
     resumed = build(method)
     resumed.load(kept)
     for name, tensor in federation.server.state.items():
-        assert torch.equal(resumed.method_state[name], tensor)
+        assert torch.equal(resumed.server.state[name], tensor)
     blank = {name: tensor for name, tensor in kept.items() if not name.startswith("method/")}
     resumed.load(blank)
-    assert resumed.method_state == {}
+    assert resumed.server.state == {}
 
 
-def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
+def test_a_round_in_which_all_clients_drop_out_changes_no_tensors() -> None:
     federation = tiny_federation("factorized-fl", dropout=0.95, rounds=9)
-    silent = [round for round in range(1, 9) if not choose(federation.config, round)[1]]
+    silent = [round_number for round_number in range(1, 9) if not sampling_of(federation).draw(round_number)[1]]
     assert silent
     run_round(tiny := tiny_federation("factorized-fl", dropout=0.0), 1)
     federation.load(tiny.tensors)
     before = copy(federation)
     records, mixing = run_round(federation, silent[0])
     assert mixing is not None
-    assert all(torch.equal(tensor, before[name]) for name, tensor in federation.tensors.items())
+    assert before.pop("updated").all()
+    after = federation.tensors
+    assert not after.pop("updated").any()  # no client sent an update in the last round
+    assert after.keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
     assert [record["accuracy"] for record in records] == [None] * 4
     assert all(record["down_bytes"] > 0 and record["up_bytes"] == 0 for record in records)

@@ -10,7 +10,7 @@ from tests.tiny import tiny_federation
 
 
 def quadratic(seed: int) -> Batch:
-    """The batch of f(w) = w^T A w / 2 - b^T w, with A in the place of the images and b in that of the labels."""
+    """The batch of f(w) = w^T A w / 2 - b^T w, with A as the images and b as the labels."""
     generator = torch.Generator().manual_seed(seed)
     half = torch.randn(3, 3, dtype=torch.float64, generator=generator)
     return Batch(half @ half.T, torch.randn(3, dtype=torch.float64, generator=generator))
@@ -74,7 +74,7 @@ def test_every_gradient_has_its_own_batch(hessian_free: bool, batches: list[Batc
 @pytest.mark.parametrize(
     ("options", "passes", "steps"),
     [
-        ({}, 2, 4),  # 18 images are two batches of 8; two epochs are four steps for everybody else, too
+        ({}, 2, 4),  # 18 images are two batches of 8; two epochs are four steps for other methods, too
         ({"hessian_free": True}, 3, 4),
         ({"compensate": False}, 1, 2),
         ({"compensate": False, "hessian_free": True}, 1, 1),  # four batches are one step and a rest
@@ -87,19 +87,19 @@ def test_passes_give_as_many_steps_as_other_methods_make(options: dict, passes: 
     assert records[0]["steps"] == steps
 
 
-def test_the_step_leaves_parameters_alone() -> None:
+def test_the_gradient_does_not_change_parameters() -> None:
     parameters = {"w": W.clone()}
     PerFedAvg(inner=0.1, hessian_free=True).gradient(local(loss_gradient), parameters, [D, E, F])
     assert torch.equal(parameters["w"], W)
 
 
-def test_everybody_counts_the_same_whatever_its_size() -> None:
+def test_all_clients_have_the_same_weight_whatever_their_size() -> None:
     mixing = PerFedAvg().mix(server(torch.randn(3, 2), sizes=[1, 10, 100], received=[True, False, True]))
     assert mixing.matrix.tolist() == [[0.5, 0, 0.5]] * 3
 
 
-def put_to_the_test(federation, monkeypatch, round: int) -> dict[int, dict[str, torch.Tensor]]:
-    """What the engine puts to the test in a round."""
+def model_tested_in(federation, monkeypatch, round_number: int) -> dict[int, dict[str, torch.Tensor]]:
+    """The tensors that the engine tests in a round, by client."""
     found = {}
     real = federation.engine._test
 
@@ -109,7 +109,7 @@ def put_to_the_test(federation, monkeypatch, round: int) -> dict[int, dict[str, 
         return real(k, tensors, positions)
 
     monkeypatch.setattr(federation.engine, "_test", watching)
-    run_round(federation, round)
+    run_round(federation, round_number)
     return found
 
 
@@ -118,7 +118,7 @@ def test_adapted_protocol_tests_the_rounds_start_after_one_inner_step(monkeypatc
     run_round(federation, 1)
     mean = {name: federation.clients.state.common[name].mean(0) for name in federation.shared}
     before = {k: {n: t.clone() for n, t in federation.clients.state.client(k).items()} | mean for k in (1, 2)}
-    found = put_to_the_test(federation, monkeypatch, 2)
+    found = model_tested_in(federation, monkeypatch, 2)
     assert sorted(found) == [0, 1, 2, 3]
     for k in (1, 2):
         own = federation.clients.state.client(k)
@@ -146,14 +146,14 @@ def test_adapted_evaluation_changes_no_state() -> None:
 
 def test_the_protocol_of_the_test_does_not_change_training() -> None:
     trained, adapted = (tiny_federation("per-fedavg", options={"test": test}) for test in ("trained", "adapted"))
-    for round in (1, 2):
-        run_round(trained, round)
-        run_round(adapted, round)
+    for round_number in (1, 2):
+        run_round(trained, round_number)
+        run_round(adapted, round_number)
     assert all(torch.equal(tensor, adapted.tensors[name]) for name, tensor in trained.tensors.items())
 
 
 def test_common_protocol_tests_the_trained_model(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = tiny_federation("per-fedavg")
-    found = put_to_the_test(federation, monkeypatch, 1)
+    found = model_tested_in(federation, monkeypatch, 1)
     for k, tensors in found.items():
         assert all(torch.equal(tensor, tensors[name]) for name, tensor in federation.clients.state.client(k).items())

@@ -1,6 +1,6 @@
 import torch
 
-from factorized_fl.core.mixing import mix
+from factorized_fl.core.mixing import weigh
 from factorized_fl.core.roles import roles
 from factorized_fl.methods.pfedpara import PFedPara
 from factorized_fl.nn import build_model
@@ -25,7 +25,7 @@ def test_shared_halves_are_averaged_factor_by_factor_and_personal_ones_stay() ->
         kind = federation.roles[name].kind
         kinds[kind] = kinds.get(kind, 0) + 1
         if kind in ("w1", "norm"):
-            assert torch.equal(tensor, mix(weights.expand(4, 4), before[name]))
+            assert torch.equal(tensor, weigh(weights.expand(4, 4), before[name]))
             assert torch.equal(tensor[0], tensor[3])
         else:
             assert torch.equal(tensor, before[name])
@@ -50,7 +50,7 @@ def test_classifier_is_dense_and_local_when_labels_differ() -> None:
     assert not federation.shared & head.keys()
 
 
-def test_classifier_is_low_rank_and_shared_but_for_its_bias_when_labels_agree() -> None:
+def test_classifier_is_low_rank_and_shared_without_its_bias_when_labels_agree() -> None:
     federation = agreeing()
     head = {name: role.kind for name, role in federation.roles.items() if role.head}
     assert sorted(head.values()) == ["bias", "w1", "w1", "w2", "w2"]
@@ -65,7 +65,7 @@ def test_a_dense_classifier_travels_whole_when_labels_agree_and_stays_when_they_
         assert {name: role.kind for name, role in each.roles.items() if role.head} == whole
     assert federation.shared == apart.shared | whole.keys()
     counted, usual = (
-        method.formula(federation.clients.state.client(0), federation.roles).up
+        method.card.cost(method, federation.clients.state.client(0), federation.roles).up
         for method in (PFedPara(head="dense"), PFedPara())
     )
     assert counted - usual == sum(federation.clients.state.client(0)[name].numel() for name in whole)

@@ -1,4 +1,4 @@
-"""What must hold of every method's mixing, whatever the clients sent."""
+"""Properties of the mixing of every method, for random tensors of clients."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ from factorized_fl.methods import METHODS, make_method
 from tests.methods.hand import server
 
 K = 5
-# Settings under which a method does something in a population of five.
+# Settings under which a method does more than the plain mean of five clients.
 OPTIONS: dict[str, dict[str, Any]] = {
     "clustered-fl": {"eps1": 1e6, "eps2": 0.0, "warm_up": 0},
     "fedfomo": {"models": K, "explore": 0.0},
@@ -32,11 +32,11 @@ IDS = [f"{name} {options}" for name, options in VARIANTS]
 OWN_RANDOMNESS = {
     "random-matching": "draws each client's peers by its place in the row",
     "sequential": "the order in which clients are overwritten is drawn by place",
-    "explore": "draws whom to try; with fewer models than clients ties are drawn, too",
+    "explore": "draws the models to try; with fewer models than clients also ties",
 }
 
 
-def population(seed: int, answered: list[bool]) -> Server:
+def population(seed: int, participated: list[bool]) -> Server:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -45,14 +45,21 @@ def population(seed: int, answered: list[bool]) -> Server:
     def loss(client: int, tensors: dict[str, torch.Tensor]) -> float:
         return sum(float((tensor - 0.3).square().sum()) for tensor in tensors.values())
 
-    received = torch.tensor(answered)
+    received = torch.tensor(participated)
     start = {"a": draw(3), "b": draw(2, 2)}
     moved = {"a": draw(3), "b": draw(2, 2)}
-    # Who never answered still stands where it began.
+    # A client that never participated still has its initial tensors.
     stack = {n: start[n] + torch.einsum("k,k...->k...", received.double(), moved[n]) for n in start}
     sizes = torch.randint(1, 100, (K,), generator=generator).tolist()
     return server(
-        stack, start=start, received=answered, sizes=sizes, fingerprints=draw(4), loss=loss, round=30, seed=seed
+        stack,
+        start=start,
+        received=participated,
+        sizes=sizes,
+        fingerprints=draw(4),
+        loss=loss,
+        round_number=30,
+        seed=seed,
     )
 
 
@@ -68,14 +75,16 @@ def renumbered(old: Server, order: list[int]) -> Server:
     )
 
 
-answers = st.lists(st.booleans(), min_size=K, max_size=K).filter(any)
+participation = st.lists(st.booleans(), min_size=K, max_size=K).filter(any)
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10_000), answered=answers)
-def test_rows_are_means_of_those_who_answered(name: str, options: dict, seed: int, answered: list[bool]) -> None:
-    asked = population(seed, answered)
+@given(seed=st.integers(0, 10_000), participated=participation)
+def test_rows_are_means_over_clients_that_participated(
+    name: str, options: dict, seed: int, participated: list[bool]
+) -> None:
+    asked = population(seed, participated)
     matrix = make_method(name, options).mix(asked).matrix
     assert matrix.shape == (K, K)
     assert matrix.dtype == torch.float64
@@ -87,14 +96,16 @@ def test_rows_are_means_of_those_who_answered(name: str, options: dict, seed: in
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10_000), answered=answers, order=st.permutations(range(K)))
-def test_numbering_does_not_matter(name: str, options: dict, seed: int, answered: list[bool], order: list[int]) -> None:
+@given(seed=st.integers(0, 10_000), participated=participation, order=st.permutations(range(K)))
+def test_numbering_does_not_matter(
+    name: str, options: dict, seed: int, participated: list[bool], order: list[int]
+) -> None:
     for key, reason in OWN_RANDOMNESS.items():
         if name == key or options.get(key):
             pytest.skip(reason)
     if name == "clustered-fl" and options:
-        answered = [True] * K  # which half of a cluster a client without an update stays in is arbitrary
-    method, asked = make_method(name, options), population(seed, answered)
+        participated = [True] * K  # which half of a cluster a client without an update stays in is arbitrary
+    method, asked = make_method(name, options), population(seed, participated)
     mixing, other = method.mix(asked), method.mix(renumbered(asked, order))
     assert torch.allclose(other.matrix, mixing.matrix[order][:, order], atol=1e-9)
     if mixing.revert is not None:
@@ -103,7 +114,7 @@ def test_numbering_does_not_matter(name: str, options: dict, seed: int, answered
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
-def test_mixing_only_reads_what_the_server_holds(name: str, options: dict) -> None:
+def test_mixing_does_not_change_the_server(name: str, options: dict) -> None:
     asked, untouched = (population(3, [True, False, True, True, True]) for _ in range(2))
     make_method(name, options).mix(asked)
     for field in ("stack", "start"):
@@ -115,10 +126,10 @@ def test_mixing_only_reads_what_the_server_holds(name: str, options: dict) -> No
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_keeps_memory_of_one_shape(name: str) -> None:
+def test_the_state_of_a_method_has_the_same_shapes_in_all_rounds(name: str) -> None:
     method, state = make_method(name, OPTIONS.get(name, {})), None
-    for round in range(3):
-        asked = dataclasses.replace(population(round, [True] * K), state=state or {})
+    for round_number in range(3):
+        asked = dataclasses.replace(population(round_number, [True] * K), state=state or {})
         found = method.mix(asked).state
         shapes = {key: (tensor.shape, tensor.dtype) for key, tensor in found.items()}
         if state is not None:

@@ -9,7 +9,8 @@ from PIL import Image
 
 from factorized_fl.config import Config, from_table
 from factorized_fl.data.images import ImageSet
-from factorized_fl.silo.agreement import COORDINATOR, Agreement, Kit, make_kit
+from factorized_fl.results.schema import COORDINATOR
+from factorized_fl.silo.agreement import Agreement, Kit, make_kit
 from factorized_fl.silo.site import Site
 from tests.tiny import tiny_set
 

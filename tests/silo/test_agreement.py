@@ -12,9 +12,10 @@ import pytest
 
 from factorized_fl import __version__
 from factorized_fl.core.errors import UserError
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import agent, supervise
 from factorized_fl.silo.agent import Agent
-from factorized_fl.silo.agreement import COORDINATOR, Kit, read_kit, write_kit
+from factorized_fl.silo.agreement import Kit, read_kit, write_kit
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import Message, pack, unpack

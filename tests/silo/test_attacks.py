@@ -14,8 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import kits, supervise
-from factorized_fl.silo.agreement import COORDINATOR, Kit, read_kit
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.keeper import Trainer
 from factorized_fl.silo.messages import Message

@@ -10,8 +10,9 @@ import pytest
 
 from factorized_fl.report.collect import collect
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import coordinator, supervise
-from factorized_fl.silo.agreement import COORDINATOR, Kit, write_kit
+from factorized_fl.silo.agreement import Kit, write_kit
 from factorized_fl.silo.finish import finish, has_ended, remember_end
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.messages import Message
@@ -110,7 +111,9 @@ def test_a_finished_coordinator_names_the_sites_that_do_not_know_of_the_end(
     assert ask(parties, "birch") == "end"
     parties.coordinator.farewell(0.5)
     assert "waiting up to 0 s for cedar to learn of the end" in parties.journal
-    assert parties.journal[-1] == "cedar did not learn of the end: run `ffl serve` again to notify sites that join again"
+    assert (
+        parties.journal[-1] == "cedar did not learn of the end: run `ffl serve` again to notify sites that join again"
+    )
     told, untold = "has learnt of the end", "has not learnt of the end"
     assert rows(parties) == [("aster", False, told), ("birch", False, told), ("cedar", False, untold)]
 
@@ -124,7 +127,10 @@ def test_a_finished_coordinator_names_the_sites_that_do_not_know_of_the_end(
     third = Loopback(kits, {})
     assert third.run()
     third.coordinator.farewell(0.5)  # all know, but an answer may have been lost
-    assert third.journal == ["going on after round 1", "waiting up to 0 s for repeated questions: all sites know of the end"]
+    assert third.journal == [
+        "going on after round 1",
+        "waiting up to 0 s for repeated questions: all sites know of the end",
+    ]
     assert rows(third) == [(name, False, told) for name in NAMES]
 
 

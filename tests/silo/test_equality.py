@@ -7,7 +7,8 @@ import torch
 
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.agreement import COORDINATOR, NOISE_SEED
+from factorized_fl.results.schema import COORDINATOR
+from factorized_fl.silo.agreement import NOISE_SEED
 from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate.build import build_federation, build_scenario_of
 from factorized_fl.simulate.rounds import run_round

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import supervise
-from factorized_fl.silo.agreement import COORDINATOR, write_kit
+from factorized_fl.silo.agreement import write_kit
 from factorized_fl.silo.journal import journal_path
 from factorized_fl.silo.transport import FINAL
 from tests.silo.parties import kits_of, trio_config

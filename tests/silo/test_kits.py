@@ -18,8 +18,9 @@ from factorized_fl.core.errors import Busy, UserError
 from factorized_fl.export.predict import predict
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import supervise, transport
-from factorized_fl.silo.agreement import COORDINATOR, Kit, read_agreement, read_kit, write_kit
+from factorized_fl.silo.agreement import Kit, read_agreement, read_kit, write_kit
 from factorized_fl.silo.kits import make_kits, readme
 from factorized_fl.silo.settings import Settings, read_settings, save_settings
 from factorized_fl.silo.site import export_now

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from factorized_fl.core.errors import Busy, UserError
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import preflight, supervise
-from factorized_fl.silo.agreement import COORDINATOR, Kit, read_kit
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.preflight import ConnectionCheck, check_kit, check_port, connection_problem
 from factorized_fl.silo.status import read_status

@@ -10,8 +10,9 @@ import torch
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.payload import encode
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import control, coordinator
-from factorized_fl.silo.agreement import COORDINATOR, Kit
+from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import Message, pack
 from factorized_fl.silo.site import Site

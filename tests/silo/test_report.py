@@ -10,7 +10,8 @@ from factorized_fl import api
 from factorized_fl.core.errors import UserError
 from factorized_fl.report.collect import collect
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.agreement import COORDINATOR, Kit, write_kit
+from factorized_fl.results.schema import COORDINATOR
+from factorized_fl.silo.agreement import Kit, write_kit
 from factorized_fl.silo.site import Site
 from factorized_fl.silo.transport.loopback import Loopback
 from tests.silo.parties import NAMES, kits_of, trio_config, write_trio

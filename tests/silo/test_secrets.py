@@ -11,7 +11,8 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.payload import decode
 from factorized_fl.methods import METHODS, fingerprints
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.silo.agreement import COORDINATOR, NOISE_SEED
+from factorized_fl.results.schema import COORDINATOR
+from factorized_fl.silo.agreement import NOISE_SEED
 from factorized_fl.silo.messages import Message
 from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate.build import build_federation

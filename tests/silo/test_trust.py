@@ -15,8 +15,9 @@ from factorized_fl.core.payload import decode, encode
 from factorized_fl.core.views import Trained
 from factorized_fl.methods.fingerprints import describe
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import control
-from factorized_fl.silo.agreement import COORDINATOR, read_agreement
+from factorized_fl.silo.agreement import read_agreement
 from factorized_fl.silo.checks import read_tensors
 from factorized_fl.silo.coordinator import Coordinator
 from factorized_fl.silo.mailbox import Mailbox

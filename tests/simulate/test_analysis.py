@@ -15,7 +15,7 @@ from tests.tiny import tiny_config, tiny_federation, write_folder
 
 def test_trace_of_factors_set_by_hand() -> None:
     federation = tiny_federation("factorized-fl", options={"sparsity": 0.1})
-    federation.server.received[:3] = True
+    federation.clients.trained[:3] = True
     names = {kind: [n for n, r in federation.roles.items() if r.kind == kind and not r.head] for kind in ("u", "v")}
     u, v = (federation.clients.state.common[names[kind][-1]].flatten(1) for kind in ("u", "v"))
     u.copy_(torch.ones_like(u))
@@ -28,16 +28,16 @@ def test_trace_of_factors_set_by_hand() -> None:
     found = trace(federation)
     assert found["cosine.u"][:3, :3].allclose(torch.ones(3, 3).double())
     assert found["cosine.v"][:3, :3].tolist() == [[1, -1, 0], [-1, 1, 0], [0, 0, 1]]
-    assert found["cosine.v"][3].isnan().all()  # has not trained: like nobody
+    assert found["cosine.v"][3].isnan().all()  # has not trained
     assert found["cosine.v"][:, 3].isnan().all()
     assert {tensor.dtype for tensor in found.values()} == {torch.float64}
     assert found["mu"].shape == (4, sum(role.kind == "mu" for role in federation.roles.values()))
     assert found["mu"][:, 0].tolist() == [(mu.shape[1] // 2) / mu.shape[1], 0, 0, 0]
 
 
-def test_cosines_that_differ_by_less_than_float32_can_say_are_told_apart() -> None:
+def test_cosines_are_more_precise_than_float32() -> None:
     federation = tiny_federation("factorized-fl")
-    federation.server.received[:] = True
+    federation.clients.trained[:] = True
     name = [n for n, role in federation.roles.items() if role.kind == "u" and not role.head][-1]
     u = federation.clients.state.common[name].flatten(1)
     u.copy_(torch.ones_like(u))
@@ -54,7 +54,7 @@ def test_methods_without_factors_leave_no_trace(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_confusion_matrices_agree_with_the_reported_accuracy(method: str) -> None:
-    """Per-FedAvg tests an adapted model, Factorized-FL a pruned one: whatever was tested must be what is shown."""
+    """Per-FedAvg tests an adapted model, Factorized-FL a pruned one: the matrices are those of the tested model."""
     federation = tiny_federation(method, rounds=2)
     run_round(federation, 1)
     records, _ = run_round(federation, 2)
@@ -66,7 +66,7 @@ def test_confusion_matrices_agree_with_the_reported_accuracy(method: str) -> Non
         assert sum(map(sum, counts)) == record["total"]
 
 
-def test_rows_are_true_classes_in_the_clients_own_order() -> None:
+def test_rows_of_confusion_matrices_are_true_classes_in_the_clients_own_order() -> None:
     federation = tiny_federation("stand-alone", rounds=1)
     run_round(federation, 1)
     for k, counts in enumerate(analyse(federation)["confusion"]):
@@ -87,7 +87,7 @@ def test_a_run_leaves_traces_and_an_analysis(tmp_path: Path) -> None:
     assert traces == ["round-0001.safetensors", "round-0002.safetensors"]
     found = safetensors.torch.load_file(tmp_path / "run" / "traces" / traces[0])
     mixing = safetensors.torch.load_file(tmp_path / "run" / "mixing" / "round-0002.safetensors")
-    # What the server matched by in round 2 is what the clients sent after round 1.
+    # In round 2 the server matches by vectors that the clients sent after round 1.
     assert torch.allclose(found["cosine.v"].double(), mixing["similarity"], atol=1e-6)
     analysis = json.loads((tmp_path / "run" / "analysis.json").read_text())
     assert len(analysis["mu_layers"]) == found["mu"].shape[1]
@@ -114,7 +114,7 @@ def test_a_dense_model_has_no_sizes_of_factors() -> None:
     assert analyse(tiny_federation("fedavg"))["sizes"] == {}
 
 
-def test_bytes_by_role_and_the_headers_make_up_the_payload() -> None:
+def test_bytes_by_role_and_the_header_add_up_to_the_payload() -> None:
     federation = tiny_federation("factorized-fl")
     run_round(federation, 1)
     records, _ = run_round(federation, 2)
@@ -129,7 +129,7 @@ def test_bytes_by_role_and_the_headers_make_up_the_payload() -> None:
         assert 0 < record["up_bytes"] - sum(record["up_roles"].values()) < 100 * (len(federation.shared) + 2)
 
 
-def test_a_fingerprint_of_images_is_no_statistic_in_the_books() -> None:
+def test_a_fingerprint_of_images_is_no_statistic_in_the_ledger() -> None:
     federation = tiny_federation("factorized-peers")
     run_round(federation, 1)
     records, _ = run_round(federation, 2)

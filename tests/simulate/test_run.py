@@ -22,29 +22,29 @@ from tests.tiny import tiny_config
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Everything that must be equal between equal runs."""
+    """The files that must be equal between equal runs."""
     names = ["metrics.jsonl", "summary.json", "config.toml", "clients.json", "checkpoint.safetensors", "analysis.json"]
     names += sorted(str(path.relative_to(directory)) for path in directory.glob("*/round-*"))
     return {name: (directory / name).read_bytes() for name in names}
 
 
 class StopIn:
-    """An observer that breaks off in the middle of a round, as Ctrl-C does."""
+    """An observer that interrupts a run in the middle of a round, as Ctrl-C does."""
 
-    def __init__(self, round: int) -> None:
-        self.round = round
+    def __init__(self, round_number: int) -> None:
+        self.round = round_number
 
     def started(self, federation, done) -> None: ...
 
-    def client_done(self, round: int, client: int) -> None:
-        if round == self.round and client == 1:
+    def client_done(self, round_number: int, client: int) -> None:
+        if round_number == self.round and client == 1:
             raise KeyboardInterrupt
 
-    def round_done(self, round, records) -> None: ...
+    def round_done(self, round_number, records) -> None: ...
 
 
 @pytest.mark.parametrize("method", ["factorized-fl-beta", "fedavg"])
-def test_same_seed_same_run_and_interrupted_run_ends_the_same(method: str, images: Path, tmp_path: Path) -> None:
+def test_runs_of_one_seed_are_equal_also_if_interrupted(method: str, images: Path, tmp_path: Path) -> None:
     config = tiny_config(method)
     run(config, tmp_path / "a", data=images)
     run(config, tmp_path / "b", data=images)
@@ -65,18 +65,18 @@ from factorized_fl.simulate.run import run
 
 class Slow:
     def started(self, federation, done): pass
-    def client_done(self, round, client):
-        if round == 2 and client == 2:
+    def client_done(self, round_number, client):
+        if round_number == 2 and client == 2:
             print("in round 2", flush=True)
             time.sleep(60)
-    def round_done(self, round, records): pass
+    def round_done(self, round_number, records): pass
 
 run(read_config(Path(sys.argv[1])), sys.argv[2], data=Path(sys.argv[3]), observers=[Slow()])
 """
 
 
-def test_killed_in_round_2_of_3_and_resumed_is_identical_to_the_unbroken_run(images: Path, tmp_path: Path) -> None:
-    """A real process and a real kill -9; resumed by the real command."""
+def test_a_run_killed_in_round_2_of_3_and_resumed_equals_an_uninterrupted_run(images: Path, tmp_path: Path) -> None:
+    """A process is killed with SIGKILL and the run is resumed by the command line."""
     config = tiny_config("factorized-fl-beta")
     (tmp_path / "config.toml").write_text(config.to_toml())
     run(config, tmp_path / "whole", data=images)
@@ -89,7 +89,7 @@ def test_killed_in_round_2_of_3_and_resumed_is_identical_to_the_unbroken_run(ima
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert RunDirectory(broken).checkpoint_round() == 1
-    # What a process killed while writing could leave behind:
+    # A process that is killed while writing can leave these behind:
     with (broken / "metrics.jsonl").open("a") as file:
         file.write('{"round": 2, "client": 0, "accura')
     (broken / "checkpoint.part").write_bytes(b"half a checkpoint")
@@ -102,10 +102,10 @@ def test_killed_in_round_2_of_3_and_resumed_is_identical_to_the_unbroken_run(ima
 
 
 @pytest.mark.parametrize("files", range(5))
-def test_killed_while_it_begins_a_run_can_be_resumed(
+def test_a_run_killed_while_its_first_files_are_written_can_be_resumed(
     files: int, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With so many files on disk and the next one half written."""
+    """`files` files are complete and the next one is half written."""
     config = tiny_config("fedavg", rounds=1)
     run(config, tmp_path / "whole", data=images)
     written: list[Path] = []
@@ -138,7 +138,10 @@ def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["seed"] == 1
-    assert (environment["engine"], environment["convolutions"]) == ("reference", "fp32")  # whatever was asked for
+    assert (environment["engine"], environment["convolutions"]) == (
+        "reference",
+        "fp32",
+    )  # on a CPU, whatever the configuration says
     clients = directory.clients()
     assert [client["domain"] for client in clients] == ["bars", "bars", "lines", "lines"]
     assert sorted(clients[0]["classes"]) == ["bars-0", "bars-1", "bars-2"]
@@ -150,17 +153,17 @@ def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path
     assert summary["up_bytes"] == sum(r["up_bytes"] for r in directory.metrics())
 
 
-def test_finished_run_is_not_run_again(images: Path, tmp_path: Path) -> None:
+def test_a_complete_run_is_not_run_again(images: Path, tmp_path: Path) -> None:
     config = tiny_config(rounds=1)
     run(config, tmp_path / "run", data=images)
     before = (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns
-    with pytest.warns(UserWarning, match="was complete already: nobody looked at"):  # they may be other data
+    with pytest.warns(UserWarning, match="was already complete; .* was ignored"):  # it may hold other data
         run(config, tmp_path / "run", data=images, resume=True)
     run(config, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns == before
 
 
-def test_finished_run_is_known_by_its_summary_though_its_checkpoint_was_removed(images: Path, tmp_path: Path) -> None:
+def test_a_complete_run_is_recognised_by_its_summary_without_a_checkpoint(images: Path, tmp_path: Path) -> None:
     config = tiny_config(rounds=2)
     run(config, tmp_path / "run", data=images)
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
@@ -172,7 +175,7 @@ def test_finished_run_is_known_by_its_summary_though_its_checkpoint_was_removed(
         run(tiny_config(rounds=3), tmp_path / "run", data=images, resume=True)
 
 
-def test_run_without_a_summary_whose_checkpoint_was_removed_begins_again(images: Path, tmp_path: Path) -> None:
+def test_a_run_without_summary_and_checkpoint_begins_again(images: Path, tmp_path: Path) -> None:
     config = tiny_config()
     run(config, tmp_path / "whole", data=images)
     with pytest.raises(KeyboardInterrupt):
@@ -182,13 +185,13 @@ def test_run_without_a_summary_whose_checkpoint_was_removed_begins_again(images:
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-def test_peak_memory_is_a_gpus_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_of_a_gpu_is_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
     assert peak_memory(torch.device("cuda")) == {"peak_gib": 1.5}
     assert peak_memory(torch.device("cpu")) == {}
 
 
-def test_existing_run_is_never_overwritten(images: Path, tmp_path: Path) -> None:
+def test_an_existing_run_is_never_overwritten(images: Path, tmp_path: Path) -> None:
     run(tiny_config(rounds=1), tmp_path / "run", data=images)
     before = contents(tmp_path / "run")
     with pytest.raises(UserError, match="add --resume"):
@@ -198,7 +201,7 @@ def test_existing_run_is_never_overwritten(images: Path, tmp_path: Path) -> None
     assert contents(tmp_path / "run") == before
 
 
-def test_foreign_folder_file_and_damaged_checkpoint_are_refused(images: Path, tmp_path: Path) -> None:
+def test_a_folder_of_other_files_a_file_and_a_damaged_checkpoint_are_refused(images: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("precious")
     with pytest.raises(UserError, match="not empty"):
@@ -216,13 +219,13 @@ def test_foreign_folder_file_and_damaged_checkpoint_are_refused(images: Path, tm
     assert RunDirectory(tmp_path / "run").checkpoint_round() == 1
 
 
-def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_start_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         run(tiny_config(), tmp_path / "runs" / "new", data=tmp_path / "nowhere")
     assert not (tmp_path / "runs" / "new").exists()
 
 
-def test_a_folder_that_was_there_before_a_failed_start_stays(tmp_path: Path) -> None:
+def test_a_failed_start_keeps_a_folder_that_existed_before(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError):
         run(tiny_config(), tmp_path / "mine", data=tmp_path / "nowhere")
@@ -240,7 +243,7 @@ def test_a_folder_that_was_there_before_a_failed_start_stays(tmp_path: Path) -> 
         ("timing.jsonl", lambda content: content + b"{}\n", "line 3, is damaged"),
     ],
 )
-def test_a_run_whose_lines_were_lost_is_not_gone_on_with(
+def test_a_run_with_lost_or_damaged_lines_is_not_resumed(
     name: str, damage, words: str, images: Path, tmp_path: Path
 ) -> None:
     directory = run(tiny_config(rounds=2), tmp_path / "run", data=images)
@@ -251,12 +254,12 @@ def test_a_run_whose_lines_were_lost_is_not_gone_on_with(
     with pytest.raises(UserError, match=words):
         run(tiny_config(rounds=2), directory.path, data=images, resume=True)
     assert file.read_bytes() == before
-    directory.checkpoint_path.unlink()  # as the sentence says
+    directory.checkpoint_path.unlink()  # as the message advises
     run(tiny_config(rounds=2), directory.path, data=images, resume=True)
     assert len(directory.metrics()) == 2 * 4
 
 
-def test_damaged_summary_strange_files_and_another_methods_checkpoint(images: Path, tmp_path: Path) -> None:
+def test_a_damaged_summary_an_unknown_file_and_the_checkpoint_of_another_method(images: Path, tmp_path: Path) -> None:
     directory = run(tiny_config("fedavg", rounds=2), tmp_path / "run", data=images)
     whole = contents(directory.path)
     for damaged in ("{", "[1]", "{}"):
@@ -283,8 +286,10 @@ def test_damaged_summary_strange_files_and_another_methods_checkpoint(images: Pa
         (SafetensorError("header too large"), "is damaged"),
     ],
 )
-def test_a_whole_checkpoint_is_not_called_damaged(error: Exception, words: str, tmp_path: Path) -> None:
-    """Who believes that removes it."""
+def test_a_checkpoint_that_memory_cannot_hold_is_not_called_damaged(
+    error: Exception, words: str, tmp_path: Path
+) -> None:
+    """A user would remove a checkpoint that is called damaged."""
     directory = RunDirectory(tmp_path)
     directory.checkpoint_path.write_bytes(b"anything")
     with pytest.raises(UserError, match=words) as found, directory.reading_checkpoint():
@@ -292,27 +297,27 @@ def test_a_whole_checkpoint_is_not_called_damaged(error: Exception, words: str, 
     assert isinstance(found.value, Damaged) == ("damaged" in words)
 
 
-def test_a_checkpoint_that_one_may_not_read_is_not_called_damaged(
+def test_a_checkpoint_without_read_permission_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs tests may be allowed everything
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root
     directory = RunDirectory(tmp_path)
     with (
-        pytest.raises(UserError, match="Permission denied reading .* no data was lost"),
+        pytest.raises(UserError, match=r"Permission denied reading .* no data was lost"),
         directory.reading_checkpoint(),
     ):
         raise FileNotFoundError
 
 
 @pytest.mark.parametrize("changes", [{"permuted": 1}, {"seed": 1.0}, {"rounds": np.int64(2)}])
-def test_what_a_file_would_not_give_back_is_refused_before_training(changes: dict, tmp_path: Path) -> None:
+def test_settings_that_toml_does_not_keep_are_refused_before_training(changes: dict, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="written down and read again"):
         run(replace(tiny_config(), **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_goes_on_with_its_own_data_only(images: Path, tmp_path: Path) -> None:
-    """Classes with other names, or images that are shared out otherwise, would be trained on without a word."""
+def test_a_run_is_resumed_only_with_its_own_data(images: Path, tmp_path: Path) -> None:
+    """Without this check a run would train on other classes or another split without a message."""
     directory = run(tiny_config(rounds=2), tmp_path / "run", data=images)
     (directory.path / "summary.json").unlink()
     clients = directory.clients()
@@ -334,7 +339,7 @@ def test_a_run_goes_on_with_its_own_data_only(images: Path, tmp_path: Path) -> N
         with pytest.raises(UserError, match=r"clients.json' is damaged"):
             run(tiny_config(rounds=2), directory.path, data=images, resume=True)
     older = [{name: value for name, value in client.items() if name != "split"} for client in clients]
-    file.write_text(json.dumps(older))  # of a version that left no mark
+    file.write_text(json.dumps(older))  # written by a version without this mark
     run(tiny_config(rounds=2), directory.path, data=images, resume=True)
 
 
@@ -347,7 +352,7 @@ def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
         pass
 
 
-def test_full_disk_is_one_sentence_and_keeps_the_old_checkpoint(
+def test_a_full_disk_gives_one_sentence_and_keeps_the_old_checkpoint(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config: Config = tiny_config()
@@ -374,33 +379,39 @@ def test_full_disk_is_one_sentence_and_keeps_the_old_checkpoint(
 def test_checkpoint_holds_no_pickle(images: Path, tmp_path: Path) -> None:
     directory = run(tiny_config(rounds=1), tmp_path / "run", data=images)
     tensors = safetensors.torch.load_file(directory.checkpoint_path)
-    assert {name.split("/")[0] for name in tensors} == {"state", "momentum", "received", "metrics_size"}
+    assert {name.split("/")[0] for name in tensors} == {
+        *("state", "momentum", "trained"),  # of the clients
+        *("received", "updated"),  # of the server
+        "metrics_size",
+    }
     suffixes = {path.suffix for path in directory.path.rglob("*") if path.is_file()}
     assert suffixes <= {".toml", ".json", ".jsonl", ".safetensors"}
 
 
 @pytest.mark.parametrize(("share", "written"), [(1e9, [1, 2, 3]), (0.0, [1, 1, 3])])
-def test_checkpoints_that_cost_too_much_are_left_out(
+def test_checkpoints_that_take_too_long_are_skipped(
     share: float, written: list[int], images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never the first, which nothing is known about yet, nor the last."""
+    """The first, whose duration is not known before, and the last are always written."""
     monkeypatch.setattr("factorized_fl.simulate.run._CHECKPOINT_SHARE", share)
     seen = []
 
     class Look(StopIn):
-        def round_done(self, round, records) -> None:
+        def round_done(self, round_number, records) -> None:
             seen.append(RunDirectory(tmp_path / "run").checkpoint_round())
 
     run(tiny_config(), tmp_path / "run", data=images, observers=[Look(0)])
     assert seen == written
 
 
-def test_who_holds_what_can_be_drawn_apart_from_all_else(images: Path) -> None:
+def test_the_partition_can_have_a_seed_of_its_own(images: Path) -> None:
     first, second = (tiny_config("fedavg", partition="dirichlet", seed=seed) for seed in (1, 2))
     both = tiny_config("fedavg", partition="dirichlet", seed=1, partition_seed=2)
     one, two, mixed = (build_scenario_of(config, images) for config in (first, second, both))
     held = [[client.train.tolist() for client in scenario.clients] for scenario in (one, two, mixed)]
     assert held[2] == held[1] != held[0]
-    began = [build_federation(config, two, torch.device("cpu")).state.common for config in (first, second, both)]
+    began = [
+        build_federation(config, two, torch.device("cpu")).clients.state.common for config in (first, second, both)
+    ]
     assert all(torch.equal(began[2][name], began[0][name]) for name in began[0])
     assert not all(torch.equal(began[2][name], began[1][name]) for name in began[1])

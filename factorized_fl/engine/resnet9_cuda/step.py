@@ -37,7 +37,14 @@ class Step:
         self.pixels = torch.empty(need, lanes, size, 3, height, width, dtype=engine.dtype, device=device)
         self.loss = torch.zeros(lanes, device=device)
         self.losses: list[torch.Tensor] = []
-        self.local = Local(self.loss_gradient, engine.reference.roles, engine.reference.shared, self.start)
+        self.local = Local(
+            self.loss_gradient,
+            engine.reference.roles,
+            engine.reference.shared,
+            self.start,
+            lr=config.lr,
+            trained=frozenset(self.parameters),
+        )
         self._capture()
 
     def _capture(self) -> None:

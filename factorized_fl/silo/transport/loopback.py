@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from factorized_fl import __version__
-from factorized_fl.silo.agreement import COORDINATOR, Kit
+from factorized_fl.results.schema import COORDINATOR
+from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.coordinator import Coordinator
 from factorized_fl.silo.gateway import Gateway
 from factorized_fl.silo.messages import Message, pack, unpack

@@ -20,7 +20,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors
-from factorized_fl.silo.agreement import AUTHORITY, COORDINATOR, Agreement, Kit
+from factorized_fl.results.schema import COORDINATOR
+from factorized_fl.silo.agreement import AUTHORITY, Agreement, Kit
 from factorized_fl.silo.transport import Credentials
 
 LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # the variable with FLARE's limit on the bytes of a message

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from factorized_fl.core.card import Card
 from factorized_fl.core.mixing import own_tensors
 from factorized_fl.core.options import check, option
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Batch, Local, Mixing, Phase, Roles, Server, Tensors
-from factorized_fl.methods.cards import Card
 
 SETTLE = "after local training re-estimate BatchNorm's running statistics on training images without augmentation"
 

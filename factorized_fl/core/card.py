@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from factorized_fl.core.views import Cost, Roles, Tensors
 
 if TYPE_CHECKING:
-    from factorized_fl.methods.base import Method
+    from factorized_fl.core.method import Method
 
 CostFormula = Callable[["Method", Tensors, Roles], Cost]
 
