@@ -4,10 +4,10 @@
                                      [--precision bf16] [--rounds 5] [--repeatable] [--profile]
                                      [--out results/performance/client-step.json]
 
-Prints a table and writes it. A step's time is that of the captured graph divided by its lanes; beside it stands the
-same for whole rounds of 20 clients, with batches, loading and storing, and the time in which all are tested. The images
-are random; the work is that of CIFAR-10. `state` is a digest of all clients' tensors after the rounds: equal digests of
-two processes are runs equal bit by bit.
+Prints a table and writes it. The time of a step is that of the captured graph divided by its lanes. Further columns
+give the same for whole rounds of 20 clients, including batches, loading and storing, and the time of testing all
+clients. The images are random and have the shape of CIFAR-10. `state` is a digest of the tensors of all clients after
+the rounds: two processes with equal digests computed the same bits.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from factorized_fl.simulate.build import build_federation
 TFLOP = 0.464  # of one ResNet-9 step: 0.302 GMAC forward per 32 x 32 image, three passes, 256 images
 
 
-FEW = 4  # steps between two looks at the clock
+FEW = 4  # steps between two measurements of time
 
 
 def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
@@ -100,7 +100,7 @@ def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
-    """Tensors as sixteen hexadecimal figures."""
+    """The first sixteen hexadecimal digits of the SHA-256 of the tensors."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(tensors[name].cpu().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Which way of convolving several clients at once is fastest, layer by layer: one lane at a time or grouped.
+"""Time of convolving several clients at once, layer by layer: one lane at a time or grouped.
 
     python benchmarks/convolutions.py [--lanes 1,5,10,20] [--first-choice]
                                      [--out results/performance/convolutions.json]

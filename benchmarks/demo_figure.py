@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
 
-COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#009E73")  # told apart by colour-blind eyes, too
+COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#009E73")  # distinguishable with colour blindness
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     size = len(weights) // len(domains)
     heat.set_xticks([size * (i + 0.5) - 0.5 for i in range(len(domains))], domains)
     heat.set_yticks([size * (i + 0.5) - 0.5 for i in range(len(domains))], domains)
-    heat.set_title("Factorized-Peers: who received whose weights", fontsize="medium")
+    heat.set_title("Factorized-Peers: mixing weights", fontsize="medium")
     figure.colorbar(shown, ax=heat, shrink=0.85)
     figure.savefig("docs/demo.png", dpi=110)
     Path("results/demo").mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,9 @@
 
     python benchmarks/fingerprints.py --data DIR [--seeds 1,2,3] [--out results/fingerprints/matching.json]
 
-For each way of dealing the images and each fingerprint: of a client's nearest others, as many as its domain has, the
-share from its own domain; and for our rule the weight that falls on the own domain (by likeness, trust and size). What
-chance would give stands beside it.
+For each partition and each fingerprint: the share of a client's nearest neighbours that belong to its own domain, with
+as many neighbours as the domain has other clients, and the share that chance would give. For Factorized-Peers also the
+weight of the own domain (by likeness, trust and size).
 """
 
 import argparse
@@ -42,7 +42,7 @@ def moments(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def plain(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Statistics in which every image counts the same; noise and contrast are left out."""
+    """Statistics in which all images have the same weight, without noise and contrast."""
     channels = rows.shape[1] // 2
     mean, square = rows.mean(0).split(channels)
     return torch.cat([mean, (square - mean.square()).clamp_min(1e-12).log(), torch.ones(2)]).float()
@@ -55,7 +55,7 @@ def standardised(values: torch.Tensor) -> torch.Tensor:
 
 
 def nearest(closeness: torch.Tensor, domains: list[str]) -> float:
-    """Of each client's nearest others, as many as there are of its kind, the share of its kind."""
+    """The mean share of the own domain among as many nearest neighbours as the domain has other clients."""
     closeness = closeness.clone().fill_diagonal_(-torch.inf)
     shares = []
     for k, domain in enumerate(domains):
@@ -66,7 +66,7 @@ def nearest(closeness: torch.Tensor, domains: list[str]) -> float:
 
 
 def own_weight(prints: torch.Tensor, sizes: torch.Tensor, domains: list[str]) -> tuple[float, float]:
-    """Weight on the own domain by Factorized-Peers' rule: mean and least over clients."""
+    """The weight of the own domain in Factorized-Peers: mean and minimum over clients."""
     alike = f.likeness(prints, torch.ones(len(prints), dtype=torch.bool))
     weights = peer_weights(prints, alike, sizes)
     same = torch.tensor([[one == other for other in domains] for one in domains])

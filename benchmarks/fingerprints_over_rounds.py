@@ -1,10 +1,10 @@
-"""Which small vector of a client in training finds its true peers, round by round, on the five domains of CIFAR-100.
+"""How well small vectors of a client in training find its true peers, round by round, on five domains of CIFAR-100.
 
     python benchmarks/fingerprints_over_rounds.py --data DIR [--seeds 1,2] [--rounds 1,2,5,15,30]
                                                   [--set key=value ...] [--out results/fingerprints/over-rounds.json]
 
-For each candidate the share of a client's three nearest others that are from its own domain, while Factorized-FL
-trains. Chance would give 3/19.
+For each candidate vector: the share of a client's three nearest neighbours that belong to its own domain, while
+Factorized-FL trains. Chance would give 3/19.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from factorized_fl.simulate.build import Federation
 
 
 class Candidates:
-    """Looks at a federation after some of its rounds."""
+    """An observer that compares the candidate vectors after some rounds."""
 
     def __init__(self, rounds: Sequence[int]) -> None:
         self.rounds = rounds

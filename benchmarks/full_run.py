@@ -30,7 +30,7 @@ class Watch:
             setattr(federation.engine, name, self.timed(name, getattr(federation.engine, name)))
 
     def timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The engine's work, which ends when the device has ended."""
+        """The engine's method with its time added to `spent`; it returns after the device has finished."""
 
         def run(*args: Any) -> Any:
             began = time.perf_counter()
@@ -63,7 +63,7 @@ def main() -> None:
             watch = Watch()
             directory = run(config, Path(folder) / "run", data=arguments.data, observers=[watch])
             summary = directory.summary()
-        # The first round compiles and captures: what it takes beyond an ordinary round is start-up.
+        # The first round compiles and captures: its time beyond an ordinary round is start-up.
         all_but_first = max(1, config.rounds - 1)
         wall = (watch.last - watch.first) / all_but_first * config.rounds
         parts = {f"{name}_s": spent / all_but_first * config.rounds for name, spent in watch.spent.items()}

@@ -2,7 +2,7 @@
 
     python benchmarks/many_clients.py [--clients 20,100] [--out results/performance/many-clients.json]
 
-The images are random; the work is that of CIFAR-10.
+The images are random and have the shape of CIFAR-10.
 """
 
 import argparse

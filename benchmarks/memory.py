@@ -1,8 +1,9 @@
-"""Peak memory of a run over the number of clients: it should grow with their state, not with copies of the data.
+"""Peak memory of a run over the number of clients: it should grow with their state and not with copies of the data.
 
     python benchmarks/memory.py --data DIR [--out results/performance/memory.json]
 
-Each number of clients is a process of its own; two clients train in each, so that activations stay the same.
+Each number of clients is measured in a process of its own. Two clients train in each, so that activations have the
+same size.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def one(clients: int, data: Path) -> None:
 
 
 def state_mib() -> float:
-    """A factorised ResNet-9 and its momentum."""
+    """The size of a factorised ResNet-9 and its momentum."""
     counts = describe(factorize(build_model("resnet9", 10)))
     return (2 * counts.total - counts.stat) * 4 / 2**20
 

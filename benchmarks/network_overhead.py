@@ -1,10 +1,11 @@
-"""What a network costs: three sites as processes on loopback with mutual TLS, beside the same work in one process.
+"""Overhead of the network: three sites as processes on loopback with mutual TLS, and the same work in one process.
 
     python -m benchmarks.network_overhead [OUT.json]
 
-Each round's seconds at the coordinator, less those of its slowest site's own work, were not spent training. The ratio
-compares all rounds with those of the run in one process, where clients train one after the other. Every process has
-one thread: three sites with two each on two cores get in each other's way, which sites on machines of their own do not.
+The overhead of a round is its time at the coordinator less the working time of its slowest site. The ratio compares
+the time of all rounds with that of a run in one process, in which clients train one after the other. Every process has
+one thread: with two threads each, three sites on two cores would slow each other down, unlike sites on separate
+machines.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""What our round loop costs over a bare PyTorch loop that trains and tests the same clients on the same numbers of
-batches. Both run in one process, round by round in turn; the figure is the ratio of the sums.
+"""Overhead of the round loop over a bare PyTorch loop with the same clients and the same numbers of batches.
+
+Both train and test in one process, round by round in turn; the result is the ratio of their total times.
 
     python benchmarks/overhead.py [--rounds 3] [--width 1] [--out results/performance/overhead.json]
 """
@@ -21,7 +22,7 @@ from factorized_fl.simulate.rounds import run_round
 
 
 class Bare:
-    """FedAvg as one would write it by hand: a module and an optimiser per client, nothing kept, nothing recorded."""
+    """FedAvg written by hand: a module and an optimiser for each client, without checkpoints and records."""
 
     def __init__(self, federation: Federation) -> None:
         self.config, self.scenario = federation.config, federation.scenario

@@ -1,10 +1,10 @@
-"""The CUDA engine beside the reference engine and beside the way peers do it, on the same GPU in one run.
+"""Time of a client step with the CUDA engine, the reference engine and a DataLoader as in other frameworks, on one GPU.
 
     python benchmarks/peers.py [--workers 8] [--out results/performance/peers.json]
 
-The work is one local epoch of CIFAR-10's shape: clients of 2,400 images, batches of 256, the paper's augmentation,
-a factorised ResNet-9, SGD. Peers train one client after another with a DataLoader that augments picture by picture on
-the CPU; we time that over a few clients, without and with worker processes, and compare milliseconds per client step.
+The work is one local epoch in the shape of CIFAR-10: clients with 2,400 images, batches of 256, the augmentation of the
+paper, a factorised ResNet-9, SGD. Other frameworks train one client after another with a DataLoader that augments
+single images on the CPU. Its time is measured over a few clients, with and without worker processes.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""Whether bf16 costs accuracy: the same runs with bf16, TF32 and float32 convolutions.
+"""Accuracy of the same runs with bf16, TF32 and float32 convolutions.
 
-    python benchmarks/precision.py [--out results/performance/precision.json]
+    PYTHONPATH=. python benchmarks/precision.py [--out results/performance/precision.json]
 
 Factorized-FL beta on the five domains, from the runs of `python -m studies.paper`: each precision beside float32, over
-the seeds that both have. One round differs from the next by more than half a point, so beside the last round stands the mean of
-the last ten with their standard deviation. Two runs of one seed differ, too: "bf16 again" is a later engine, by
+the seeds that both have. One round differs from the next by more than half a point, so the mean of the last ten and
+their standard deviation stand beside the last round. Two runs of one seed differ, too: "bf16 again" is a later engine:
 
     python benchmarks/full_run.py --data DIR --preset cifar100-domains --set seed=1 --set tau=0 --set epsilon=1 \
                                   --out results/performance/domains-beta-seed1.json
 
-which keeps the last round alone. All have to have the float32 run's configuration but for the precision.
+It keeps only the last round. All runs must have the configuration of the float32 run except for the precision.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def described(result: Run) -> dict[str, Any]:
 
 
 def check(config: Config, exact: Config, path: Path) -> None:
-    """The same run as the exact one but for the precision, or else the two say nothing about it."""
+    """Raises SystemExit unless the configuration is that of the exact run except for the precision."""
     if replace(config, precision=exact.precision) != exact:
         raise SystemExit(f"{path} comes from another configuration than the {EXACT} run of its seed.")
 

@@ -1,8 +1,8 @@
-"""How large the report page is and how long a browser takes to open it: 20 clients x 100 rounds, 200 x 200.
+"""Size of the report page and time to open it in a browser: 20 clients x 100 rounds, 200 x 200.
 
     PYTHONPATH=. python benchmarks/report_page.py
 
-Seconds are the browser's own, from the beginning of the navigation to the charts being drawn, median of five.
+The time is measured by the browser, from the start of the navigation until the charts are drawn; median of five.
 Writes results/performance/report-page.json.
 """
 
@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 from factorized_fl.report.write import write_report
 from tests.report.synthetic import write_run
 
-# The charts are drawn by the page's one script, so that they stand when its load event fires.
+# The script of the page draws all charts before the load event.
 LOADED = "() => performance.getEntriesByType('navigation')[0].loadEventEnd / 1000"
 
 

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def save(content: bytes, path: str) -> None:
-    """256 colours are plenty for a page, and a third of the bytes."""
+    """Saves a picture with 256 colours, which are enough for the page and need a third of the bytes."""
     Image.open(io.BytesIO(content)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 

@@ -1,9 +1,9 @@
-"""What threads inside an operation do for the demo's small steps, on an idle machine and beside a busy neighbour.
+"""Speed of the demo with one thread and with all threads, on an idle machine and beside a busy process.
 
     python benchmarks/threads.py [--rounds 2] [--out results/performance/threads.json]
 
-Two federations train the same clients round by round in turn, one with a thread, one with as many as there are; then
-once more while another process keeps one core busy. The figures are seconds, and their ratio.
+Two federations train the same clients round by round in turn, one with one thread and one with all threads; then once
+more while another process keeps one core busy. The results are times in seconds and their ratio.
 """
 
 import argparse

@@ -13,6 +13,7 @@ _MODULES = {
     "api": ("compare", "configure", "report", "run"),
     "config": ("Config",),
     "core.errors": ("UserError",),
+    "core.mixing": ("Dense", "Groups", "Mean", "Sparse", "weighted_mean"),
     "core.options": ("option",),
     "core.roles": ("Role",),
     "core.views": ("Batch", "Local", "Mixing", "Phase", "Server", "Tensors"),

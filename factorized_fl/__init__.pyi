@@ -1,6 +1,7 @@
 from factorized_fl.api import compare, configure, report, run
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.mixing import Dense, Groups, Mean, Sparse, weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Batch, Local, Mixing, Phase, Server, Tensors
@@ -13,12 +14,16 @@ __all__ = [
     "Batch",
     "Card",
     "Config",
+    "Dense",
+    "Groups",
     "Local",
+    "Mean",
     "Method",
     "Mixing",
     "Phase",
     "Role",
     "Server",
+    "Sparse",
     "Tensors",
     "UserError",
     "compare",
@@ -30,4 +35,5 @@ __all__ = [
     "register",
     "report",
     "run",
+    "weighted_mean",
 ]

@@ -9,12 +9,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
+from factorized_fl.core.ledger import EXTRA
 from factorized_fl.methods import METHODS
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import AUTHORITY, Agreement, make_kit, read_agreement, write_kit
 from factorized_fl.silo.checks import largest_message
 from factorized_fl.silo.transport import network
-from factorized_fl.simulate.build import initial_model
+from factorized_fl.simulate.build import initial_model, travelling
 
 
 def make_kits(sites: Path, out: Path) -> Agreement:
@@ -41,8 +42,13 @@ def make_kits(sites: Path, out: Path) -> Agreement:
 
 
 def _largest(config: Config) -> int:
-    """A limit on the bytes of a message: a whole model, and some more."""
-    return largest_message(initial_model(config, 2, config.channels, labels_agree=False).state_dict())
+    """A limit on the bytes of a message: a whole model, the method's extra payloads, and some more."""
+    method, model = config.build_method(), initial_model(config, 2, config.channels, labels_agree=False)
+    tensors = model.state_dict()
+    shared = {name: tensors[name] for name in travelling(method, model, labels_agree=False)[1]}
+    up, down = method.extra_up(shared), method.extra_down(shared)
+    extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
+    return largest_message(tensors | extra)
 
 
 def readme(party: str, agreement: Agreement, config: Config) -> str:

@@ -104,7 +104,8 @@ def build_federation(
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
-    role_of, shared = travelling(method, model, scenario.labels_agree)
+    role_of, names = travelling(method, model, scenario.labels_agree)
+    shared = frozenset(names)
     state = ClientStack(
         {name: t.to(device) for name, t in state.common.items()},
         [{name: t.to(device) for name, t in own.items()} for own in state.own],
@@ -118,7 +119,7 @@ def build_federation(
     clients = ClientState(
         method,
         role_of,
-        frozenset(shared),
+        shared,
         state=state,
         trained=trainable(model),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
@@ -138,8 +139,8 @@ def build_federation(
         start=clients.start.common,
         aliased=True,
     )
-    task = Task(config, method, scenario, models, role_of, clients.shared, device)
-    return Federation(config, scenario, method, role_of, clients.shared, clients, server, build_engine(engine, task))
+    task = Task(config, method, scenario, models, role_of, shared, device)
+    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, task))
 
 
 def _scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:

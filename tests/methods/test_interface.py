@@ -20,6 +20,7 @@ from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.loading import load_methods
 from factorized_fl.nn import build_model
+from factorized_fl.silo.kits import _largest as largest_of
 from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate import build
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
@@ -438,3 +439,10 @@ def test_sites_give_what_one_process_gives(method: str, settings: dict[str, Any]
     assert [[record[name] for name in names] for record in got] == [
         [record[name] for name in names] for record in wanted
     ]
+
+
+def test_the_limit_of_a_message_has_room_for_extra_payloads() -> None:
+    fedavg, scaffold = (largest_of(trio_config(name, width=1.0)) for name in ("fedavg", "scaffold"))
+    model = build_model("cnn", 2, channels=1)
+    travels = sum(4 * p.numel() for name, p in model.named_parameters() if not name.startswith("head."))
+    assert scaffold >= fedavg + travels

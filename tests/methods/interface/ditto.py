@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import factorized_fl as ffl
-from factorized_fl.core.mixing import Mean, weighted_mean
 
 
 @ffl.register
@@ -50,7 +49,7 @@ class Ditto(ffl.Method):
         return local.models["personal"]
 
     def mix(self, server: ffl.Server) -> ffl.Mixing:
-        row = server.state.get("row", weighted_mean(server.sizes, server.received).row)
+        row = server.state.get("row", ffl.weighted_mean(server.sizes, server.received).row)
         if server.updated.any():  # otherwise the last weights give the last global model again
-            row = weighted_mean(server.sizes, server.updated).row
-        return ffl.Mixing(Mean(row), state={"row": row})
+            row = ffl.weighted_mean(server.sizes, server.updated).row
+        return ffl.Mixing(ffl.Mean(row), state={"row": row})

@@ -6,7 +6,6 @@ from itertools import islice
 import torch
 
 import factorized_fl as ffl
-from factorized_fl.core.mixing import Mean, weighted_mean
 
 
 @ffl.register
@@ -59,10 +58,10 @@ class FedALA(ffl.Method):
         return mixed(own, given, weights)
 
     def mix(self, server: ffl.Server) -> ffl.Mixing:
-        row = server.state.get("row", weighted_mean(server.sizes, server.received).row)
+        row = server.state.get("row", ffl.weighted_mean(server.sizes, server.received).row)
         if server.updated.any():  # otherwise the last weights give the last global model again
-            row = weighted_mean(server.sizes, server.updated).row
-        return ffl.Mixing(Mean(row), state={"row": row})
+            row = ffl.weighted_mean(server.sizes, server.updated).row
+        return ffl.Mixing(ffl.Mean(row), state={"row": row})
 
 
 def mixed(own: ffl.Tensors, given: ffl.Tensors, weights: ffl.Tensors) -> ffl.Tensors:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 import factorized_fl as ffl
-from factorized_fl.core.mixing import weighted_mean
 
 
 @ffl.register
@@ -33,7 +32,7 @@ class FedAvgM(ffl.Method):
     def mix(self, server: ffl.Server) -> ffl.Mixing:
         model = {name: server.state.get(f"model/{name}", server.initial[name]) for name in server.stack}
         momentum = {name: server.state.get(f"momentum/{name}", torch.zeros_like(model[name])) for name in model}
-        mean = weighted_mean(server.sizes, server.updated if server.updated.any() else server.received)
+        mean = ffl.weighted_mean(server.sizes, server.updated if server.updated.any() else server.received)
         if server.updated.any():
             for name, stacked in server.stack.items():
                 update = model[name] - mean.apply(stacked, [0])[0]

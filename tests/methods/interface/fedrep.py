@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 import factorized_fl as ffl
-from factorized_fl.core.mixing import Mean, weighted_mean
 
 
 @ffl.register
@@ -40,7 +39,7 @@ class FedRep(ffl.Method):
 
     def mix(self, server: ffl.Server) -> ffl.Mixing:
         equal = torch.ones_like(server.sizes)
-        row = server.state.get("row", weighted_mean(equal, server.received).row)
+        row = server.state.get("row", ffl.weighted_mean(equal, server.received).row)
         if server.updated.any():  # otherwise the last weights give the last body again
-            row = weighted_mean(equal, server.updated).row
-        return ffl.Mixing(Mean(row), state={"row": row})
+            row = ffl.weighted_mean(equal, server.updated).row
+        return ffl.Mixing(ffl.Mean(row), state={"row": row})

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 import factorized_fl as ffl
-from factorized_fl.core.mixing import weighted_mean
 
 
 @ffl.register
@@ -63,7 +62,7 @@ class Scaffold(ffl.Method):
                 model[name] = model[name] + self.server_lr * (server.stack[name][here].mean(0) - model[name])
                 control[name] = control[name] + share * server.extra[name][here].mean(0)
         return ffl.Mixing(
-            weighted_mean(torch.ones_like(server.sizes), here if here.any() else server.received),
+            ffl.weighted_mean(torch.ones_like(server.sizes), here if here.any() else server.received),
             state={f"{part}/{n}": t for part, of in (("model", model), ("control", control)) for n, t in of.items()},
             rows={name: tensor[None] for name, tensor in model.items()},
             extra={name: tensor[None] for name, tensor in control.items()},
