@@ -251,5 +251,5 @@ def test_bad_files(tmp_path) -> None:
 
 def test_a_complete_configuration_takes_no_settings(tmp_path) -> None:
     for more in ({"method": "stand-alone"}, {"rounds": 7}, {"nonsense": 3}):
-        with pytest.raises(UserError, match="A Config is complete: give method and settings to `configure`"):
+        with pytest.raises(UserError, match="A Config is complete: pass method and settings to `configure`"):
             run(configure("demo"), tmp_path / "run", **more)

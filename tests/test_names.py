@@ -10,7 +10,7 @@ PACKAGE = Path(factorized_fl.__file__ or "").parent
 
 # Names that still exist twice; the set is emptied at the merge.
 STILL_TWICE = {
-    *("Line", "compare", "describe", "main", "run", "serve"),
+    *("describe", "run"),
 }
 
 
