@@ -5,22 +5,18 @@ over clients after the last round is chosen, the first one of equals. Clustered-
 a pilot run instead.
 """
 
-import json
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from factorized_fl.api import Pilot
-from factorized_fl.errors import UserError
 from factorized_fl.federation.rundir import Record
-from studies.paper.cells import Cell, named_list, read_data
+from studies.paper.cells import DOMAINS, Cell, named_list, read_data
 from studies.paper.runs import read_run
-from studies.records import write_record
+from studies.records import read_record, write_record
 
 CHOICES = "choices.json"
-DOMAINS = "cifar100-domains"
 PILOT_PRESETS = (DOMAINS, *named_list("label-presets"))
 PILOT_ROUNDS = 5  # the largest mean update comes early
 
@@ -38,15 +34,9 @@ class Family:
 
     def cells(self) -> list[Cell]:
         """Return one short run per candidate."""
-        return [
-            _short_run(
-                self.method,
-                self.preset,
-                ",".join(f"{name}={value:g}" for name, value in options.items()),
-                {**options, "rounds": self.rounds},
-            )
-            for options in self.candidates
-        ]
+        names = [",".join(f"{name}={value:g}" for name, value in options.items()) for options in self.candidates]
+        settings = [{**options, "rounds": self.rounds} for options in self.candidates]
+        return [_short_run(self.method, self.preset, *each) for each in zip(names, settings, strict=True)]
 
 
 FAMILIES = tuple(
@@ -70,41 +60,27 @@ def choice_cells() -> tuple[Cell, ...]:
 
 
 def choose(results: Path) -> list[Record]:
-    """Return the choices that follow from the short runs; a family with an unfinished run is left out."""
-    made = [_best_candidate(family, results) for family in FAMILIES]
-    made += [_thresholds(preset, results) for preset in PILOT_PRESETS]
-    return [entry for entry in made if entry]
+    """Return the choices that follow from the short runs; those with an unfinished run are left out."""
+    made: list[Record] = []
+    for family in FAMILIES:
+        runs = [run for cell in family.cells() if (run := read_run(cell.path(results)))]
+        scores = [(run.measure("percent") or 0.0) / 100 for run in runs]
+        if len(scores) == len(family.candidates):
+            tried = [{"options": dict(c), "accuracy": round(s, 4)} for c, s in zip(family.candidates, scores, strict=True)]
+            rule = f"best mean validation accuracy after {family.rounds} rounds on {family.preset}, seed 1"
+            best = dict(family.candidates[scores.index(max(scores))])
+            made.append(_choice([family.method, *family.methods], list(family.presets), best, rule, tried))
+    for preset in PILOT_PRESETS:
+        if run := read_run(pilot_cell(preset).path(results)):
+            pilot = Pilot([(number, *norms) for number, norms in enumerate(run.record["mixing"]["norms"], 2)])
+            thresholds = {"eps1": float(f"{pilot.eps1:.4g}"), "eps2": float(f"{pilot.eps2:.4g}")}
+            rule = f"eps1 = eps2 = a tenth of the largest mean update in {PILOT_ROUNDS} rounds without splits, seed 1"
+            made.append(_choice(["clustered-fl"], [preset], thresholds, rule, []))
+    return made
 
 
-def _best_candidate(family: Family, results: Path) -> Record | None:
-    finished = [run for cell in family.cells() if (run := read_run(cell.path(results)))]
-    if len(finished) < len(family.candidates):
-        return None
-    scores = [statistics.fmean(run.accuracies()) for run in finished]
-    return {
-        "methods": [family.method, *family.methods],
-        "presets": list(family.presets) or None,
-        "options": dict(family.candidates[scores.index(max(scores))]),
-        "rule": f"best mean validation accuracy after {family.rounds} rounds on {family.preset}, seed 1",
-        "tried": [
-            {"options": dict(options), "accuracy": round(score, 4)}
-            for options, score in zip(family.candidates, scores, strict=True)
-        ],
-    }
-
-
-def _thresholds(preset: str, results: Path) -> Record | None:
-    run = read_run(pilot_cell(preset).path(results))
-    if run is None:
-        return None
-    pilot = Pilot([(number, *norms) for number, norms in enumerate(run.record["mixing"]["norms"], 2)])
-    return {
-        "methods": ["clustered-fl"],
-        "presets": [preset],
-        "options": {"eps1": float(f"{pilot.eps1:.4g}"), "eps2": float(f"{pilot.eps2:.4g}")},
-        "rule": f"eps1 = eps2 = a tenth of the largest mean update in {PILOT_ROUNDS} rounds without splits, seed 1",
-        "tried": [],
-    }
+def _choice(methods: list[str], presets: list[str], options: Record, rule: str, tried: list[Record]) -> Record:
+    return {"methods": methods, "presets": presets or None, "options": options, "rule": rule, "tried": tried}
 
 
 def write_choices(results: Path) -> list[Record]:
@@ -118,12 +94,7 @@ def write_choices(results: Path) -> list[Record]:
 def read_choices(results: Path) -> list[Record]:
     """Return the choices that were made; none if there is no file."""
     path = results / CHOICES
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["chosen"]
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError) as error:
-        raise UserError(f"The choices '{path}' cannot be read ({error}): remove the file to choose again.") from None
+    return read_record(path, "chosen")["chosen"] if path.exists() else []
 
 
 def chosen_options(results: Path) -> Callable[[Cell], Mapping[str, Any]]:
@@ -133,7 +104,7 @@ def chosen_options(results: Path) -> Callable[[Cell], Mapping[str, Any]]:
     def options(cell: Cell) -> Mapping[str, Any]:
         chosen: dict[str, Any] = {}
         for entry in entries:
-            if cell.study != "choices" and _valid_for(cell.method, cell.preset, entry["methods"], entry["presets"]):
+            if cell.study != "choices" and _valid_for(cell, entry["methods"], entry["presets"]):
                 chosen |= entry["options"]
         return chosen
 
@@ -145,14 +116,11 @@ def not_chosen(cells: Iterable[Cell], results: Path) -> list[str]:
     entries = [(entry["methods"], entry["presets"]) for entry in read_choices(results)]
     planned: list[tuple[Sequence[str], Sequence[str]]] = [((f.method, *f.methods), f.presets) for f in FAMILIES]
     planned.append((("clustered-fl",), PILOT_PRESETS))
-    return [
-        f"{method} on {preset}"
-        for method, preset in dict.fromkeys((cell.method, cell.preset) for cell in cells)
-        if any(_valid_for(method, preset, *each) for each in planned)
-        and not any(_valid_for(method, preset, *each) for each in entries)
-    ]
+    open_cells = [cell for cell in cells if any(_valid_for(cell, *each) for each in planned)]
+    missing = [cell for cell in open_cells if not any(_valid_for(cell, *each) for each in entries)]
+    return list(dict.fromkeys(f"{cell.method} on {cell.preset}" for cell in missing))
 
 
-def _valid_for(method: str, preset: str, methods: Sequence[str], presets: Sequence[str] | None) -> bool:
-    """Return whether a choice for these methods and presets, all if none is named, is valid for this one."""
-    return method in methods and (not presets or preset in presets)
+def _valid_for(cell: Cell, methods: Sequence[str], presets: Sequence[str] | None) -> bool:
+    """Return whether a choice for these methods and presets, all if none is named, is valid for a cell."""
+    return cell.method in methods and (not presets or cell.preset in presets)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from studies.paper.cells import expand, read_data
-from studies.paper.checks import AS_CLAIMED, CONTRARY, KINDS, NOT_RUN, UNDECIDED, Check, fill_in
+from studies.paper.checks import AS_CLAIMED, CONTRARY, NOT_RUN, UNDECIDED, Check, run_check
 from studies.paper.table import Table, reconstructed
 
 
@@ -28,7 +28,7 @@ class Claim:
     def test(self, table: Table) -> Iterator[Check]:
         """Yield all checks, those of cells that were not run included."""
         for fields in (fields for block in self.checks for fields in expand(block)):
-            yield from KINDS[fields["kind"]](table, fill_in(fields))
+            yield from run_check(table, fields)
 
 
 @dataclass(frozen=True)

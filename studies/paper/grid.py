@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from factorized_fl.errors import unknown
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
 from studies.paper.cells import Cell, Key, expand, read_data
-from studies.paper.choices import DOMAINS, choice_cells
+from studies.paper.choices import choice_cells
 
-PRESETS: Mapping[str, str] = read_data("grid.toml")["presets"]
 STANDS_FOR: Mapping[str, str] = read_data("grid.toml")["reconstruction"]
 
 
@@ -35,27 +33,20 @@ class Study:
         return [replace(cell, seed=seed) for seed in wanted for cell in self.shown]
 
 
-def _cells(study: str, blocks: Iterable[Mapping[str, Any]]) -> list[Cell]:
-    cells = []
-    for fields in (fields for block in blocks for fields in expand(block)):
-        setting = fields["setting"].format(**fields)
-        preset = fields.get("preset", "{preset}").format(**{**fields, "preset": PRESETS.get(setting)})
-        variant = fields.get("variant", "")
-        cells.append(Cell(study, setting, fields["method"], preset, variant=variant, settings=fields["settings"]))
-    return cells
-
-
 def _read_studies() -> dict[str, Study]:
-    tables = read_data("grid.toml")["studies"]
-    own = {table["name"]: _cells(table["name"], table.get("cells", ())) for table in tables}
-    own["choices"] = list(choice_cells())
+    own: dict[str, list[Cell]] = {"choices": list(choice_cells())}
+    tables = {table["name"]: table for table in read_data("grid.toml")["studies"]}
+    for name, table in tables.items():
+        for fields in (fields for block in table.get("cells", ()) for fields in expand(block)):
+            setting, method, preset = fields["setting"], fields["method"], fields["preset"]
+            cell = Cell(name, setting, method, preset, 1, fields.get("variant", ""), fields["settings"])
+            own.setdefault(name, []).append(cell)
     by_key = {"/".join(cell.key): cell for cells in own.values() for cell in cells}
     studies = {}
-    for table in tables:
-        name = table["name"]
+    for name, table in tables.items():
         borrowed = tuple(by_key[key] for key in table.get("borrow", ()))
         elsewhere = [replace(cell, study=name, setting="") for cell in borrowed]
-        cells = tuple(cell for cell in own[name] if replace(cell, setting="") not in elsewhere)
+        cells = tuple(cell for cell in own.get(name, ()) if replace(cell, setting="") not in elsewhere)
         studies[name] = Study(name, table["title"], cells, borrowed, tuple(table.get("seeds", (1,))))
     return studies
 
@@ -94,23 +85,6 @@ def select(
     return list(cells.values())
 
 
-# -- deviations: cells that are to explain a difference from the paper
-
-
-def origin(cell: Cell) -> tuple[str, str]:
-    """Return the study and the setting whose numbers a deviation is to explain."""
-    if cell.preset.startswith(DOMAINS):
-        return "domains", "domains"
-    if cell.setting.startswith("svhn-"):
-        return "label-svhn", cell.setting.removeprefix("svhn-")
-    return ("label-cifar10" if cell.setting in PRESETS else "architectures"), cell.setting
-
-
-def deviation_setting(study: str, setting: str) -> str:
-    """Return the name that the study of deviations gives to a setting of another study."""
-    return f"svhn-{setting}" if study == "label-svhn" else setting
-
-
 def has_other_draw(cell: Cell) -> bool:
     """Return whether a deviation draws its non-IID partition with another seed."""
     return "partition_seed" in cell.settings
@@ -121,11 +95,6 @@ def without_draw(row: str) -> str:
     return row.partition("+draw=")[0]
 
 
-def reconstructs(cell: Cell) -> bool:
-    """Return whether a deviation stands for its method where the published runs are reconstructed."""
-    return cell.variant == STANDS_FOR.get(cell.method, STANDS_FOR["factorised"])
-
-
 def is_reconstructed(method: str) -> bool:
     """Return whether a method's runs are replaced where the published runs are reconstructed."""
     return method in STANDS_FOR or issubclass(METHODS[method], Factorized)
@@ -133,4 +102,5 @@ def is_reconstructed(method: str) -> bool:
 
 def reconstruction() -> dict[Key, Cell]:
     """Return for each reconstructed cell the deviation that stands for it."""
-    return {(*origin(cell), cell.method): cell for cell in STUDIES["departures"].shown if reconstructs(cell)}
+    cells = STUDIES["departures"].shown
+    return {c.about: c for c in cells if c.variant == STANDS_FOR.get(c.method, STANDS_FOR["factorised"])}

@@ -5,33 +5,23 @@ that the plane was not fitted to show its error.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
-from factorized_fl.federation.rundir import Record
-from studies.paper.cells import Key
+from studies.paper.cells import Key, published_mean
 from studies.paper.draws import DATASETS
-from studies.paper.grid import STUDIES, origin, reconstructs, without_draw
-from studies.paper.published import published_mean
+from studies.paper.grid import STUDIES, reconstruction, without_draw
 from studies.paper.runs import Run
 from studies.paper.table import Table
 
-
-@dataclass(frozen=True)
-class Drawn:
-    """One run on a non-IID partition: its draw, the described data of every client, and the accuracies in percent."""
-
-    draw: int
-    shares: np.ndarray
-    accuracies: np.ndarray
+Drawn = tuple[np.ndarray, np.ndarray]  # the described data of each client, and the accuracies in percent
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """A draw that a plane was not fitted to: the measured mean over clients, and what the other draws predict."""
 
     key: Key
@@ -41,8 +31,7 @@ class LeftOut:
     unpredicted: float  # the mean over the other draws' clients
 
 
-@dataclass(frozen=True)
-class Predicted:
+class Predicted(NamedTuple):
     """The mean over clients with other draws, its standard deviation, and the share of draws below the first one.
 
     The standard deviation combines that of the predictions and the error on draws left out.
@@ -53,52 +42,8 @@ class Predicted:
     poorer: float
 
 
-class Predictions:
-    """Predictions for other draws from the finished cells with non-IID partitions."""
-
-    def __init__(self, table: Table) -> None:
-        self.means = {name: np.array(record["means"]) for name, record in table.draws.items()}
-        self.drawn: dict[Key, list[Drawn]] = {}
-        for (study, _, row), runs in table.cells.items():
-            for run in runs if study != "choices" else ():
-                if drawn := _drawn(run, table.draws):
-                    self.drawn.setdefault(_key(run, row), []).append(drawn)
-
-    @cached_property
-    def left_out(self) -> list[LeftOut]:
-        """Every draw of a method that was run with several draws, predicted from the others."""
-        left_out = []
-        for key, runs in self.drawn.items():
-            for draw in dict.fromkeys(run.draw for run in runs):
-                out, others = ([run for run in runs if (run.draw == draw) is chosen] for chosen in (True, False))
-                if others:
-                    shares, accuracies = _joined(out)
-                    predicted, unpredicted = _at(_plane(others), shares.mean(axis=0)), _joined(others)[1].mean()
-                    left_out.append(LeftOut(key, draw, float(accuracies.mean()), float(predicted), float(unpredicted)))
-        return left_out
-
-    @property
-    def error(self) -> float:
-        """The root mean square error on draws left out, in points."""
-        return _root_mean_square(one.seen - one.predicted for one in self.left_out)
-
-    @property
-    def unpredicted(self) -> float:
-        """The same error without any knowledge of the partitions."""
-        return _root_mean_square(one.seen - one.unpredicted for one in self.left_out)
-
-    def of(self, key: Key) -> Predicted | None:
-        """Return the prediction for other draws; None if there was no such run or the error is unknown."""
-        if key not in self.drawn or not self.left_out:
-            return None
-        means = _at(_plane(self.drawn[key]), self.means[key[0].removeprefix("label-")])
-        spread = math.hypot(means.std(ddof=1), self.error)
-        return Predicted(float(means.mean()), spread, float((means < means[0]).mean()))
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A published mean with a non-IID partition beside the prediction for other draws, None if it was not run."""
+class Beside(NamedTuple):
+    """A published mean with a non-IID partition, and the prediction for other draws, None if it was not run."""
 
     key: Key
     paper: float
@@ -115,46 +60,71 @@ class Beside:
         return (self.paper - self.predicted.mean) / self.predicted.spread if self.predicted else math.nan
 
 
-def beside_published(predictions: Predictions) -> list[Beside]:
-    """Return every mean of Table 1 with a non-IID partition: as printed, then as reconstructed."""
-    keys: list[Key] = []
-    for study in (f"label-{dataset}" for dataset in DATASETS):
-        keys += [cell.key for cell in STUDIES[study].own]
-        stand_ins = [(*origin(cell), cell.row) for cell in STUDIES["departures"].own if reconstructs(cell)]
-        keys += [key for key in stand_ins if key[0] == study]
-    return [
-        Beside((study, setting, row), paper[0], predictions.of((study, setting, row)))
-        for study, setting, row in keys
-        if setting.endswith("-non-iid") and (paper := published_mean(study, setting, row.partition("+")[0]))
-    ]
+class Predictions:
+    """Predictions for other draws from the finished cells with non-IID partitions."""
 
+    def __init__(self, table: Table) -> None:
+        self.draws = table.draws
+        self.drawn: dict[Key, list[tuple[int, Drawn]]] = {}  # by entry of Table 1, with its variant; draw and run
+        for (study, _, row), runs in table.cells.items():
+            for run in runs if study != "choices" else ():
+                self._add(run, without_draw(row))
 
-def _key(run: Run, row: str) -> Key:
-    """Return the entry of Table 1 that a run is about, with its variant; other draws count as the same."""
-    config = run.configuration
-    setting = f"{'permuted' if config['permuted'] else 'standard'}-non-iid"
-    return f"label-{config['dataset']}", setting, without_draw(row)
+    def _add(self, run: Run, row: str) -> None:
+        """Add a run if it has a described partition."""
+        config = run.record["configuration"]
+        draw, dataset = config.get("partition_seed") or run.seed, config["dataset"]
+        described = self.draws[dataset]["clients"] if dataset in self.draws else []
+        accuracies = 100 * np.array(run.accuracies())
+        if config["partition"] == "dirichlet" and draw <= len(described) and len(described[draw - 1]) == len(accuracies):
+            key = (f"label-{dataset}", f"{'permuted' if config['permuted'] else 'standard'}-non-iid", row)
+            self.drawn.setdefault(key, []).append((draw, (np.array(described[draw - 1]), accuracies)))
 
+    @cached_property
+    def left_out(self) -> list[LeftOut]:
+        """Every draw of a method that was run with several draws, predicted from the others."""
+        left_out = []
+        for key, runs in self.drawn.items():
+            for draw in dict.fromkeys(draw for draw, _ in runs):
+                out, others = ([run for d, run in runs if (d == draw) is chosen] for chosen in (True, False))
+                if others:
+                    shares, accuracies = _joined(out)
+                    predicted, unpredicted = _at(_plane(others), shares.mean(axis=0)), _joined(others)[1].mean()
+                    left_out.append(LeftOut(key, draw, float(accuracies.mean()), float(predicted), float(unpredicted)))
+        return left_out
 
-def _drawn(run: Run, draws: Mapping[str, Record]) -> Drawn | None:
-    """Return a run on a described partition; None for other runs."""
-    config = run.configuration
-    draw = config.get("partition_seed") or run.seed
-    if config["partition"] != "dirichlet" or config["dataset"] not in draws:
-        return None
-    described = draws[config["dataset"]]["clients"]
-    accuracies = 100 * np.array(run.accuracies())
-    if draw > len(described) or len(described[draw - 1]) != len(accuracies):
-        return None
-    return Drawn(draw, np.array(described[draw - 1]), accuracies)
+    @property
+    def error(self) -> float:
+        """The root mean square error on draws left out, in points."""
+        return math.sqrt(fmean((one.seen - one.predicted) ** 2 for one in self.left_out))
 
+    @property
+    def unpredicted(self) -> float:
+        """The same error without any knowledge of the partitions."""
+        return math.sqrt(fmean((one.seen - one.unpredicted) ** 2 for one in self.left_out))
 
-def _root_mean_square(values: Iterable[float]) -> float:
-    return math.sqrt(fmean(value**2 for value in values))
+    def of(self, key: Key) -> Predicted | None:
+        """Return the prediction for other draws; None if there was no such run or the error is unknown."""
+        if key not in self.drawn or not self.left_out:
+            return None
+        described = np.array(self.draws[key[0].removeprefix("label-")]["means"])
+        means = _at(_plane([run for _, run in self.drawn[key]]), described)
+        spread = math.hypot(means.std(ddof=1), self.error)
+        return Predicted(float(means.mean()), spread, float((means < means[0]).mean()))
+
+    def beside_published(self) -> list[Beside]:
+        """Return every mean of Table 1 with a non-IID partition: as printed, then as reconstructed."""
+        keys: list[Key] = []
+        for study in (f"label-{dataset}" for dataset in DATASETS):
+            keys += [cell.key for cell in STUDIES[study].own]
+            keys += [(*key[:2], cell.row) for key, cell in reconstruction().items() if key[0] == study]
+        unequal = [key for key in keys if key[1].endswith("-non-iid")]
+        papers = [published_mean(*key[:2], key[2].partition("+")[0]) for key in unequal]
+        return [Beside(key, paper[0], self.of(key)) for key, paper in zip(unequal, papers, strict=True) if paper]
 
 
 def _joined(runs: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([run.shares for run in runs]), np.concatenate([run.accuracies for run in runs])
+    return np.concatenate([shares for shares, _ in runs]), np.concatenate([accuracies for _, accuracies in runs])
 
 
 def _plane(runs: Sequence[Drawn]) -> np.ndarray:

@@ -1,10 +1,11 @@
-"""Finished runs as their result files describe them, and what single runs are summarised by."""
+"""Finished runs as their result files describe them, and the quantities that they are summarised by."""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,14 +17,9 @@ LAST = 5  # rounds whose mean is the last accuracy of a single client
 
 @dataclass(frozen=True)
 class Run:
-    """A finished cell with one seed."""
+    """A finished cell with one seed, or one seed of the study of heterogeneity."""
 
     record: Record
-
-    @property
-    def configuration(self) -> Record:
-        """All options of the run."""
-        return self.record["configuration"]
 
     @property
     def seed(self) -> int:
@@ -34,11 +30,6 @@ class Run:
     def domains(self) -> list[str]:
         """The domain of every client."""
         return self.record["clients"]["domain"]
-
-    @property
-    def rounds(self) -> int:
-        """The number of rounds."""
-        return len(self.record["correct"])
 
     @cached_property
     def curve(self) -> list[list[float | None]]:
@@ -56,23 +47,13 @@ class Run:
         accuracy is the mean over the LAST rounds.
         """
         if after is None and len(self.domains) == 1:
-            return [statistics.fmean(self.last_accuracies)]
+            return [statistics.fmean(self.tested(slice(-LAST, None)))]
         scores = zip(self.curve[-1 if after is None else after - 1], self.domains, strict=True)
         return [score for score, place in scores if score is not None and domain in (None, place)]
 
-    @property
-    def last_accuracies(self) -> list[float]:
-        """A single client's accuracies after its LAST rounds."""
-        return [score for row in self.curve[-LAST:] for score in row if score is not None]
-
-    def percent(self, after: int | None = None, domain: str | None = None) -> float:
-        """Return the mean accuracy over clients in percent."""
-        return 100 * statistics.fmean(self.accuracies(after, domain))
-
-    @property
-    def even_weight(self) -> float:
-        """The weight that each client would give to itself if all weights were equal."""
-        return 1 / len(self.domains)
+    def tested(self, rounds: slice) -> list[float]:
+        """Return all accuracies of some rounds."""
+        return [score for row in self.curve[rounds] for score in row if score is not None]
 
     @property
     def device(self) -> str:
@@ -81,19 +62,53 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """The time that the cell took, start included."""
-        return self.record["seconds"]["rounds"] + self.record["seconds"]["start"]
+        """The time that it took, start included."""
+        seconds = self.record["seconds"]  # a number in the study of heterogeneity
+        return seconds["rounds"] + seconds["start"] if isinstance(seconds, dict) else seconds
 
-    def millions(self, after: int | None = None) -> float | None:
-        """Return the millions of parameters of a factorised model without the pruned entries of mu (the paper's count).
+    def entry(self, path: str) -> Any:
+        """Return what the record has at a path such as "mixing/own/-1"; None if there is no such entry.
 
-        None for a model that is not factorised.
+        A number is an index, of which those beyond the end are the last; "*" is the mean over all items and "-10:*" that
+        over the last ten. Correct answers under "averaged" are returned in percent of the test.
         """
-        factors = self.record.get("factors")
-        if not factors:
+        try:
+            return _walk(self.record, path.split("/"), self.record["tests"] if path.startswith("averaged/") else None)
+        except KeyError:
             return None
-        kept = factors["mu_kept"][-1 if after is None else after - 1] if "mu_kept" in factors else 0
-        return (factors["numbers"]["u"] + factors["numbers"]["v"] + kept) / 1e6
+
+    def measure(self, quantity: str, after: int | None = None, domain: str | None = None) -> float | None:
+        """Return a quantity; None if the run has none of it.
+
+        "percent" is the mean accuracy over clients, "best" that of each client's best round, "gigabytes" are serialised
+        bytes both ways, "formula_a" and "formula_b" gigabytes by the paper's formula, "millions" the size of a
+        factorised model without the pruned entries of mu (the paper's count); anything else is an entry's path.
+        """
+        match quantity:
+            case "percent":
+                return 100 * statistics.fmean(self.accuracies(after, domain))
+            case "best":
+                curves = [[score for score in row if score is not None] for row in zip(*self.curve, strict=True)]
+                return 100 * statistics.fmean(max(curve) for curve in curves if curve)
+            case "gigabytes":
+                return (self.record["bytes"]["up"] + self.record["bytes"]["down"]) / 1e9
+            case "formula_a" | "formula_b":
+                return self.record["bytes"][quantity] / 1e9
+            case "millions":
+                if not (factors := self.record.get("factors")):
+                    return None
+                kept = factors.get("mu_kept", [0])[-1 if after is None or "mu_kept" not in factors else after - 1]
+                return (factors["numbers"]["u"] + factors["numbers"]["v"] + kept) / 1e6
+        return self.entry(quantity)
+
+
+def _walk(value: Any, steps: Sequence[str], tests: int | None) -> Any:
+    for position, step in enumerate(steps):
+        if step.endswith("*"):
+            items = value[int(step[:-2]) :] if len(step) > 1 else value
+            return statistics.fmean(_walk(item, steps[position + 1 :], tests) for item in items)
+        value = value[min(int(step), len(value) - 1)] if isinstance(value, list) else value[step]
+    return 100 * value / tests if tests else value
 
 
 def read_run(path: Path) -> Run | None:
@@ -101,28 +116,21 @@ def read_run(path: Path) -> Run | None:
     return Run(read_record(path, "clients", "correct")) if path.exists() else None
 
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean in percent over clients and seeds, and the standard deviation between seeds if there are several."""
+class Mean(NamedTuple):
+    """A mean over seeds, and the standard deviation between seeds if there are several."""
 
     value: float
     spread: float | None
-    seeds: tuple[int, ...]
 
 
-def mean_accuracy(runs: Sequence[Run], domain: str | None = None, after: int | None = None) -> Mean | None:
-    """Return the mean over clients and seeds, of one domain or all, after a round or the last; None without runs."""
-    if not runs:
+def mean_of(
+    runs: Sequence[Run], quantity: str = "percent", after: int | None = None, domain: str | None = None
+) -> Mean | None:
+    """Return the mean of a quantity over seeds; None without runs that have it."""
+    values = [value for run in runs if (value := run.measure(quantity, after, domain)) is not None]
+    if not values:
         return None
-    values = [run.percent(after, domain) for run in runs]
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return Mean(statistics.fmean(values), spread, tuple(run.seed for run in runs))
-
-
-def best_accuracy(runs: Sequence[Run]) -> float | None:
-    """Return the mean over clients and seeds of each client's best round in percent; None without runs."""
-    curves = [[score for score in curve if score is not None] for run in runs for curve in zip(*run.curve, strict=True)]
-    return 100 * statistics.fmean(max(curve) for curve in curves if curve) if runs else None
+    return Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def mean_curve(runs: Sequence[Run]) -> np.ndarray:
@@ -131,23 +139,7 @@ def mean_curve(runs: Sequence[Run]) -> np.ndarray:
     return 100 * np.mean(np.array(rows), axis=0)
 
 
-def mean_millions(runs: Sequence[Run], after: int | None = None) -> float | None:
-    """Return the mean size of factorised models in millions; None without any."""
-    sizes = [size for run in runs if (size := run.millions(after)) is not None]
-    return statistics.fmean(sizes) if sizes else None
-
-
 def bytes_by_round(runs: Sequence[Run]) -> np.ndarray:
     """Return the serialised bytes sent both ways until the end of each round, the mean over seeds."""
     rounds = [np.add(run.record["bytes"]["up_per_round"], run.record["bytes"]["down_per_round"]) for run in runs]
     return np.cumsum(np.mean(rounds, axis=0))
-
-
-def total_bytes(runs: Sequence[Run]) -> float | None:
-    """Return the serialised bytes of a run, both ways, the mean over seeds; None without runs."""
-    return statistics.fmean(run.record["bytes"]["up"] + run.record["bytes"]["down"] for run in runs) if runs else None
-
-
-def formula_gigabytes(runs: Sequence[Run], convention: str = "a") -> float | None:
-    """Return the gigabytes of a run by the paper's formula; None without runs."""
-    return statistics.fmean(run.record["bytes"][f"formula_{convention}"] for run in runs) / 1e9 if runs else None

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 from factorized_fl.federation.rundir import Record
 from factorized_fl.results.statistic import (
@@ -15,17 +16,16 @@ from factorized_fl.results.statistic import (
     share_variance,
     variance_around_trend,
 )
-from studies.paper.cells import Cell, Key
+from studies.paper.cells import Cell, Key, as_key
 from studies.paper.choices import read_choices
 from studies.paper.grid import STUDIES, is_reconstructed, reconstruction
-from studies.paper.runs import Run, read_run
+from studies.paper.runs import LAST, Run, read_run
 from studies.records import read_record
 
 ROUNDS = 10  # the last ones, over which the variation of a difference from round to round is measured
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(NamedTuple):
     """The difference of two cells' accuracies in points, and the seeds that both have."""
 
     difference: Difference
@@ -41,7 +41,7 @@ class Table:
     """All finished runs, one row per cell and seed, and the results that are not runs."""
 
     cells: Mapping[Key, list[Run]]  # in the order of the seeds
-    heterogeneity: Sequence[Record] = ()
+    heterogeneity: Sequence[Run] = ()
     choices: Sequence[Record] = ()
     draws: Mapping[str, Record] = field(default_factory=dict)  # of non-IID partitions, by dataset
     between_seeds: float = 0.0  # standard deviation of the difference of two cells from seed to seed, in points
@@ -55,6 +55,10 @@ class Table:
         """Return the same for a cell, whatever its seed."""
         return self.of(*cell.key)
 
+    def runs(self, name: str) -> Sequence[Run]:
+        """Return the same for "study/setting/row", or the runs of the study of heterogeneity."""
+        return self.heterogeneity if name == "heterogeneity" else self.of(*as_key(name))
+
     def compare(self, one: Key, other: Key, after: int | None = None, domain: str | None = None) -> Compared | None:
         """Return the mean difference of two cells over all clients, or a domain's, of the seeds that both have.
 
@@ -62,29 +66,27 @@ class Table:
         has more seeds than the single common one, or stands for printed runs that have, its own variation between seeds
         counts if it is larger than the pooled one.
         """
-        runs, others = self.of(*one), {run.seed: run for run in self.of(*other)}
-        pairs = [(run, others[run.seed]) for run in runs if run.seed in others]
+        others = {run.seed: run for run in self.of(*other)}
+        pairs = [(run, others[run.seed]) for run in self.of(*one) if run.seed in others]
         known = [max(self.of(*key), self.printed.get(key, []), key=len) for key in (one, other)]
-        spreads = [
-            statistics.stdev(run.percent(after) for run in several)
-            for several in known
-            if len(several) > len(pairs) == 1
-        ]
+        several = [runs for runs in known if len(runs) > len(pairs) == 1]
+        spreads = [statistics.stdev(run.measure("percent", after) or 0.0 for run in runs) for runs in several]
         samples = [_sample(*pair, after, domain) for pair in pairs]
         gap = paired_difference(samples, max(self.between_seeds, *spreads, 0.0))
         return Compared(gap, tuple(run.seed for run, _ in pairs)) if gap else None
 
 
 def _sample(one: Run, other: Run, after: int | None, domain: str | None) -> PairedSample:
-    accuracies = zip(one.accuracies(after, domain), other.accuracies(after, domain), strict=True)
-    differences = [100 * (a - b) for a, b in accuracies]
+    both = zip(one.accuracies(after, domain), other.accuracies(after, domain), strict=True)
+    differences = [100 * (a - b) for a, b in both]
     groups = one.domains if len(differences) == len(one.domains) else ()
     if len(one.domains) == 1:
         return PairedSample(differences, groups, variance=1e4 * (_variance(one, after) + _variance(other, after)))
-    last: list[float] = []
-    if after is None and min(one.rounds, other.rounds) >= ROUNDS:
+    lengths, last = (len(one.curve), len(other.curve)), []
+    if after is None and min(lengths) >= ROUNDS:
         last = [
-            one.percent(one.rounds - back, domain) - other.percent(other.rounds - back, domain)
+            (one.measure("percent", lengths[0] - back, domain) or 0.0)
+            - (other.measure("percent", lengths[1] - back, domain) or 0.0)
             for back in range(ROUNDS)
         ]
     return PairedSample(differences, groups, last)
@@ -92,14 +94,12 @@ def _sample(one: Run, other: Run, after: int | None, domain: str | None) -> Pair
 
 def _variance(run: Run, after: int | None) -> float:
     """Return the variance of a single client's accuracy: of its test, and of the rounds around."""
-    (accuracy,) = run.accuracies(after)
-    (total,) = run.record["clients"]["scored"]
+    (accuracy,), (total,) = run.accuracies(after), run.record["clients"]["scored"]
     if after is None:
-        last = run.last_accuracies
+        last = run.tested(slice(-LAST, None))
         between = statistics.variance(last) / len(last) if len(last) > 1 else 0.0
     else:
-        around = run.curve[max(0, after - 4) : after + 3]
-        between = variance_around_trend([score for row in around for score in row if score is not None])
+        between = variance_around_trend(run.tested(slice(max(0, after - 4), after + 3)))
     return share_variance(accuracy, total) + between
 
 
@@ -114,7 +114,7 @@ def collect(results: Path) -> Table:
     others, drawn = (sorted((results / name).glob("*.json")) for name in ("heterogeneity", "draws"))
     return Table(
         cells,
-        heterogeneity=[read_record(path, "dense", "averaged") for path in others],
+        heterogeneity=[Run(read_record(path, "dense", "averaged")) for path in others],
         choices=read_choices(results),
         draws={path.stem: read_record(path, "clients", "means") for path in drawn},
         between_seeds=pooled_deviation(_differences_by_seed(cells)),
@@ -126,12 +126,10 @@ def _differences_by_seed(cells: Mapping[Key, Sequence[Run]]) -> list[list[float]
 
     Pairs that have a cell in common are not independent, which makes their pooled deviation less certain, not biased.
     """
-    differences = []
-    for (key, one), (other_key, other) in combinations(cells.items(), 2):
-        if key[:2] == other_key[:2] and key[0] != "choices" and len(one[0].domains) > 1:
-            means = [{run.seed: run.percent() for run in runs} for runs in (one, other)]
-            differences.append([means[0][seed] - means[1][seed] for seed in means[0].keys() & means[1].keys()])
-    return differences
+    several = {key: runs for key, runs in cells.items() if key[0] != "choices" and len(runs[0].domains) > 1}
+    means = {key: {run.seed: run.measure("percent") or 0.0 for run in runs} for key, runs in several.items()}
+    pairs = [(means[one], means[other]) for one, other in combinations(means, 2) if one[:2] == other[:2]]
+    return [[one[seed] - other[seed] for seed in one.keys() & other.keys()] for one, other in pairs]
 
 
 def reconstructed(table: Table) -> Table:
