@@ -162,17 +162,6 @@ def test_a_model_is_some_clients_and_an_image_has_to_exist(capsys, config: Path,
     assert sum(found["classes"].values()) == pytest.approx(1)
 
 
-def test_what_is_shown_is_not_chosen_and_has_to_be_there(capsys, tmp_path: Path) -> None:
-    code, _, err = ffl(capsys, "reproduce", "domains", "--show", "--methods", "fedavg")
-    assert (code, "choose what to run" in err) == (2, True)
-    code, _, err = ffl(capsys, "reproduce", "--list", "--results", tmp_path / "nowhere")
-    assert (code, "There is no folder" in err) == (2, True)
-    code, out, _ = ffl(capsys, "reproduce", "domains", "--list", "--results", tmp_path)
-    assert code == 0
-    assert "Table 1, bottom" in out
-    assert "Table 1, top" not in out
-
-
 def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     arguments = ["compare", config, "--methods", "stand-alone,fedavg", "--seeds", "1,2", "--set", "rounds=2"]
     code, out, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c")

@@ -12,7 +12,17 @@ import numpy as np
 
 from factorized_fl.results.statistic import LabelStatistic, nearest_share, permutation_p_value, within_excess
 from factorized_fl.seeds import numpy_rng
-from studies.paper.cells import ALL_EPOCHS, DOMAINS, ROUND_AFTER, Key, as_key, named_list, published, published_mean, title
+from studies.paper.cells import (
+    ALL_EPOCHS,
+    DOMAINS,
+    ROUND_AFTER,
+    Key,
+    as_key,
+    named_list,
+    published,
+    published_mean,
+    title,
+)
 from studies.paper.grid import STUDIES
 from studies.paper.runs import Run, bytes_by_round, mean_curve, mean_of
 from studies.paper.table import Compared, Table
@@ -104,7 +114,8 @@ def _values(table: Table, fields: Fields) -> list[float] | None:
 def better_for_its_bytes(table: Table, fields: Fields) -> Check:
     """Compare the last accuracy of one cell with that of the other when it had sent as many bytes, both ways."""
     one, other = table.runs(fields["one"]), table.runs(fields["other"])
-    rounds = int((bytes_by_round(other) <= bytes_by_round(one)[-1]).sum())
+    budget = fmean(run.record["bytes"]["up"] + run.record["bytes"]["down"] for run in one)
+    rounds = int((bytes_by_round(other) <= budget).sum())
     ours, theirs = mean_curve(one)[-1], mean_curve(other)[rounds - 1] if rounds else 0.0
     return _decided(fields["text"], ours > theirs, f"{ours:.1f}% against {theirs:.1f}% after {rounds} rounds")
 

@@ -66,7 +66,9 @@ def choose(results: Path) -> list[Record]:
         runs = [run for cell in family.cells() if (run := read_run(cell.path(results)))]
         scores = [(run.measure("percent") or 0.0) / 100 for run in runs]
         if len(scores) == len(family.candidates):
-            tried = [{"options": dict(c), "accuracy": round(s, 4)} for c, s in zip(family.candidates, scores, strict=True)]
+            tried = [
+                {"options": dict(c), "accuracy": round(s, 4)} for c, s in zip(family.candidates, scores, strict=True)
+            ]
             rule = f"best mean validation accuracy after {family.rounds} rounds on {family.preset}, seed 1"
             best = dict(family.candidates[scores.index(max(scores))])
             made.append(_choice([family.method, *family.methods], list(family.presets), best, rule, tried))

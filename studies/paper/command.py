@@ -57,7 +57,8 @@ def _list(studies: list[str], results: Path, selection: Selection) -> None:
 def _show(studies: list[str], results: Path, output: str, docs: Path | None) -> None:
     if output not in ("table", "json"):
         raise UserError(f"--format '{output}' must be table or json.")
-    docs = docs or (ROOT / "docs" if results.resolve() == RESULTS else None)
+    own = ROOT / "docs" if results.resolve() == RESULTS else None
+    docs = None if studies else docs or own
     if docs and not docs.is_dir():
         raise UserError(f"There is no folder '{docs}' to write the page to: give another with --docs.")
     shown, table = [find_study(name).name for name in studies or STUDIES], collect(results)
@@ -65,7 +66,7 @@ def _show(studies: list[str], results: Path, output: str, docs: Path | None) -> 
         typer.echo(json.dumps([record for name in shown for record in as_records(rows_of(name, table))], indent=1))
         return
     _say(render("show.txt.j2", shown=shown, **contents(table)))
-    if docs and not studies:
+    if docs:
         for path in write_documents(table, docs):
             _say(f"wrote {path}")
 

@@ -76,7 +76,11 @@ class Predictions:
         draw, dataset = config.get("partition_seed") or run.seed, config["dataset"]
         described = self.draws[dataset]["clients"] if dataset in self.draws else []
         accuracies = 100 * np.array(run.accuracies())
-        if config["partition"] == "dirichlet" and draw <= len(described) and len(described[draw - 1]) == len(accuracies):
+        if (
+            config["partition"] == "dirichlet"
+            and draw <= len(described)
+            and len(described[draw - 1]) == len(accuracies)
+        ):
             key = (f"label-{dataset}", f"{'permuted' if config['permuted'] else 'standard'}-non-iid", row)
             self.drawn.setdefault(key, []).append((draw, (np.array(described[draw - 1]), accuracies)))
 

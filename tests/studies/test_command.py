@@ -1,14 +1,32 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from factorized_fl import presets
-from factorized_fl.reproduce.cells import Cell
-from factorized_fl.reproduce.studies import STUDIES, Study
-from tests.reproduce.fake import write
-from tests.test_cli import ffl
+from studies.paper import command
+from studies.paper.cells import RESULTS, ROOT, Cell
+from studies.paper.grid import STUDIES, Study
+from studies.paper.jobs import WORK
+from tests.studies.fake import write
 from tests.tiny import TABLE
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run the command in this process; returns exit code, output, errors."""
+    code = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["studies.paper", *map(str, arguments)])
+        patch.setenv("COLUMNS", "200")
+        try:
+            command.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.fixture
@@ -22,20 +40,20 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_run_then_show_then_nothing_left_to_run(capsys, images: Path, tmp_path: Path) -> None:
     folders = ["--results", tmp_path / "r", "--work", tmp_path / "w"]
-    code, out, err = ffl(capsys, "reproduce", "ablation", "--data", images, "--device", "cpu", *folders)
+    code, out, err = run_command(capsys, "ablation", "--data", images, "--device", "cpu", *folders)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("ablation/without-mu-seed1: done, ")
     assert lines[1].startswith("ablation/random-matching-seed1: done, ")
-    code, again, _ = ffl(capsys, "reproduce", "ablation", "--data", images, *folders)
+    code, again, _ = run_command(capsys, "ablation", "--data", images, *folders)
     assert code == 0
     assert again.count("was done") == 2
-    code, shown, _ = ffl(capsys, "reproduce", "--show", "ablation", "--format", "json", *folders)
+    code, shown, _ = run_command(capsys, "--show", "ablation", "--format", "json", *folders)
     rows = json.loads(shown)
     assert [row["method"] for row in rows] == ["without-mu", "random-matching"]
     assert f"{rows[0]['ours']:.2f}%" in lines[0]
     assert rows[1]["bytes"] > 0
-    code, listed, _ = ffl(capsys, "reproduce", "--list", *folders)
+    code, listed, _ = run_command(capsys, "--list", *folders)
     assert code == 0
     assert "label-svhn" in listed
 
@@ -45,10 +63,10 @@ def test_a_log_hears_of_a_cell_that_takes_long_before_its_end(
     capsys, monkeypatch, images: Path, tmp_path: Path
 ) -> None:
     """Where half a minute is nothing, every one of the three rounds has its line."""
-    monkeypatch.setattr("factorized_fl.cli.reproduce._SELDOM", 0.0)
+    monkeypatch.setattr("studies.paper.command.SECONDS_BETWEEN_LINES", 0.0)
     folders = ["--results", tmp_path / "r", "--work", tmp_path / "w"]
     chosen = ["--methods", "without-mu", "--device", "cpu"]
-    _, out, _ = ffl(capsys, "reproduce", "ablation", "--data", images, *chosen, *folders)
+    _, out, _ = run_command(capsys, "ablation", "--data", images, *chosen, *folders)
     *rounds, done = out.splitlines()
     assert [line.split(", accuracy")[0] for line in rounds] == [
         f"Factorized-FedAvg w/o mu, seed 1: round {k}/3" for k in (1, 2, 3)
@@ -59,22 +77,22 @@ def test_a_log_hears_of_a_cell_that_takes_long_before_its_end(
 @pytest.mark.usefixtures("tiny")
 def test_no_minutes_runs_nothing_and_says_what_is_left(capsys, images: Path, tmp_path: Path) -> None:
     folders = ["--results", tmp_path / "r", "--work", tmp_path / "w"]
-    code, out, err = ffl(capsys, "reproduce", "ablation", "--data", images, "--minutes", "0", *folders)
+    code, out, err = run_command(capsys, "ablation", "--data", images, "--minutes", "0", *folders)
     assert code == 0
     assert out.count("no time left") == 2
-    assert "the same command goes on" in err
+    assert "the same command continues" in err
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.usefixtures("tiny")
 def test_a_list_of_a_study_says_what_is_left_in_order(capsys, tmp_path: Path) -> None:
     write(tmp_path, "domains", "fedavg", [60.0] * 20)
-    code, out, _ = ffl(capsys, "reproduce", "ablation", "heterogeneity", "--list", "--results", tmp_path)
+    code, out, _ = run_command(capsys, "ablation", "heterogeneity", "--list", "--results", tmp_path)
     left = ["ablation/without-mu-seed1", "ablation/random-matching-seed1", "heterogeneity/seed1"]
     assert (code, out.split("Left, in this order:")[1].split()) == (0, left)
     write(tmp_path, "ablation", "random-matching", [60.0] * 20)
     for method, said in (("without-mu", left[0]), ("random-matching", "Nothing is left.")):
-        _, out, _ = ffl(capsys, "reproduce", "ablation", "--list", "--methods", method, "--results", tmp_path)
+        _, out, _ = run_command(capsys, "ablation", "--list", "--methods", method, "--results", tmp_path)
         assert out.splitlines()[-1].strip() == said
 
 
@@ -83,20 +101,20 @@ def test_interrupt_ends_with_130_and_what_to_do(capsys, images: Path, tmp_path: 
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorized_fl.reproduce.runner.run", interrupted)
+    monkeypatch.setattr("studies.runner.run", interrupted)
     folders = ["--results", tmp_path / "r", "--work", tmp_path / "w"]
-    code, _, err = ffl(capsys, "reproduce", "ablation", "--data", images, *folders)
+    code, _, err = run_command(capsys, "ablation", "--data", images, *folders)
     assert code == 130
-    assert "the same command goes on" in err
+    assert "the same command continues" in err
 
 
 def test_show_writes_the_page_the_figures_and_the_readmes_table(capsys, tmp_path: Path) -> None:
     write(tmp_path / "r", "domains", "fedavg", [60.0] * 20)
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(
-        "<!-- reproduction: written by `ffl reproduce --show` -->\n<!-- end of reproduction -->\n"
+        "<!-- reproduction: written by `python -m studies.paper --show` -->\n<!-- end of reproduction -->\n"
     )
-    code, out, err = ffl(capsys, "reproduce", "--show", "--results", tmp_path / "r", "--docs", tmp_path / "docs")
+    code, out, err = run_command(capsys, "--show", "--results", tmp_path / "r", "--docs", tmp_path / "docs")
     assert (code, err) == (0, "")
     assert "56.42 ± 1.65" in out
     assert "+3.58" in out
@@ -104,7 +122,7 @@ def test_show_writes_the_page_the_figures_and_the_readmes_table(capsys, tmp_path
     assert "56.42 / 60.00 (+3.58)" in (tmp_path / "docs" / "reproduction.md").read_text()
     assert (tmp_path / "docs" / "figures" / "domains.svg").exists()
     assert "56.42 / 60.00 (+3.58)" in (tmp_path / "README.md").read_text()
-    code, out, _ = ffl(capsys, "reproduce", "--show", "domains", "--results", tmp_path / "r", "--docs", tmp_path / "x")
+    code, out, _ = run_command(capsys, "--show", "domains", "--results", tmp_path / "r", "--docs", tmp_path / "x")
     assert code == 0
     assert "wrote" not in out
 
@@ -112,7 +130,7 @@ def test_show_writes_the_page_the_figures_and_the_readmes_table(capsys, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Say what to reproduce"),
+        ([], "Name a study, for example"),
         (["nonsense"], "Unknown study 'nonsense'"),
         (["domains", "--seeds", "one"], "--seeds 'one' must be whole numbers"),
         (["domains", "--methods", "fedprox,fed"], "Unknown method 'fed'"),
@@ -120,16 +138,16 @@ def test_show_writes_the_page_the_figures_and_the_readmes_table(capsys, tmp_path
         (["--show", "nonsense"], "Unknown study 'nonsense'"),
         (["--show", "--format", "xml"], "--format 'xml' must be table or json"),
         (["--show", "--docs", "nowhere"], "There is no folder 'nowhere'"),
-        (["domains", "--data", "nowhere"], "There is no nowhere"),
-        (["heterogeneity", "--data", "nowhere"], "There is no nowhere"),
-        (["draws", "--data", "nowhere"], "There is no nowhere"),
+        (["domains", "--data", "nowhere", "--results", "r", "--work", "w"], "There is no nowhere"),
+        (["heterogeneity", "--data", "nowhere", "--results", "r"], "There is no nowhere"),
+        (["draws", "--data", "nowhere", "--results", "r"], "There is no nowhere"),
     ],
 )
 def test_mistakes_end_in_one_sentence(
     arguments: list[str], message: str, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, err = ffl(capsys, "reproduce", *arguments)
+    code, _, err = run_command(capsys, *arguments)
     assert code == 2
     assert message in err
     assert "Traceback" not in err
@@ -139,12 +157,55 @@ def test_mistakes_end_in_one_sentence(
 def test_a_damaged_result_is_named(content: str, capsys, tmp_path: Path) -> None:
     (tmp_path / "domains").mkdir()
     (tmp_path / "domains" / "fedavg-seed1.json").write_text(content)
-    code, _, err = ffl(capsys, "reproduce", "--show", "domains", "--results", tmp_path)
+    code, _, err = run_command(capsys, "--show", "domains", "--results", tmp_path)
     assert code == 2
     assert "fedavg-seed1.json' cannot be read" in err
     (tmp_path / "domains" / "fedavg-seed1.json").unlink()
     (tmp_path / "heterogeneity").mkdir()
     (tmp_path / "heterogeneity" / "seed1.json").write_text(content)
-    code, _, err = ffl(capsys, "reproduce", "--show", "domains", "--results", tmp_path)
+    code, _, err = run_command(capsys, "--show", "domains", "--results", tmp_path)
     assert code == 2
     assert "seed1.json' cannot be read" in err
+
+
+def test_nothing_is_written_into_another_project(tmp_path: Path) -> None:
+    """From a folder with docs and results of its own, the command shows and lists its own source tree's."""
+    files = {tmp_path / "docs" / "reproduction.md": "theirs", tmp_path / "README.md": "theirs"}
+    for path in (tmp_path / "docs", tmp_path / "results" / "paper"):
+        path.mkdir(parents=True)
+    for path, text in files.items():
+        path.write_text(text)
+    own = {path: path.read_bytes() for path in (ROOT / "docs" / "reproduction.md", ROOT / "README.md")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = [sys.executable, "-m", "studies.paper"]
+    shown = subprocess.run([*run, "--show"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert f"wrote {ROOT / 'docs' / 'reproduction.md'}" in shown.stdout
+    assert {path: path.read_text() for path in files} == files
+    assert sorted(tmp_path.rglob("*.*")) == sorted(files)
+    assert {path: path.read_bytes() for path in own} == own  # they were up to date
+
+
+def test_results_of_another_folder_do_not_change_the_page(capsys, tmp_path: Path) -> None:
+    write(tmp_path / "r", "domains", "fedavg", [60.0] * 20)
+    before = (ROOT / "docs" / "reproduction.md").read_bytes()
+    code, out, _ = run_command(capsys, "--show", "--results", tmp_path / "r")
+    assert (code, "wrote" in out) == (0, False)
+    assert (ROOT / "docs" / "reproduction.md").read_bytes() == before
+
+
+def test_the_defaults_are_those_of_the_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Path(command.__file__).parents[2] / "results" / "paper" == RESULTS
+    assert WORK.is_relative_to(ROOT)
+
+
+def test_what_is_shown_is_not_chosen_and_has_to_be_there(capsys, tmp_path: Path) -> None:
+    code, _, err = run_command(capsys, "domains", "--show", "--methods", "fedavg")
+    assert (code, "choose what to run" in err) == (2, True)
+    code, _, err = run_command(capsys, "--list", "--results", tmp_path / "nowhere")
+    assert (code, "There is no folder" in err) == (2, True)
+    code, out, _ = run_command(capsys, "domains", "--list", "--results", tmp_path)
+    assert code == 0
+    assert "Table 1, bottom" in out
+    assert "Table 1, top" not in out
