@@ -65,7 +65,9 @@ def main() -> None:
                 check(config, exact.setdefault(result.seed, config), path)
                 runs[name][result.seed] = described(result)
     if not runs[EXACT]:
-        raise SystemExit(f"There is no exact run: `python -m studies.paper departures --methods factorized-fl-beta+{EXACT}`.")
+        raise SystemExit(
+            f"There is no exact run: `python -m studies.paper departures --methods factorized-fl-beta+{EXACT}`."
+        )
     runs["bf16 again"] = {}
     for path in sorted(RESULTS.glob(AGAIN)):
         row = json.loads(path.read_text())

@@ -27,7 +27,7 @@ from studies.paper.grid import STUDIES
 from studies.paper.runs import Run, bytes_by_round, mean_curve, mean_of
 from studies.paper.table import Compared, Table
 
-AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
+OUTCOMES = AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
 MOST = 0.5  # share of the nearest clients from which on clients are grouped
 BY_CHANCE = 0.05  # p-value below which a similarity is beyond chance
 ON_THE_WAY = (0.7, 0.8, 0.9)  # shares of the final accuracy at which convergence is timed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from studies.paper.cells import expand, read_data
-from studies.paper.checks import AS_CLAIMED, CONTRARY, NOT_RUN, UNDECIDED, Check, run_check
+from studies.paper.checks import AS_CLAIMED, CONTRARY, NOT_RUN, OUTCOMES, Check, run_check
 from studies.paper.table import Table, reconstructed
 
 
@@ -27,8 +27,9 @@ class Claim:
 
     def test(self, table: Table) -> Iterator[Check]:
         """Yield all checks, those of cells that were not run included."""
-        for fields in (fields for block in self.checks for fields in expand(block)):
-            yield from run_check(table, fields)
+        for block in self.checks:
+            for fields in expand(block):
+                yield from run_check(table, fields)
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ class Judged:
     @property
     def count(self) -> str:
         """The number of checks with each outcome."""
-        outcomes = (AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN)
-        return ", ".join(f"{number} {outcome}" for outcome in outcomes if (number := self.number(outcome)))
+        return ", ".join(f"{number} {outcome}" for outcome in OUTCOMES if (number := self.number(outcome)))
 
     @property
     def share(self) -> str:

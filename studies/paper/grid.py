@@ -62,10 +62,7 @@ def find_study(name: str) -> Study:
 
 
 def select(
-    names: Sequence[str],
-    seeds: Sequence[int] = (),
-    methods: Sequence[str] = (),
-    settings: Sequence[str] = (),
+    names: Sequence[str], seeds: Sequence[int] = (), methods: Sequence[str] = (), settings: Sequence[str] = ()
 ) -> list[Cell]:
     """Return the cells of some studies, in order, each once, of some methods or settings only if any are given.
 

@@ -60,27 +60,16 @@ def parties(sets: Sets, names: Sequence[str], seed: int, images: int = IMAGES, t
         foreign = name == "CIFAR-10"
         source, order = (sets[1], cifar10 + len(mnist)) if foreign else (sets[0], mnist)
         first, beyond = images if name.startswith("partition 2") else 0, images if foreign else 2 * images
-        count = len(source.classes)
-        test = torch.from_numpy(np.sort(order[beyond : beyond + tests]))
-        return Client(
-            name=name,
-            domain=source.name,
-            train=torch.from_numpy(np.sort(order[first : first + images])),
-            validation=test,
-            test=test,
-            labelling=torch.tensor(permutation(count, 1) if name.endswith("permuted") else list(range(count))),
-            classes=source.classes,
+        train, test = (
+            torch.from_numpy(np.sort(part)) for part in (order[first : first + images], order[beyond : beyond + tests])
         )
+        count = len(source.classes)
+        labelling = torch.tensor(permutation(count, 1) if name.endswith("permuted") else list(range(count)))
+        return Client(name, source.name, train, test, test, labelling, source.classes)
 
     channels = sets[0].images.shape[1]
-    return Scenario(
-        images=torch.cat([found.images for found in sets]),
-        labels=torch.cat([found.labels for found in sets]),
-        clients=tuple(client(name) for name in names),
-        labels_agree=False,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-    )
+    every, labels = torch.cat([found.images for found in sets]), torch.cat([found.labels for found in sets])
+    return Scenario(every, labels, tuple(map(client, names)), False, (0.5,) * channels, (0.25,) * channels)
 
 
 def groups_of(roles: Roles) -> dict[str, list[str]]:

@@ -13,25 +13,19 @@ from studies.paper import draws, heterogeneity
 from studies.paper.cells import ROOT, Cell
 from studies.paper.choices import chosen_options, not_chosen, write_choices
 from studies.paper.deviations import unexplained_first
-from studies.paper.grid import find_study, select
+from studies.paper.grid import select
 from studies.paper.measures import measure
 from studies.paper.runs import read_run
 from studies.paper.table import collect
 from studies.runner import Clock, Job, Progress, run_jobs
 
 WORK = ROOT / "runs" / "paper"
-Writer = Callable[[Path | None, str], None]  # given the data and the device
+Writer = Callable[[Path | None, str], None]
 
 
-def files(
-    studies: Sequence[str],
-    results: Path,
-    seeds: Sequence[int] = (),
-    methods: Sequence[str] = (),
-    settings: Sequence[str] = (),
-) -> list[Path]:
+def files(studies: Sequence[str], results: Path, seeds: Sequence[int] = (), **narrowed: Sequence[str]) -> list[Path]:
     """Return the files of the results of some studies, in the order in which they are made."""
-    cells = _in_order(select(studies, seeds, methods, settings), results)
+    cells = _in_order(select(studies, seeds, **narrowed), results)
     return [*(cell.path(results) for cell in cells), *_without_cells(studies, results, seeds)]
 
 
@@ -41,15 +35,12 @@ def _in_order(cells: list[Cell], results: Path) -> list[Cell]:
 
 
 def _without_cells(studies: Sequence[str], results: Path, seeds: Sequence[int]) -> dict[Path, Writer]:
-    """Return the files of the studies that have no cells, and what writes each."""
+    """Return the files of the studies that have no cells, and what writes each, given the data and the device."""
     writers: dict[Path, Writer] = {}
-    if "heterogeneity" in studies:
-        for seed in seeds or find_study("heterogeneity").seeds:
-            path = heterogeneity.path_of(results, seed)
-            writers[path] = partial(heterogeneity.run_heterogeneity, results, seed)
-    if "draws" in studies:
-        for dataset in draws.DATASETS:
-            writers[draws.path_of(results, dataset)] = partial(draws.run_draws, results, dataset)
+    for seed in (seeds or (1,)) if "heterogeneity" in studies else ():
+        writers[heterogeneity.path_of(results, seed)] = partial(heterogeneity.run_heterogeneity, results, seed)
+    for dataset in draws.DATASETS if "draws" in studies else ():
+        writers[draws.path_of(results, dataset)] = partial(draws.run_draws, results, dataset)
     return writers
 
 
@@ -68,9 +59,9 @@ def run_studies(
     """Run what is missing of some studies and yield the state of each cell; `options` are those of `run_jobs`."""
     clock = clock or Clock()
     cells = _in_order(select(studies, seeds, methods, settings), results)
-    run_some = partial(run_cells, results=results, data=data, clock=clock, device=device, **options)
+    options |= {"data": data, "clock": clock, "device": device}
     if "choices" in studies:
-        yield from run_some([cell for cell in cells if cell.study == "choices"])
+        yield from run_cells([cell for cell in cells if cell.study == "choices"], results, **options)
         write_choices(results)
     cells = [cell for cell in cells if cell.study != "choices"]
     if missing := not_chosen([cell for cell in cells if not cell.path(results).exists()], results):
@@ -79,7 +70,7 @@ def run_studies(
             "used. `python -m studies.paper choices` chooses them and should be run first.",
             stacklevel=2,
         )
-    yield from run_some(cells, chosen=chosen_options(results))
+    yield from run_cells(cells, results, chosen=chosen_options(results), **options)
     for path, write in _without_cells(studies, results, seeds).items():
         state = "was done" if path.exists() else "no time" if clock.left <= 0 else "done"
         if state == "done":
@@ -98,16 +89,10 @@ def run_cells(
 ) -> Iterator[Progress]:
     """Run the cells that have no file yet, in order, and yield the state of each."""
     machine = device_name(find_device(device))
-    jobs = (
-        Job(
-            cell.name,
-            cell.path(results),
-            cell.config(chosen(cell)),
-            partial(measure, cell),
-            partial(expected_seconds, cell, results, machine),
-        )
-        for cell in cells
-    )
+    jobs = []
+    for cell in cells:
+        expected = partial(expected_seconds, cell, results, machine)
+        jobs.append(Job(cell.name, cell.path(results), cell.config(chosen(cell)), partial(measure, cell), expected))
     return run_jobs(jobs, work, device=device, **options)
 
 
