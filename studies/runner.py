@@ -4,25 +4,27 @@ What is finished is never run again. A run that was interrupted, or had no time 
 """
 
 import gc
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from factorized_fl.config import Config
+from factorized_fl.config import Config, from_table
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
 from factorized_fl.federation.run import Observer, Stopped, run
 from factorized_fl.federation.rundir import Record, RunDirectory
-from studies.records import came_from, read_record, write_record
+from factorized_fl.files import plain_errors, write_atomically
 
 _ROUND_MARGIN = 1.5  # a round may take that much longer than the one before it, checkpoint included
 Watch = Callable[[Config], AbstractContextManager[Observer]]
@@ -180,3 +182,50 @@ def _free_memory() -> None:
 def _digest(config: Config) -> str:
     """Return a short name of a configuration, so that an interrupted run is never resumed with another one."""
     return blake2b(config.to_toml().encode(), digest_size=4).hexdigest()
+
+
+# -- files of results: JSON that is small, complete or absent, and easy to compare line by line
+
+
+def read_record(path: Path, *needed: str) -> Record:
+    """Return what a result file holds; raise UserError if it cannot be read or lacks one of the needed entries."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if missing := sorted(set(needed) - set(record)):
+            raise ValueError(f"it has no '{missing[0]}'")
+        return record
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"The result '{path}' cannot be read ({error}): remove it to run this cell again.") from None
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a result file, with its folder."""
+    with plain_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (layout(record) + "\n").encode())
+
+
+def as_record(config: Config) -> Record:
+    """Return a configuration as JSON has it."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def came_from(record: Record, config: Config) -> bool:
+    """Return whether a result was run with a configuration; an option newer than the result has its default."""
+    try:
+        return from_table(record["configuration"]) == config
+    except UserError:  # an option that was removed
+        return False
+
+
+def layout(value: Any, indent: int = 0) -> str:
+    """Return JSON in which a table of numbers has one line per row."""
+    flat = json.dumps(value)
+    rows = isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    if not (isinstance(value, dict) or rows) or len(flat) + indent < 100:
+        return flat
+    inner = " " * (indent + 1)
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(key)}: {layout(item, indent + 1)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + inner[1:] + "}"
+    return "[\n" + ",\n".join(inner + layout(item, indent + 1) for item in value) + "\n" + inner[1:] + "]"

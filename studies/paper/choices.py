@@ -14,7 +14,7 @@ from factorized_fl.api import Pilot
 from factorized_fl.federation.rundir import Record
 from studies.paper.cells import DOMAINS, Cell, named_list, read_data
 from studies.paper.runs import read_run
-from studies.records import read_record, write_record
+from studies.runner import read_record, write_record
 
 CHOICES = "choices.json"
 PILOT_PRESETS = (DOMAINS, *named_list("label-presets"))

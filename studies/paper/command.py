@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, Any
 
 import typer
 
@@ -26,14 +26,6 @@ SECONDS_BETWEEN_LINES = 30.0  # of a log: a study has thousands of rounds
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-class Selection(TypedDict):
-    """What to run of the studies; empty for everything."""
-
-    seeds: list[int]
-    methods: list[str]
-    settings: list[str]
-
-
 def main() -> None:
     """Run the command; user errors become one sentence and exit code 2."""
     run_application(app)
@@ -47,7 +39,7 @@ def _watch(config: Config) -> ProgressObserver:
     return ProgressObserver(console, f"{METHODS[config.method].title}, seed {config.seed}", SECONDS_BETWEEN_LINES)
 
 
-def _list(studies: list[str], results: Path, selection: Selection) -> None:
+def _list(studies: list[str], results: Path, selection: dict[str, Any]) -> None:
     listed = [(study, files([study.name], results)) for study in map(find_study, studies or STUDIES)]
     paths = [path for path in files(studies, results, **selection) if not path.exists()]
     left = [path.relative_to(results).with_suffix("") for path in paths] if studies else None
@@ -103,9 +95,8 @@ def reproduce(
             )
         if results != RESULTS and not results.is_dir():
             raise UserError(f"There is no folder '{results}' of results: give another with --results.")
-    selection = Selection(
-        seeds=parse_numbers("--seeds", seeds), methods=parse_words(methods), settings=parse_words(settings)
-    )
+    narrowed = {"methods": parse_words(methods), "settings": parse_words(settings)}
+    selection: dict[str, Any] = {"seeds": parse_numbers("--seeds", seeds), **narrowed}
     if list_studies:
         return _list(studies, results, selection)
     if show:
@@ -113,9 +104,15 @@ def reproduce(
     if not studies:
         raise UserError("Name a study, for example `python -m studies.paper domains`; --list shows all studies.")
     clock, left = Clock(None if minutes is None else 60 * minutes), 0
-    options = {"data": data, "work": work, "device": device, "watch": _watch, "note": note.strip().rstrip(".")}
+    options: dict[str, Any] = {
+        "data": data,
+        "work": work,
+        "device": device,
+        "watch": _watch,
+        "note": note.strip().rstrip("."),
+    }
     try:
-        for progress in run_studies(studies, results, clock=clock, **selection, **options):  # type: ignore[arg-type]
+        for progress in run_studies(studies, results, clock=clock, **selection, **options):
             run = Run(progress.record) if progress.record else None
             _say(render("progress.txt.j2", progress=progress, run=run))
             left += progress.state in ("cut off", "no time")

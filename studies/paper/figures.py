@@ -10,7 +10,7 @@ import numpy as np
 from factorized_fl.errors import UserError
 from factorized_fl.files import write_atomically
 from factorized_fl.report.figures import settle
-from studies.paper.cells import named_list, read_data, title
+from studies.paper.cells import read_data, title
 from studies.paper.grid import STUDIES
 from studies.paper.runs import Run, bytes_by_round, mean_curve, mean_of
 from studies.paper.table import Table
@@ -25,11 +25,9 @@ def ready_figures(table: Table) -> dict[str, dict[str, Any]]:
 
 
 def _is_ready(figure: Mapping[str, Any], table: Table) -> bool:
-    if "all" in figure:
-        return all(map(table.runs, figure["all"]))
-    if "any" in figure:
-        return any(map(table.runs, figure["any"]))
-    return any(key[0] == figure["study"] for key in table.cells)
+    if "needs" in figure:
+        return all(map(table.runs, figure["needs"]))
+    return any(key[0] == figure["study"] for key in table.cells) or any(map(table.runs, figure.get("any", ())))
 
 
 def draw_all(table: Table, folder: Path) -> list[Path]:
@@ -53,17 +51,18 @@ def draw_all(table: Table, folder: Path) -> list[Path]:
     return paths
 
 
-def _colour(row: str) -> str | None:
-    return read_data("figures.toml")["colours"].get(row)
-
-
-def _legend(figure: Figure, axes: Any, place: str = "outside lower center", columns: int = 5) -> None:
+def _legend(figure: Figure, axes: Any, wanted: Mapping[str, Any]) -> None:
+    place, columns = wanted.get("legend", ("outside lower center", 5))
     figure.legend(*axes.get_legend_handles_labels(), loc=place, ncols=columns, frameon=False)
 
 
-def _runs(table: Table, study: str, setting: str) -> Runs:
-    methods = named_list("domain-methods" if study == "domains" else "label-methods")
-    return {method: runs for method in methods if (runs := table.of(study, setting, method))}
+def _runs(table: Table, study: str, setting: str | None = None) -> Runs:
+    cells = [cell for cell in STUDIES[study].shown if setting in (None, cell.setting)]
+    return {cell.row: runs for cell in cells if (runs := table.get(cell))}
+
+
+def _style(row: str) -> dict[str, Any]:
+    return {"label": title(row), "color": read_data("figures.toml")["colours"].get(row)}
 
 
 # -- curves
@@ -78,7 +77,7 @@ def _plot(axes: Any, several: Runs, over_bytes: bool) -> None:
         accuracy = mean_curve(runs)
         x = bytes_by_round(runs) / 1e9 if over_bytes else np.arange(1, len(accuracy) + 1)
         if not over_bytes or x[-1]:  # a method without communication has no curve over bytes
-            axes.plot(x, accuracy, label=title(row), color=_colour(row), linewidth=1)
+            axes.plot(x, accuracy, linewidth=1, **_style(row))
     axes.set(xlabel="gigabytes sent" if over_bytes else "round", ylabel="accuracy, %")
     if over_bytes:
         axes.set_xscale("log")
@@ -93,15 +92,14 @@ def curves(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
             _plot(axes[line, column], _runs(table, wanted["study"], setting), over_bytes)
         if len(settings) > 1:
             axes[0, column].set_title(setting)
-    _legend(figure, max(axes[0], key=lambda part: len(part.get_lines())))
+    _legend(figure, max(axes[0], key=lambda part: len(part.get_lines())), wanted)
 
 
-def ablation(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
-    """Draw the ablations over rounds."""
+def rounds(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
+    """Draw the accuracy of all cells of a study over rounds."""
     axes = figure.subplots()
-    cells = STUDIES[wanted["study"]].shown
-    _plot(axes, {cell.row: runs for cell in cells if (runs := table.get(cell))}, over_bytes=False)
-    _legend(figure, axes, "outside right center", 1)
+    _plot(axes, _runs(table, wanted["study"]), over_bytes=False)
+    _legend(figure, axes, wanted)
 
 
 def sizes(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
@@ -117,7 +115,7 @@ def sizes(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
                 values = [(size[0], accuracy[0]) for size, accuracy in points]
                 part.plot(*zip(*values, strict=True), marker=marker, linewidth=0.8, label=label)
         part.set(title=place, xlabel="millions of parameters", ylabel="accuracy, %")
-    _legend(figure, axes[0])
+    _legend(figure, axes[0], wanted)
 
 
 def distances(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
@@ -138,7 +136,7 @@ def distances(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
             part.plot(np.arange(1, len(together) + 1), together, style, color="black", label=kind, linewidth=1)
         part.set(title=f"u and v: {party}", xlabel="epoch", ylabel="distance")
         part.legend(frameon=False)
-    _legend(figure, axes[0])
+    _legend(figure, axes[0], wanted)
 
 
 # -- bars and heat maps
@@ -153,13 +151,13 @@ def bars(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
         for index, (row, runs) in enumerate(several.items()):
             values = 100 * np.mean([run.accuracies() for run in runs], axis=0)
             places = np.arange(len(group)) + index * width
-            part.bar(places, values[group], width, label=title(row), color=_colour(row))
+            part.bar(places, values[group], width, **_style(row))
         part.set_ylabel(domains[group[0]])
         part.set_ylim(bottom=lowest - 5)
         for position, client in enumerate(group):
             part.text(position - width / 2, lowest - 4.5, str(client + 1), fontsize=6)
     axes[-1].set_xticks([])
-    _legend(figure, axes[0])
+    _legend(figure, axes[0], wanted)
 
 
 def heat_maps(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
@@ -197,5 +195,5 @@ def _picture(axes: Any, matrix: Sequence[Sequence[float]], name: str, diagonal: 
 
 
 DRAWINGS: dict[str, Callable[[Table, Figure, Mapping[str, Any]], None]] = {
-    draw.__name__: draw for draw in (curves, bars, ablation, heat_maps, peers, sizes, distances)
+    draw.__name__: draw for draw in (curves, rounds, bars, heat_maps, peers, sizes, distances)
 }

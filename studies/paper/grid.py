@@ -87,11 +87,6 @@ def has_other_draw(cell: Cell) -> bool:
     return "partition_seed" in cell.settings
 
 
-def without_draw(row: str) -> str:
-    """Return a row's name without the draw of its partition."""
-    return row.partition("+draw=")[0]
-
-
 def is_reconstructed(method: str) -> bool:
     """Return whether a method's runs are replaced where the published runs are reconstructed."""
     return method in STANDS_FOR or issubclass(METHODS[method], Factorized)

@@ -26,19 +26,12 @@ from factorized_fl.federation.run import find_device
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import Roles, Tensors
 from factorized_fl.seeds import numpy_rng
-from studies.records import as_record, write_record
+from studies.runner import as_record, write_record
 
 PARTIES = ("partition 1", "partition 2", "partition 2, permuted", "CIFAR-10")
 IMAGES, TEST_IMAGES = 2400, 6000  # a client's share of CIFAR-10 in the other studies, and its test
 EPOCHS, AVERAGE_EVERY = 30, 3
 Sets = tuple[ImageSet, ImageSet]  # MNIST as colour images of 32 x 32 pixels, and CIFAR-10
-
-
-def load_sets(data: Path | None) -> Sets:
-    """Return the two datasets, alike in size and channels."""
-    (mnist,) = load("mnist", data, size=32, channels=3)
-    (cifar10,) = load("cifar10", data)
-    return mnist, cifar10
 
 
 def default_config(seed: int, method: str) -> Config:
@@ -74,11 +67,9 @@ def parties(sets: Sets, names: Sequence[str], seed: int, images: int = IMAGES, t
 
 def groups_of(roles: Roles) -> dict[str, list[str]]:
     """Return the names of the parameters below the classifier: u, v and mu, or all others together."""
-    kinds: dict[str, list[str]] = {}
-    for name, role in roles.items():
-        if role.kind in ("u", "v", "mu", "body") and not role.head:
-            kinds.setdefault(role.kind, []).append(name)
-    return kinds
+    below = {name: role.kind for name, role in roles.items() if not role.head}
+    groups = {kind: [name for name in below if below[name] == kind] for kind in ("u", "v", "mu", "body")}
+    return {kind: names for kind, names in groups.items() if names}
 
 
 def update_distances(now: Tensors, before: Tensors, names: Sequence[str]) -> list[float]:
@@ -94,21 +85,17 @@ def trained_apart(federation: Federation, epochs: int, together: Sequence[str] =
     The tensors named in `together` are averaged between the epochs.
     """
     groups = groups_of(federation.roles)
-    start = _copy(federation.state.common)
+    start = {name: tensor.clone() for name, tensor in federation.state.common.items()}
     record: Record = {kind: {"epoch": [], "total": []} for kind in groups}
     for epoch in range(1, epochs + 1):
         if epoch > 1:
             average(federation, together)
-        before = _copy(federation.state.common)
+        before = {name: tensor.clone() for name, tensor in federation.state.common.items()}
         _train(federation, epoch)
         for kind, names in groups.items():
             for key, since in (("epoch", before), ("total", start)):
                 record[kind][key].append(update_distances(federation.state.common, since, names))
     return record
-
-
-def _copy(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _train(federation: Federation, number: int) -> None:
@@ -182,13 +169,9 @@ def measure_heterogeneity(
     return record
 
 
-def path_of(results: Path, seed: int) -> Path:
-    """Return where the measurements with one seed are kept."""
-    return results / "heterogeneity" / f"seed{seed}.json"
-
-
-def run_heterogeneity(results: Path, seed: int, data: Path | None, device: str) -> None:
-    """Measure with one seed and keep the result."""
+def run_heterogeneity(path: Path, seed: int, data: Path | None, device: str) -> None:
+    """Measure with one seed and write the result."""
     began = time.monotonic()
-    record = measure_heterogeneity(load_sets(data), seed, torch.device(find_device(device)))
-    write_record(path_of(results, seed), record | {"seconds": round(time.monotonic() - began, 1)})
+    (mnist,), (cifar10,) = load("mnist", data, size=32, channels=3), load("cifar10", data)
+    record = measure_heterogeneity((mnist, cifar10), seed, torch.device(find_device(device)))
+    write_record(path, record | {"seconds": round(time.monotonic() - began, 1)})

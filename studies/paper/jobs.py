@@ -9,11 +9,12 @@ from typing import Any
 
 from factorized_fl.federation.environment import device_name
 from factorized_fl.federation.run import find_device
-from studies.paper import draws, heterogeneity
+from studies.paper import draws
 from studies.paper.cells import ROOT, Cell
 from studies.paper.choices import chosen_options, not_chosen, write_choices
-from studies.paper.deviations import unexplained_first
+from studies.paper.findings import unexplained_first
 from studies.paper.grid import select
+from studies.paper.heterogeneity import run_heterogeneity
 from studies.paper.measures import measure
 from studies.paper.runs import read_run
 from studies.paper.table import collect
@@ -38,9 +39,11 @@ def _without_cells(studies: Sequence[str], results: Path, seeds: Sequence[int]) 
     """Return the files of the studies that have no cells, and what writes each, given the data and the device."""
     writers: dict[Path, Writer] = {}
     for seed in (seeds or (1,)) if "heterogeneity" in studies else ():
-        writers[heterogeneity.path_of(results, seed)] = partial(heterogeneity.run_heterogeneity, results, seed)
+        path = results / "heterogeneity" / f"seed{seed}.json"
+        writers[path] = partial(run_heterogeneity, path, seed)
     for dataset in draws.DATASETS if "draws" in studies else ():
-        writers[draws.path_of(results, dataset)] = partial(draws.run_draws, results, dataset)
+        path = results / "draws" / f"{dataset}.json"
+        writers[path] = partial(draws.run_draws, path, dataset)
     return writers
 
 

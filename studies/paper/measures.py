@@ -10,7 +10,7 @@ import torch
 from factorized_fl.federation.ledger import formula_bytes
 from factorized_fl.federation.rundir import Record, RunDirectory
 from studies.paper.cells import Cell
-from studies.records import as_record
+from studies.runner import as_record
 
 
 def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record:

@@ -10,14 +10,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from factorized_fl.files import write_atomically
 from factorized_fl.report.tables import size
-from studies.paper import deviations, summaries
+from studies.paper import findings
 from studies.paper.cells import ALL_EPOCHS, FEW_EPOCHS, HERE, as_key, published_mean, title, variant_title
 from studies.paper.claims import SUPPOSED, judge, judge_reconstructed
+from studies.paper.draws import Predictions
 from studies.paper.figures import draw_all, ready_figures
-from studies.paper.grid import STUDIES
-from studies.paper.predictions import Predictions
+from studies.paper.grid import STUDIES, reconstruction
 from studies.paper.rows import rows_of
-from studies.paper.runs import mean_of
+from studies.paper.runs import Run, mean_of
 from studies.paper.table import Table
 
 BEGIN, END = "<!-- reproduction: written by `python -m studies.paper --show` -->", "<!-- end of reproduction -->"
@@ -27,15 +27,28 @@ def render(template: str, **shown: Any) -> str:
     """Return the text of a template, with paragraphs one empty line apart."""
     loader = FileSystemLoader(HERE / "templates")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"title_of": title, "apply": lambda value, function: function(value)}
-    environment.tests |= {"near": deviations.near, "exists": Path.exists}
+    environment.filters |= {
+        "apply": lambda value, function: function(value),
+        "entry_of": lambda run, path: run.entry(path),
+        "largest_first": lambda group: (-len(group[1]), group[0], group),
+        "listened_until": _listened_until,
+        "mean": fmean,
+        "title_of": title,
+        "unique_count": lambda values: len(set(values or ())),
+    }
+    environment.tests |= {"near": findings.near, "exists": Path.exists}
     text = environment.get_template(template).render(shown)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
+def _listened_until(run: Run) -> int:
+    """Return the last round in which a client gave a weight to another's model; `own` begins with the second round."""
+    return max((number for number, weight in enumerate(run.entry("mixing/own"), 2) if weight < 1), default=1)
+
+
 def contents(table: Table) -> dict[str, Any]:
     """Return all that the templates may show of the results."""
-    comparable, predictions = deviations.comparable_rows(table), Predictions(table)
+    comparable, predictions = findings.comparable_rows(table), Predictions(table)
     rows = {name: rows_of(name, table) for name in STUDIES}
     published = [row for row in comparable if row.paper is not None]
     run = [row for row in published if row.ours is not None]
@@ -53,9 +66,9 @@ def contents(table: Table) -> dict[str, Any]:
         "published": published,
         "places": {place: some for place, some in places.items() if some},
         "missing": Counter(row.study for row in published if row.ours is None),
-        "far": deviations.far_from_paper(table),
-        "deviations": deviations,
-        "summaries": summaries,
+        "far": findings.far_from_paper(table),
+        "findings": findings,
+        "stand_ins": list(reconstruction().values()),
         "figures": ready_figures(table),
         "judged": judge(table),
         "rejudged": judge_reconstructed(table),

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, Key, expand, published, published_mean, read_data
+from studies.paper.draws import Predictions
 from studies.paper.grid import STUDIES
-from studies.paper.predictions import Predictions
 from studies.paper.runs import Run, mean_of
 from studies.paper.table import Table
 
@@ -38,12 +38,19 @@ def rows_of(study: str, table: Table) -> list[Row]:
     """Return all rows of a study, cells that were not run included."""
     if study == "draws":
         return [
-            Row(study, f"{one.where}, predicted", one.key[2], one.paper, None, *(one.predicted or ())[:2])
+            Row(
+                study,
+                f"{one.key[0].removeprefix('label-')} {one.key[1]}, predicted",
+                one.key[2],
+                one.paper,
+                None,
+                *(one.predicted or ())[:2],
+            )
             for one in Predictions(table).beside_published()
         ]
     if study in read_data("tables.toml"):
-        rows = [_row(study, fields, table) for block in read_data("tables.toml")[study] for fields in expand(block)]
-        return [row for row in rows if row]
+        wanted = [fields for block in read_data("tables.toml")[study] for fields in expand(block)]
+        return [row for fields in wanted if (row := _row(study, fields, table))]
     rows = []
     for cell in STUDIES[study].shown:
         about = cell.about if study == "departures" else (study, cell.setting, cell.method)

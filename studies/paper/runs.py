@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from factorized_fl.federation.rundir import Record
-from studies.records import read_record
+from studies.runner import read_record
 
 LAST = 5  # rounds whose mean is the last accuracy of a single client
 
@@ -69,7 +69,7 @@ class Run:
     def entry(self, path: str) -> Any:
         """Return what the record has at a path such as "mixing/own/-1"; None if there is no such entry.
 
-        A number is an index, of which those beyond the end are the last; "*" is the mean over all items and "-10:*" that
+        A number is an index, of which those beyond the end are the last; "*" is the mean over all items, "-10:*" that
         over the last ten. Correct answers under "averaged" are returned in percent of the test.
         """
         try:

@@ -20,7 +20,7 @@ from studies.paper.cells import Cell, Key, as_key
 from studies.paper.choices import read_choices
 from studies.paper.grid import STUDIES, is_reconstructed, reconstruction
 from studies.paper.runs import LAST, Run, read_run
-from studies.records import read_record
+from studies.runner import read_record
 
 ROUNDS = 10  # the last ones, over which the variation of a difference from round to round is measured
 

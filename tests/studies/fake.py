@@ -7,7 +7,7 @@ from typing import Any
 
 from studies.paper.cells import Cell
 from studies.paper.grid import STUDIES
-from studies.records import as_record, write_record
+from studies.runner import as_record, write_record
 
 PLACES = ("household", "fruit-food", "tree-flower", "transport", "animals")
 

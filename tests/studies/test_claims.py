@@ -4,8 +4,19 @@ from pathlib import Path
 import pytest
 
 from studies.paper.cells import Cell, Key, as_key
-from studies.paper.checks import AS_CLAIMED, CONTRARY, NOT_RUN, UNDECIDED, Check
-from studies.paper.claims import CLAIMS, SUPPOSED, Claim, Judged, judge, judge_reconstructed
+from studies.paper.claims import (
+    AS_CLAIMED,
+    CLAIMS,
+    CONTRARY,
+    NOT_RUN,
+    SUPPOSED,
+    UNDECIDED,
+    Check,
+    Claim,
+    Judged,
+    judge,
+    judge_reconstructed,
+)
 from studies.paper.grid import STUDIES
 from studies.paper.table import collect
 from tests.studies.fake import PLACES, factors, mixing, write

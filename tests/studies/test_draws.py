@@ -8,10 +8,9 @@ import pytest
 
 from factorized_fl.data.scenarios import build_scenario
 from studies.paper import draws
-from studies.paper.draws import describe_draws, describe_shares
+from studies.paper.draws import Predictions, describe_draws, describe_shares
 from studies.paper.jobs import files, run_studies
 from studies.paper.page import page
-from studies.paper.predictions import Predictions
 from studies.paper.rows import rows_of
 from studies.paper.table import collect
 from tests.studies.fake import write
@@ -50,7 +49,7 @@ def test_the_shares_described_are_those_of_the_runs_kept() -> None:
 
 
 def put(results: Path, shares: list[list[list[float]]], means: list[list[float]]) -> None:
-    path = draws.path_of(results, "cifar10")
+    path = results / "draws" / "cifar10.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"clients": shares, "means": means}))
 
@@ -75,7 +74,7 @@ def test_what_lies_on_a_plane_is_predicted_exactly(tmp_path: Path) -> None:
         (1, 46.5, 46.5),
         (2, 47.0, 47.0),
     ]
-    assert predictions.error == pytest.approx(0, abs=1e-9)
+    assert predictions.error() == pytest.approx(0, abs=1e-9)
     told = predictions.of(STAND_ALONE)
     assert told is not None
     means = [46.5, 47.0, 57.7]

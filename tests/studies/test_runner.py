@@ -12,8 +12,7 @@ from studies.paper.cells import Cell
 from studies.paper.grid import select
 from studies.paper.jobs import expected_seconds, run_cells
 from studies.paper.runs import read_run
-from studies.records import as_record, came_from
-from studies.runner import Clock
+from studies.runner import Clock, as_record, came_from
 from tests.studies.fake import cell_of, write
 
 pytestmark = pytest.mark.usefixtures("tiny_studies")

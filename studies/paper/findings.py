@@ -1,14 +1,14 @@
-"""Where our numbers are far from the paper's, and which deviation or open choice brings them near."""
+"""What the results show beyond single numbers: where they are far from the paper's, and what brings them near."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
 from studies.paper.cells import ALL_EPOCHS, Cell, Key, title
-from studies.paper.grid import STUDIES, has_other_draw, reconstruction, without_draw
+from studies.paper.grid import STUDIES, has_other_draw
 from studies.paper.rows import Row, rows_of
-from studies.paper.runs import mean_of
+from studies.paper.runs import Run, mean_of
 from studies.paper.table import Table
 
 CLOSE = 2.5  # points within which a number counts as reproduced
@@ -42,8 +42,8 @@ class Far(NamedTuple):
     """A mean far from the paper's, and its runs with something changed."""
 
     row: Row
-    tried: tuple[Row, ...]
-    drawn: tuple[Row, ...]  # with other draws of the partition, which explain nothing by themselves
+    tried: Sequence[Row]
+    drawn: Sequence[Row]  # with other draws of the partition, which explain nothing by themselves
     has_options: bool  # whether there is anything to change
 
     @property
@@ -59,15 +59,12 @@ class Far(NamedTuple):
 
 def far_from_paper(table: Table) -> list[Far]:
     """Return the means that differ by more than CLOSE points."""
-    about: dict[Key, list[tuple[Cell, Row]]] = {}
-    for cell, row in deviation_rows(table):
-        about.setdefault(cell.about, []).append((cell, row))
-    far = []
+    far, deviations = [], deviation_rows(table)
     for row in (row for row in comparable_rows(table) if not near(row)):
-        others = about.get((row.study, row.setting, row.method), [])
-        ran = [(cell, other) for cell, other in others if other.difference is not None]
-        tried, drawn = (tuple(r for cell, r in ran if has_other_draw(cell) is drawn) for drawn in (False, True))
-        far.append(Far(row, tried, drawn, bool(others)))
+        about = [(cell, other) for cell, other in deviations if cell.about == (row.study, row.setting, row.method)]
+        ran = [(has_other_draw(cell), other) for cell, other in about if other.difference is not None]
+        tried, drawn = ([other for is_drawn, other in ran if is_drawn is wanted] for wanted in (False, True))
+        far.append(Far(row, tried, drawn, bool(about)))
     return far
 
 
@@ -77,11 +74,7 @@ def unexplained_first(cells: Sequence[Cell], table: Table) -> list[Cell]:
     Among the others, those with other draws come last, because they explain nothing by themselves.
     """
     far = {(one.row.study, one.row.setting, one.row.method) for one in far_from_paper(table) if not one.near}
-
-    def later(cell: Cell) -> tuple[bool, bool]:
-        return cell.study == "departures" and cell.about not in far, has_other_draw(cell)
-
-    return sorted(cells, key=later)
+    return sorted(cells, key=lambda cell: (cell.study == "departures" and cell.about not in far, has_other_draw(cell)))
 
 
 def by_family(rows: Sequence[Row], far: Sequence[Far]) -> list[list[object]]:
@@ -89,14 +82,13 @@ def by_family(rows: Sequence[Row], far: Sequence[Far]) -> list[list[object]]:
 
     Last are the mean distances from the paper of those looked into, as they stand and in their nearest runs.
     """
-
-    def family(row: Row) -> str:
-        return f"{title(row.method)}, single client" if row.study == "architectures" else title(row.method)
-
+    families: dict[str, list[Row]] = {}
+    for row in (row for row in rows if row.difference is not None):
+        ending = ", single client" if row.study == "architectures" else ""
+        families.setdefault(f"{title(row.method)}{ending}", []).append(row)
     lines: list[list[object]] = []
-    for name in dict.fromkeys(map(family, rows)):
-        run = [row for row in rows if family(row) == name and row.difference is not None]
-        some = [one for one in far if family(one.row) == name]
+    for name, run in families.items():
+        some = [one for one in far if one.row in run]
         tried = [one for one in some if one.tried]
         if some:
             columns = [[distance(one.row) for one in tried], [distance(one.nearest) for one in tried]]
@@ -111,17 +103,10 @@ def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
     first = {(row.study, row.setting, row.method): row for row in comparable_rows(table)} | rows
     drawn: dict[tuple[str, str], list[Row]] = {}
     for cell in filter(has_other_draw, STUDIES["departures"].own):
-        key = (cell.study, cell.setting, without_draw(cell.row))
-        as_shown = first[key if "+" in key[2] else cell.about]
-        drawn.setdefault(key[1:], [as_shown]).append(rows[cell.key])
+        name = cell.row.partition("+draw=")[0]
+        as_shown = first[(cell.study, cell.setting, name) if "+" in name else cell.about]
+        drawn.setdefault((cell.setting, name), [as_shown]).append(rows[cell.key])
     return [(*key, some) for key, some in drawn.items() if any(row.ours is not None for row in some[1:])]
-
-
-def equivalent_columns(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return the pairs of Stand-Alone's rows with and without permuted labels, which measure the same."""
-    alone = {(row.study, row.setting): row for row in rows if row.method == "stand-alone"}
-    pairs = {key: (key[0], key[1].replace("standard", "permuted")) for key in alone if "standard" in key[1]}
-    return [(alone[key], alone[other]) for key, other in pairs.items()]
 
 
 def last_or_best(rows: Sequence[Row], table: Table) -> list[tuple[object, ...]]:
@@ -136,7 +121,51 @@ def last_or_best(rows: Sequence[Row], table: Table) -> list[tuple[object, ...]]:
     return [(place, len(pairs), *map(sum, zip(*pairs, strict=True))) for place, pairs in places.items()]
 
 
-def reconstructed_rows(table: Table) -> list[Row]:
-    """Return the rows of Table 1 that stand for others where the published runs are reconstructed."""
-    used = [cell for key, cell in reconstruction().items() if key[0] != "architectures"]
-    return [row for cell, row in deviation_rows(table) if cell in used and row.difference is not None]
+class Gains(NamedTuple):
+    """Points that clients of our own method gained over another cell."""
+
+    row: str
+    setting: str
+    over: str
+    seeds: tuple[int, ...]
+    own_weight: float  # that clients give to their own domain, themselves included, from the second round on
+    by_domain: dict[str, list[float]]
+
+    @property
+    def points(self) -> list[float]:
+        """The points of all clients and seeds."""
+        return [gain for some in self.by_domain.values() for gain in some]
+
+    @property
+    def harmed(self) -> int:
+        """How many clients lost more than a point."""
+        return sum(gain < -1 - 1e-9 for gain in self.points)
+
+
+def gains(table: Table) -> Iterator[Gains]:
+    """Yield the gains of our own method in all settings that were run with both cells."""
+    for setting in ("domains", "domains-unequal", "domains-dirichlet", "domains-random-labels"):
+        usual = setting in ("domains", "domains-random-labels")  # random labels do not affect Stand-Alone
+        for row in ("factorized-peers", "factorized-peers+not-settled"):
+            others: dict[str, Key] = {"Stand-Alone": ("domains", "domains", "stand-alone")}
+            if not usual:
+                others = {"Stand-Alone": ("beyond", setting, "stand-alone")}
+            others[title("stand-alone+settled")] = ("beyond", setting, "stand-alone+settled")
+            if setting == "domains-random-labels":
+                others["the same without random labels"] = ("beyond", "domains", row)
+            for over, other in others.items():
+                theirs = {run.seed: run for run in table.of(*other)}
+                if pairs := [(run, theirs[run.seed]) for run in table.of("beyond", setting, row) if run.seed in theirs]:
+                    seeds = tuple(one.seed for one, _ in pairs)
+                    weights = [one.entry("mixing/own/*") + one.entry("mixing/own_domain/*") for one, _ in pairs]
+                    yield Gains(row, setting, over, seeds, fmean(weights), _gains_by_domain(pairs))
+
+
+def _gains_by_domain(pairs: Sequence[tuple[Run, Run]]) -> dict[str, list[float]]:
+    by_domain: dict[str, list[float]] = {}
+    for one, other in pairs:
+        both = list(zip(one.domains, one.accuracies(), other.accuracies(), strict=True))
+        counted = len(both) - one.record["configuration"]["scrambled"]  # clients with random labels are the last ones
+        for domain, a, b in both[:counted]:
+            by_domain.setdefault(domain, []).append(100 * (a - b))
+    return by_domain
