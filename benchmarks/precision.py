@@ -21,7 +21,7 @@ from typing import Any
 
 from factorized_fl.api import configure
 from factorized_fl.config import Config, from_table, parse_setting
-from studies.paper.runs import Run, read_run
+from studies.paper.table import Run, read_run
 
 LAST = 10
 RESULTS = Path("results")

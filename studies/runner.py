@@ -32,11 +32,15 @@ Watch = Callable[[Config], AbstractContextManager[Observer]]
 
 @dataclass
 class Clock:
-    """The time that is left; an interrupt ends it, too."""
+    """The time that is left, which an interrupt ends, too.
+
+    As an observer of a run it stops that, with a checkpoint, when another round would not fit into the time left.
+    """
 
     seconds: float | None = None
     began: float = field(default_factory=time.monotonic)
     interrupted: bool = False
+    ready: float = 0.0  # when the rounds of the run began; 0 before
 
     @property
     def left(self) -> float:
@@ -44,6 +48,19 @@ class Clock:
         if self.interrupted:
             return 0.0
         return float("inf") if self.seconds is None else self.seconds - (time.monotonic() - self.began)
+
+    def started(self, federation: Federation, done: int) -> None:
+        """Note when the rounds begin."""
+        self.rounds, self.ready, self.since = federation.config.rounds, time.monotonic(), time.monotonic()
+
+    def client_done(self, number: int, client: int) -> None:
+        """Do nothing inside a round."""
+
+    def round_done(self, number: int, records: Sequence[Record]) -> None:
+        """Raise Stopped if the next round would take longer than the time left."""
+        took, self.since = time.monotonic() - self.since, time.monotonic()
+        if number < self.rounds and self.left < _ROUND_MARGIN * took:
+            raise Stopped
 
     @contextmanager
     def heeding_interrupts(self) -> Iterator[None]:
@@ -61,29 +78,6 @@ class Clock:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-class Stopper:
-    """An observer that stops a run, with a checkpoint, when another round would not fit into the time left."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.ready = 0.0  # when the rounds began
-
-    def started(self, federation: Federation, done: int) -> None:
-        """Note when the rounds begin."""
-        self.rounds = federation.config.rounds
-        self.ready = self.since = time.monotonic()
-
-    def client_done(self, number: int, client: int) -> None:
-        """Do nothing inside a round."""
-
-    def round_done(self, number: int, records: Sequence[Record]) -> None:
-        """Raise Stopped if the next round would take longer than the time left."""
-        now = time.monotonic()
-        took, self.since = now - self.since, now
-        if number < self.rounds and self.clock.left < _ROUND_MARGIN * took:
-            raise Stopped
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,9 @@ def run_jobs(
                 record = read_record(job.path, "clients", "correct")
                 yield Progress(job.name, "was done", record, not came_from(record, job.config))
                 continue
-            directory = RunDirectory(work / f"{job.name}-{_digest(job.config)}")
+            # An interrupted run is never resumed with another configuration.
+            digest = blake2b(job.config.to_toml().encode(), digest_size=4).hexdigest()
+            directory = RunDirectory(work / f"{job.name}-{digest}")
             begun = directory.checkpoint_path.exists()
             no_time = cut_off or clock.left <= 0 or (not begun and clock.left < job.expected())
             if no_time and not directory.summary():
@@ -147,7 +143,9 @@ def run_jobs(
                 continue
             write_record(job.path, record | ({"note": note} if note else {}))
             directory.checkpoint_path.unlink(missing_ok=True)  # large, and no longer needed
-            _free_memory()
+            gc.collect()  # captured graphs hold gigabytes of a GPU's memory in reference cycles until that is done
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             yield Progress(job.name, "done", record)
 
 
@@ -158,30 +156,17 @@ def _run_job(
 
     A complete run without a result file is only measured again; the duration of its start is unknown then.
     """
-    began = time.monotonic()
-    stopper = Stopper(clock)
+    began, clock.ready = time.monotonic(), 0.0
     with watch(job.config) if watch else nullcontext() as watching:
-        observers = [*([watching] if watching else []), stopper]
+        observers = [*([watching] if watching else []), clock]
         run(job.config, directory.path, data=data, resume=True, observers=observers, device=device)
-    start = stopper.ready - began if stopper.ready else 0.0
+    start = clock.ready - began if clock.ready else 0.0
     try:
         return job.measure(directory, start)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(
             f"The run in '{directory.path}' is complete but cannot be read ({error!r}): remove it to run it again."
         ) from None
-
-
-def _free_memory() -> None:
-    """Collect reference cycles: captured graphs hold gigabytes of a GPU's memory until that is done."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _digest(config: Config) -> str:
-    """Return a short name of a configuration, so that an interrupted run is never resumed with another one."""
-    return blake2b(config.to_toml().encode(), digest_size=4).hexdigest()
 
 
 # -- files of results: JSON that is small, complete or absent, and easy to compare line by line

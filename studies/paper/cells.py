@@ -138,14 +138,10 @@ def published_mean(study: str, setting: str, method: str) -> list[float] | None:
     return published(f"{study}/{method}/{'average' if study == 'domains' else setting}")
 
 
-def title(row: str) -> str:
-    """Return a row's name: the method's title and, in brackets, what is different about it."""
+def title(row: str, variant_only: bool = False) -> str:
+    """Return a row's name: the method's title and, in brackets, what is different about it; or only the latter."""
+    titles = read_data("grid.toml")["titles"]
     method, _, variant = row.partition("+")
-    name = METHODS[method].title if method in METHODS else read_data("grid.toml")["titles"].get(method, method)
-    return f"{name} ({variant_title(row)})" if variant else name
-
-
-def variant_title(row: str) -> str:
-    """Return only what is different about a row."""
-    changes = row.partition("+")[2].replace(",", "+").split("+")
-    return ", ".join(read_data("grid.toml")["titles"].get(change, change) for change in changes)
+    changes = ", ".join(titles.get(change, change) for change in variant.replace(",", "+").split("+"))
+    name = METHODS[method].title if method in METHODS else titles.get(method, method)
+    return changes if variant_only else f"{name} ({changes})" if variant else name

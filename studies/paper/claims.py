@@ -16,8 +16,7 @@ import numpy as np
 from factorized_fl.results.statistic import LabelStatistic, nearest_share, permutation_p_value, within_excess
 from factorized_fl.seeds import numpy_rng
 from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, as_key, expand, published, published_mean, read_data, title
-from studies.paper.runs import Run, bytes_by_round, mean_curve, mean_of
-from studies.paper.table import Compared, Table, reconstructed
+from studies.paper.table import Compared, Run, Table, bytes_by_round, mean_curve, mean_of, reconstructed
 
 OUTCOMES = AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
 MOST = 0.5  # share of the nearest clients from which on clients are grouped

@@ -13,13 +13,11 @@ from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.report.progress import ProgressObserver
 from studies.paper.cells import RESULTS, ROOT
-from studies.paper.choices import read_choices
+from studies.paper.findings import as_records, rows_of
 from studies.paper.grid import STUDIES, find_study
 from studies.paper.jobs import WORK, files, run_studies
 from studies.paper.page import contents, render, write_documents
-from studies.paper.rows import as_records, rows_of
-from studies.paper.runs import Run
-from studies.paper.table import collect
+from studies.paper.table import Run, collect, read_choices
 from studies.runner import Clock
 
 SECONDS_BETWEEN_LINES = 30.0  # of a log: a study has thousands of rounds

@@ -23,8 +23,7 @@ from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.rundir import Record
 from studies.paper.cells import Key, published_mean
 from studies.paper.grid import STUDIES, reconstruction
-from studies.paper.runs import Run
-from studies.paper.table import Table
+from studies.paper.table import Run, Table
 from studies.runner import as_record, write_record
 
 DATASETS = ("cifar10", "svhn")
@@ -104,11 +103,6 @@ class Beside(NamedTuple):
     key: Key
     paper: float
     predicted: Predicted | None
-
-    @property
-    def off(self) -> float:
-        """By how many standard deviations the published number differs from the mean over draws."""
-        return (self.paper - self.predicted.mean) / self.predicted.spread if self.predicted else math.nan
 
 
 class Predictions:

@@ -12,8 +12,7 @@ from factorized_fl.files import write_atomically
 from factorized_fl.report.figures import settle
 from studies.paper.cells import read_data, title
 from studies.paper.grid import STUDIES
-from studies.paper.runs import Run, bytes_by_round, mean_curve, mean_of
-from studies.paper.table import Table
+from studies.paper.table import Run, Table, bytes_by_round, mean_curve, mean_of
 
 Figure = Any  # matplotlib's is imported only to draw
 Runs = Mapping[str, Sequence[Run]]  # by row

@@ -1,27 +1,122 @@
-"""What the results show beyond single numbers: where they are far from the paper's, and what brings them near."""
+"""Our numbers beside the paper's: the rows that are shown, where they are far apart, and what brings them near."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from studies.paper.cells import ALL_EPOCHS, Cell, Key, title
+from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, Cell, Key, expand, published, published_mean, read_data, title
+from studies.paper.draws import Predictions
 from studies.paper.grid import STUDIES, has_other_draw
-from studies.paper.rows import Row, rows_of
-from studies.paper.runs import Run, mean_of
-from studies.paper.table import Table
+from studies.paper.table import Run, Table, mean_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number: what the paper printed and what we found, if either."""
+
+    study: str
+    setting: str
+    method: str
+    paper: float | None = None
+    paper_spread: float | None = None
+    ours: float | None = None
+    spread: float | None = None  # between seeds
+    seeds: tuple[int, ...] = ()
+    bytes: float | None = None  # of a whole run, as serialised, both ways
+    formula_gb: float | None = None  # by the paper's formula, without the first download
+    paper_gb: float | None = None
+    unit: str = "%"
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.ours is None or self.paper is None else self.ours - self.paper
+
+    @property
+    def distance(self) -> float:
+        """By how many points it differs from the paper; 0 if one of the two is missing."""
+        return abs(self.difference or 0)
+
+
+def rows_of(study: str, table: Table) -> list[Row]:
+    """Return all rows of a study, cells that were not run included."""
+    if study == "draws":
+        return [
+            Row(
+                study,
+                f"{one.key[0].removeprefix('label-')} {one.key[1]}, predicted",
+                one.key[2],
+                one.paper,
+                None,
+                *(one.predicted or ())[:2],
+            )
+            for one in Predictions(table).beside_published()
+        ]
+    if study in read_data("tables.toml"):
+        wanted = [fields for block in read_data("tables.toml")[study] for fields in expand(block)]
+        return [row for fields in wanted if (row := _row(study, fields, table))]
+    rows = []
+    for cell in STUDIES[study].shown:
+        about = cell.about if study == "departures" else (study, cell.setting, cell.method)
+        setting = "domains" if about[0] == "domains" else cell.setting
+        rows.append(_summary((study, setting, cell.row), table.get(cell), published_mean(*about), ""))
+    return rows
+
+
+def _row(study: str, fields: Mapping[str, Any], table: Table) -> Row | None:
+    """Return the row that a table of fields in tables.toml describes; None if it is optional and was not run."""
+    runs = table.runs(fields["cell"])
+    paper = published(fields.get("paper", "-"))
+    row = _summary(
+        (study, fields["setting"], fields.get("name", fields["cell"].split("/")[-1])),
+        runs,
+        [paper] if isinstance(paper, float | int) else paper,
+        fields.get("costs"),
+        fields.get("quantity", "percent"),
+        ROUND_AFTER[fields.get("epochs", ALL_EPOCHS)],
+        fields.get("domain"),
+    )
+    return None if row.ours is None and fields.get("optional") else replace(row, unit=fields.get("unit", "%"))
+
+
+def _summary(
+    key: Key,
+    runs: Sequence[Run],
+    paper: Sequence[float] | None,
+    costs: str | None,
+    quantity: str = "percent",
+    after: int | None = None,
+    domain: str | None = None,
+) -> Row:
+    ours = mean_of(runs, quantity, after, domain)
+    printed, printed_spread = (*(paper or ()), None, None)[:2]
+    row = Row(*key, printed, printed_spread, seeds=tuple(run.seed for run in runs))
+    if ours:
+        row = replace(row, ours=ours.value, spread=ours.spread if quantity == "percent" else None)
+    if costs is None:
+        return row
+    sent, formula = mean_of(runs, "gigabytes"), mean_of(runs, "formula_a")
+    return replace(
+        row,
+        bytes=sent.value * 1e9 if sent else None,
+        formula_gb=formula.value if formula else None,
+        paper_gb=published(costs),
+    )
+
+
+def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return rows for a program; what was not run is None."""
+    return [
+        {name: round(item, 6) if isinstance(item, float) else item for name, item in asdict(row).items()}
+        | {"seeds": list(row.seeds)}
+        for row in rows
+    ]
+
+
+# -- differences from the paper, and gains of our own method
 
 CLOSE = 2.5  # points within which a number counts as reproduced
-
-
-def distance(row: Row) -> float:
-    """Return by how many points a row differs from the paper."""
-    return abs(row.difference or 0)
-
-
-def near(row: Row) -> bool:
-    """Return whether a row agrees with the paper."""
-    return distance(row) <= CLOSE
 
 
 def comparable_rows(table: Table) -> list[Row]:
@@ -49,18 +144,18 @@ class Far(NamedTuple):
     @property
     def near(self) -> list[Row]:
         """The changed runs that agree with the paper."""
-        return list(filter(near, self.tried))
+        return [row for row in self.tried if row.distance <= CLOSE]
 
     @property
     def nearest(self) -> Row:
         """The run that is closest to the paper, possibly the row itself."""
-        return min((*self.tried, self.row), key=distance)
+        return min((*self.tried, self.row), key=lambda row: row.distance)
 
 
 def far_from_paper(table: Table) -> list[Far]:
     """Return the means that differ by more than CLOSE points."""
     far, deviations = [], deviation_rows(table)
-    for row in (row for row in comparable_rows(table) if not near(row)):
+    for row in (row for row in comparable_rows(table) if row.distance > CLOSE):
         about = [(cell, other) for cell, other in deviations if cell.about == (row.study, row.setting, row.method)]
         ran = [(has_other_draw(cell), other) for cell, other in about if other.difference is not None]
         tried, drawn = ([other for is_drawn, other in ran if is_drawn is wanted] for wanted in (False, True))
@@ -77,26 +172,6 @@ def unexplained_first(cells: Sequence[Cell], table: Table) -> list[Cell]:
     return sorted(cells, key=lambda cell: (cell.study == "departures" and cell.about not in far, has_other_draw(cell)))
 
 
-def by_family(rows: Sequence[Row], far: Sequence[Far]) -> list[list[object]]:
-    """Return per method, single clients apart, how many means are far, were looked into and brought near.
-
-    Last are the mean distances from the paper of those looked into, as they stand and in their nearest runs.
-    """
-    families: dict[str, list[Row]] = {}
-    for row in (row for row in rows if row.difference is not None):
-        ending = ", single client" if row.study == "architectures" else ""
-        families.setdefault(f"{title(row.method)}{ending}", []).append(row)
-    lines: list[list[object]] = []
-    for name, run in families.items():
-        some = [one for one in far if one.row in run]
-        tried = [one for one in some if one.tried]
-        if some:
-            columns = [[distance(one.row) for one in tried], [distance(one.nearest) for one in tried]]
-            means = [f"{fmean(column):.2f}" if column else "-" for column in columns]
-            lines.append([name, len(run), len(some), len(tried), sum(bool(one.near) for one in some), *means])
-    return lines
-
-
 def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
     """Return per setting and method the row as in the tables and those with other draws, where any was run."""
     rows = {cell.key: row for cell, row in deviation_rows(table)}
@@ -107,18 +182,6 @@ def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
         as_shown = first[(cell.study, cell.setting, name) if "+" in name else cell.about]
         drawn.setdefault((cell.setting, name), [as_shown]).append(rows[cell.key])
     return [(*key, some) for key, some in drawn.items() if any(row.ours is not None for row in some[1:])]
-
-
-def last_or_best(rows: Sequence[Row], table: Table) -> list[tuple[object, ...]]:
-    """Return per place how many means were run and are near, by the last round and by each client's best round."""
-    places: dict[str, list[tuple[bool, bool]]] = {}
-    for row in rows:
-        best = mean_of(table.of(row.study, row.setting, row.method), "best")
-        if row.paper is not None and best is not None:
-            place = "single clients" if row.study == "architectures" else f"{row.study}, {row.setting}"
-            pair = (near(row), abs(best.value - row.paper) <= CLOSE)
-            places.setdefault(place.removesuffix(", domains"), []).append(pair)
-    return [(place, len(pairs), *map(sum, zip(*pairs, strict=True))) for place, pairs in places.items()]
 
 
 class Gains(NamedTuple):

@@ -1,13 +1,49 @@
-"""The studies: for each of the paper's tables and figures the list of its cells, from grid.toml."""
+"""The studies, from grid.toml: for each of the paper's tables and figures the list of its cells."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from factorized_fl.errors import unknown
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
-from studies.paper.cells import Cell, Key, expand, read_data
-from studies.paper.choices import choice_cells
+from studies.paper.cells import DOMAINS, Cell, Key, expand, named_list, read_data
+
+PILOT_PRESETS = (DOMAINS, *named_list("label-presets"))
+PILOT_ROUNDS = 5  # the largest mean update comes early
+
+
+@dataclass(frozen=True)
+class Family:
+    """Candidates for some options of a method, where they are tried and what the choice is valid for."""
+
+    method: str
+    preset: str
+    rounds: int
+    candidates: Sequence[Mapping[str, Any]]
+    methods: Sequence[str] = ()  # further methods that take the same options
+    presets: Sequence[str] = ()  # empty: all
+
+    def cells(self) -> list[Cell]:
+        """Return one short run per candidate."""
+        return [_short_run(self.method, self.preset, self.rounds, options) for options in self.candidates]
+
+
+FAMILIES = tuple(
+    Family(**{**table, "presets": named_list(table.get("presets", ()))}) for table in read_data("grid.toml")["choices"]
+)
+
+
+def pilot_cell(preset: str) -> Cell:
+    """Return a run of Clustered-FL that never splits, which measures its norms."""
+    return replace(_short_run("clustered-fl", preset, PILOT_ROUNDS, {"eps1": 0.0}), variant="pilot")
+
+
+def _short_run(method: str, preset: str, rounds: int, options: Mapping[str, Any]) -> Cell:
+    variant = ",".join(f"{name}={value:g}" for name, value in options.items())
+    settings = {**options, "rounds": rounds, "score": "validation"}
+    return Cell("choices", "domains" if preset == DOMAINS else preset, method, preset, 1, variant, settings)
+
 
 STANDS_FOR: Mapping[str, str] = read_data("grid.toml")["reconstruction"]
 
@@ -34,7 +70,8 @@ class Study:
 
 
 def _read_studies() -> dict[str, Study]:
-    own: dict[str, list[Cell]] = {"choices": list(choice_cells())}
+    own: dict[str, list[Cell]] = {"choices": [cell for family in FAMILIES for cell in family.cells()]}
+    own["choices"] += map(pilot_cell, PILOT_PRESETS)
     tables = {table["name"]: table for table in read_data("grid.toml")["studies"]}
     for name, table in tables.items():
         for fields in (fields for block in table.get("cells", ()) for fields in expand(block)):

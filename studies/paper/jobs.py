@@ -1,24 +1,29 @@
-"""The studies as jobs for the runner: in which order, with which choices, and what each is expected to take."""
+"""The studies as jobs for the runner: in which order, with which choices, and what each is expected to take.
+
+Options that the paper leaves open are chosen on validation images and never on test images. Each candidate has one
+short run with the first seed; the one with the best mean over clients after the last round is chosen, the first one of
+equals. Clustered-FL's thresholds follow from the norms of a pilot run instead.
+"""
 
 import statistics
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from factorized_fl.api import Pilot
 from factorized_fl.federation.environment import device_name
 from factorized_fl.federation.run import find_device
+from factorized_fl.federation.rundir import Record
 from studies.paper import draws
 from studies.paper.cells import ROOT, Cell
-from studies.paper.choices import chosen_options, not_chosen, write_choices
 from studies.paper.findings import unexplained_first
-from studies.paper.grid import select
+from studies.paper.grid import FAMILIES, PILOT_PRESETS, PILOT_ROUNDS, pilot_cell, select
 from studies.paper.heterogeneity import run_heterogeneity
 from studies.paper.measures import measure
-from studies.paper.runs import read_run
-from studies.paper.table import collect
-from studies.runner import Clock, Job, Progress, run_jobs
+from studies.paper.table import CHOICES, collect, read_choices, read_run
+from studies.runner import Clock, Job, Progress, run_jobs, write_record
 
 WORK = ROOT / "runs" / "paper"
 Writer = Callable[[Path | None, str], None]
@@ -111,3 +116,69 @@ def expected_seconds(cell: Cell, results: Path, machine: str) -> float:
         here = [run for run in same if run.record.get("setting") == cell.setting]
         return max(run.seconds for run in here or same)
     return 1.5 * statistics.median(run.seconds for run in done) if done else 0.0
+
+
+# -- options that the paper leaves open
+
+
+def choose(results: Path) -> list[Record]:
+    """Return the choices that follow from the short runs; those with an unfinished run are left out."""
+    made: list[Record] = []
+    for family in FAMILIES:
+        runs = [run for cell in family.cells() if (run := read_run(cell.path(results)))]
+        scores = [(run.measure("percent") or 0.0) / 100 for run in runs]
+        if len(scores) == len(family.candidates):
+            tried = [
+                {"options": dict(c), "accuracy": round(s, 4)} for c, s in zip(family.candidates, scores, strict=True)
+            ]
+            rule = f"best mean validation accuracy after {family.rounds} rounds on {family.preset}, seed 1"
+            best = dict(family.candidates[scores.index(max(scores))])
+            made.append(_choice([family.method, *family.methods], list(family.presets), best, rule, tried))
+    for preset in PILOT_PRESETS:
+        if run := read_run(pilot_cell(preset).path(results)):
+            pilot = Pilot([(number, *norms) for number, norms in enumerate(run.record["mixing"]["norms"], 2)])
+            thresholds = {"eps1": float(f"{pilot.eps1:.4g}"), "eps2": float(f"{pilot.eps2:.4g}")}
+            rule = f"eps1 = eps2 = a tenth of the largest mean update in {PILOT_ROUNDS} rounds without splits, seed 1"
+            made.append(_choice(["clustered-fl"], [preset], thresholds, rule, []))
+    return made
+
+
+def _choice(methods: list[str], presets: list[str], options: Record, rule: str, tried: list[Record]) -> Record:
+    return {"methods": methods, "presets": presets or None, "options": options, "rule": rule, "tried": tried}
+
+
+def write_choices(results: Path) -> list[Record]:
+    """Write and return the choices that can be made so far; the other studies read them."""
+    entries = choose(results)
+    if entries:
+        write_record(results / CHOICES, {"chosen": entries})
+    return entries
+
+
+def chosen_options(results: Path) -> Callable[[Cell], Mapping[str, Any]]:
+    """Return a function from a cell to the options chosen for its method and preset; none for the short runs."""
+    entries = read_choices(results)
+
+    def options(cell: Cell) -> Mapping[str, Any]:
+        chosen: dict[str, Any] = {}
+        for entry in entries:
+            if cell.study != "choices" and _valid_for(cell, entry["methods"], entry["presets"]):
+                chosen |= entry["options"]
+        return chosen
+
+    return options
+
+
+def not_chosen(cells: Iterable[Cell], results: Path) -> list[str]:
+    """Return the methods and presets, as "fedprox on cifar10-iid", whose open options were not chosen yet."""
+    entries = [(entry["methods"], entry["presets"]) for entry in read_choices(results)]
+    planned: list[tuple[Sequence[str], Sequence[str]]] = [((f.method, *f.methods), f.presets) for f in FAMILIES]
+    planned.append((("clustered-fl",), PILOT_PRESETS))
+    open_cells = [cell for cell in cells if any(_valid_for(cell, *each) for each in planned)]
+    missing = [cell for cell in open_cells if not any(_valid_for(cell, *each) for each in entries)]
+    return list(dict.fromkeys(f"{cell.method} on {cell.preset}" for cell in missing))
+
+
+def _valid_for(cell: Cell, methods: Sequence[str], presets: Sequence[str] | None) -> bool:
+    """Return whether a choice for these methods and presets, all if none is named, is valid for a cell."""
+    return cell.method in methods and (not presets or cell.preset in presets)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -11,34 +12,38 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from factorized_fl.files import write_atomically
 from factorized_fl.report.tables import size
 from studies.paper import findings
-from studies.paper.cells import ALL_EPOCHS, FEW_EPOCHS, HERE, as_key, published_mean, title, variant_title
+from studies.paper.cells import ALL_EPOCHS, FEW_EPOCHS, HERE, as_key, published_mean, title
 from studies.paper.claims import SUPPOSED, judge, judge_reconstructed
 from studies.paper.draws import Predictions
 from studies.paper.figures import draw_all, ready_figures
+from studies.paper.findings import rows_of
 from studies.paper.grid import STUDIES, reconstruction
-from studies.paper.rows import rows_of
-from studies.paper.runs import Run, mean_of
-from studies.paper.table import Table
+from studies.paper.table import Run, Table, mean_of
 
 BEGIN, END = "<!-- reproduction: written by `python -m studies.paper --show` -->", "<!-- end of reproduction -->"
 
 
-def render(template: str, **shown: Any) -> str:
-    """Return the text of a template, with paragraphs one empty line apart."""
+@cache
+def _templates() -> Environment:
     loader = FileSystemLoader(HERE / "templates")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "apply": lambda value, function: function(value),
         "entry_of": lambda run, path: run.entry(path),
+        "family": lambda row: title(row.method) + (", single client" if row.study == "architectures" else ""),
         "largest_first": lambda group: (-len(group[1]), group[0], group),
         "listened_until": _listened_until,
         "mean": fmean,
         "title_of": title,
         "unique_count": lambda values: len(set(values or ())),
     }
-    environment.tests |= {"near": findings.near, "exists": Path.exists}
-    text = environment.get_template(template).render(shown)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    environment.tests |= {"near": lambda row: row.distance <= findings.CLOSE, "exists": Path.exists}
+    return environment
+
+
+def render(template: str, **shown: Any) -> str:
+    """Return the text of a template, with paragraphs one empty line apart."""
+    return re.sub(r"\n{3,}", "\n\n", _templates().get_template(template).render(shown)).strip() + "\n"
 
 
 def _listened_until(run: Run) -> int:
@@ -80,7 +85,7 @@ def contents(table: Table) -> dict[str, Any]:
         "paper": lambda name: published_mean(*as_key(name)),
         "compare": lambda one, other: table.compare(as_key(one), as_key(other)),
         "plain": lambda text: text.replace("*", "\\*"),  # stars that Markdown leaves alone
-        **{call.__name__: call for call in (title, variant_title, size, fmean, median, zip)},
+        **{call.__name__: call for call in (title, size, fmean, median, zip)},
     }
 
 

@@ -3,11 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from studies.paper import choices, grid
+from studies.paper import grid, jobs
 from studies.paper.cells import Cell
-from studies.paper.choices import Family, choose, chosen_options, pilot_cell, write_choices
-from studies.paper.grid import STUDIES, Study
-from studies.paper.jobs import run_cells, run_studies
+from studies.paper.grid import STUDIES, Family, Study, pilot_cell
+from studies.paper.jobs import choose, chosen_options, run_cells, run_studies, write_choices
 from studies.runner import Clock
 
 
@@ -21,7 +20,7 @@ def pretend(results: Path, cell: Cell, correct: list[int], **more: object) -> No
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch) -> Family:
     family = Family("fedprox", "cifar10-iid", 2, ({"proximal": 0.1}, {"proximal": 1.0}, {"proximal": 2.0}))
-    monkeypatch.setattr(choices, "FAMILIES", (family,))
+    monkeypatch.setattr(jobs, "FAMILIES", (family,))
     return family
 
 
@@ -99,8 +98,8 @@ def test_every_open_option_of_the_paper_is_among_the_choices() -> None:
 @pytest.mark.usefixtures("tiny_studies")
 def test_what_is_chosen_counts_for_the_studies_after_it(images: Path, tmp_path: Path, monkeypatch) -> None:
     family = Family("factorized-fl", "tiny", 1, ({"tau": 0.125}, {"tau": 0.25}))
-    monkeypatch.setattr(choices, "FAMILIES", (family,))
-    monkeypatch.setattr(choices, "PILOT_PRESETS", ())
+    monkeypatch.setattr(jobs, "FAMILIES", (family,))
+    monkeypatch.setattr(jobs, "PILOT_PRESETS", ())
     monkeypatch.setitem(grid.STUDIES, "choices", Study("choices", "tiny", tuple(family.cells())))
     options = {"data": images, "work": tmp_path / "w", "device": "cpu"}
     with pytest.warns(UserWarning, match=r"not chosen for factorized-fl on tiny: the preset's values are used\."):

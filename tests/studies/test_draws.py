@@ -9,9 +9,9 @@ import pytest
 from factorized_fl.data.scenarios import build_scenario
 from studies.paper import draws
 from studies.paper.draws import Predictions, describe_draws, describe_shares
+from studies.paper.findings import rows_of
 from studies.paper.jobs import files, run_studies
 from studies.paper.page import page
-from studies.paper.rows import rows_of
 from studies.paper.table import collect
 from tests.studies.fake import write
 from tests.tiny import tiny_config, tiny_set
@@ -80,7 +80,7 @@ def test_what_lies_on_a_plane_is_predicted_exactly(tmp_path: Path) -> None:
     means = [46.5, 47.0, 57.7]
     assert (told.mean, told.spread, told.poorer) == pytest.approx((np.mean(means), np.std(means, ddof=1), 0.0))
     (one,) = (one for one in predictions.beside_published() if one.key == STAND_ALONE)
-    assert one.off == pytest.approx((47.79 - told.mean) / told.spread)
+    assert (one.paper, one.predicted) == (47.79, told)
 
 
 def test_errors_on_draws_left_out_widen_the_spread(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from factorized_fl.errors import UserError
 from factorized_fl.methods import METHODS
-from studies.paper.choices import chosen_options
 from studies.paper.grid import STUDIES, select
+from studies.paper.jobs import chosen_options
 
 
 def test_every_cell_has_a_valid_configuration_and_a_name_of_its_own() -> None:

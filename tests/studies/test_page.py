@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from studies.paper.figures import ready_figures
+from studies.paper.findings import as_records, rows_of
 from studies.paper.grid import STUDIES
 from studies.paper.page import BEGIN, END, page, with_short_table, write_documents
-from studies.paper.rows import as_records, rows_of
 from studies.paper.table import collect
 from tests.studies.fake import factors, mixing, write
 

@@ -5,8 +5,7 @@ import pytest
 
 from factorized_fl.results.statistic import LabelStatistic, nearest_share, permutation_p_value, within_excess
 from factorized_fl.seeds import numpy_rng
-from studies.paper.runs import Run
-from studies.paper.table import collect
+from studies.paper.table import Run, collect
 from tests.studies.fake import factors, write
 
 # Two and two: the first two are close to each other, the last two are not.

@@ -11,7 +11,7 @@ from factorized_fl.federation.rundir import RunDirectory
 from studies.paper.cells import Cell
 from studies.paper.grid import select
 from studies.paper.jobs import expected_seconds, run_cells
-from studies.paper.runs import read_run
+from studies.paper.table import read_run
 from studies.runner import Clock, as_record, came_from
 from tests.studies.fake import cell_of, write
 

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.paper.runs import Run, mean_of
-from studies.paper.table import Compared, Table, collect, reconstructed
+from studies.paper.table import Compared, Run, Table, collect, mean_of, reconstructed
 from tests.studies.fake import factors, write
 
 KEYS = (("domains", "domains", "one"), ("domains", "domains", "other"))
