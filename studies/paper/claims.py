@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from factorized_fl.results.statistic import LabelStatistic, nearest_share, permutation_p_value, within_excess
+from factorized_fl.results.statistic import nearest_share, permutation_p_value, within_excess
 from factorized_fl.seeds import numpy_rng
 from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, as_key, expand, published, published_mean, read_data, title
-from studies.paper.table import Compared, Run, Table, bytes_by_round, mean_curve, mean_of, reconstructed
+from studies.paper.table import Compared, Table, bytes_by_round, mean_curve, mean_of, reconstructed
 
 OUTCOMES = AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
 MOST = 0.5  # share of the nearest clients from which on clients are grouped
@@ -124,35 +124,26 @@ def converges_faster(table: Table, fields: Fields) -> Check:
 # -- u and v
 
 
-def nearest_of_own_domain(table: Table, fields: Fields) -> Check:
-    """Test whether the most similar clients in the last round are mostly, or no more than by chance, of the domain."""
-    runs, factor = table.runs(fields["cell"]), fields["factor"]
-    probability, domains = _chance(runs, factor, nearest_share), runs[0].domains
-    share = fmean(run.entry(f"factors/{factor}/found/-1") for run in runs)
-    expected = (fmean(map(domains.count, domains)) - 1) / (len(domains) - 1)
-    passed = share > MOST if fields["grouped"] else probability > BY_CHANCE
-    return _decided(fields["text"], passed, f"{share:.3f}, by chance {expected:.3f}, {_p(probability)}")
+def factors_by_domain(table: Table, fields: Fields) -> Check:
+    """Test in the last round whether clients of one domain are alike in a factor beyond chance.
 
-
-def closer_within_domains(table: Table, fields: Fields) -> Check:
-    """Test whether cosines within a domain are above those between domains, beyond chance, in the last round."""
-    runs, factor = table.runs(fields["cell"]), fields["factor"]
-    probability = _chance(runs, factor, within_excess)
-    same, other = (fmean(run.entry(f"factors/{factor}/{name}/-1") for run in runs) for name in ("same", "other"))
-    figures = f"{same:.4f} against {other:.4f}, {_p(probability)}"
-    if BY_CHANCE <= probability <= 1 - BY_CHANCE:
-        return Check(fields["text"], UNDECIDED, figures)
-    return _decided(fields["text"], probability < BY_CHANCE, figures)
-
-
-def _chance(runs: Sequence[Run], factor: str, statistic: LabelStatistic) -> float:
-    last = [np.array(list(run.record["factors"][factor]["matrices"].values())[-1]) for run in runs]
-    samples = [(m, run.domains, numpy_rng(run.seed, "deals", factor)) for m, run in zip(last, runs, strict=True)]
-    return permutation_p_value(samples, statistic)
-
-
-def _p(probability: float) -> str:
-    return "p < 0.001" if probability < 0.001 else f"p = {probability:.3f}"
+    By the `mean` cosine within a domain and between domains; by whether `most` of the nearest clients are of one's own
+    domain; or by whether they are no more often than by `chance`.
+    """
+    runs, factor, by = table.runs(fields["cell"]), fields["factor"], fields["by"]
+    matrices = [np.array(list(run.record["factors"][factor]["matrices"].values())[-1]) for run in runs]
+    samples = [(m, run.domains, numpy_rng(run.seed, "deals", factor)) for m, run in zip(matrices, runs, strict=True)]
+    p = permutation_p_value(samples, within_excess if by == "mean" else nearest_share)
+    words = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    found = {name: mean_of(runs, f"factors/{factor}/{name}/-1") for name in ("same", "other", "found")}
+    same, other, share = (mean.value if mean else 0.0 for mean in found.values())
+    if by == "mean":
+        if BY_CHANCE <= p <= 1 - BY_CHANCE:
+            return Check(fields["text"], UNDECIDED, f"{same:.4f} against {other:.4f}, {words}")
+        return _decided(fields["text"], p < BY_CHANCE, f"{same:.4f} against {other:.4f}, {words}")
+    expected = (fmean(map(runs[0].domains.count, runs[0].domains)) - 1) / (len(runs[0].domains) - 1)
+    passed = share > MOST if by == "most" else p > BY_CHANCE
+    return _decided(fields["text"], passed, f"{share:.3f}, by chance {expected:.3f}, {words}")
 
 
 # -- networks of some size
@@ -194,7 +185,7 @@ KINDS: dict[str, Callable[[Table, Fields], Check | list[Check]]] = {
     kind.__name__: kind
     for kind in (
         *(accuracy, number, within, better_for_its_bytes, converges_faster),
-        *(nearest_of_own_domain, closer_within_domains, nearest_in_size, in_size_range),
+        *(factors_by_domain, nearest_in_size, in_size_range),
     )
 }
 

@@ -20,13 +20,14 @@ Runs = Mapping[str, Sequence[Run]]  # by row
 
 def ready_figures(table: Table) -> dict[str, dict[str, Any]]:
     """Return the figures that the results allow, by name, as figures.toml describes them."""
-    return {figure["name"]: figure for figure in read_data("figures.toml")["figures"] if _is_ready(figure, table)}
 
+    def is_ready(figure: Mapping[str, Any]) -> bool:
+        if "needs" in figure:
+            return all(map(table.runs, figure["needs"]))
+        study = STUDIES[figure["study"]]
+        return any(map(table.get, study.shown if figure.get("borrowed") else study.own))
 
-def _is_ready(figure: Mapping[str, Any], table: Table) -> bool:
-    if "needs" in figure:
-        return all(map(table.runs, figure["needs"]))
-    return any(key[0] == figure["study"] for key in table.cells) or any(map(table.runs, figure.get("any", ())))
+    return {figure["name"]: figure for figure in read_data("figures.toml")["figures"] if is_ready(figure)}
 
 
 def draw_all(table: Table, folder: Path) -> list[Path]:

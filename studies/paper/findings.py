@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, Cell, Key, expand, published, published_mean, read_data, title
+from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, Cell, Key, expand, published, published_mean, read_data
 from studies.paper.draws import Predictions
 from studies.paper.grid import STUDIES, has_other_draw
-from studies.paper.table import Run, Table, mean_of
+from studies.paper.table import Run, Table, collect, mean_of
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,15 @@ def far_from_paper(table: Table) -> list[Far]:
     return far
 
 
-def unexplained_first(cells: Sequence[Cell], table: Table) -> list[Cell]:
+def unexplained_first(cells: list[Cell], results: Path) -> list[Cell]:
     """Return the cells with the deviations last whose number is near, was brought near, or is unknown.
 
     Among the others, those with other draws come last, because they explain nothing by themselves.
     """
-    far = {(one.row.study, one.row.setting, one.row.method) for one in far_from_paper(table) if not one.near}
-    return sorted(cells, key=lambda cell: (cell.study == "departures" and cell.about not in far, has_other_draw(cell)))
+    if all(cell.study != "departures" for cell in cells):
+        return cells
+    far = {(one.row.study, one.row.setting, one.row.method) for one in far_from_paper(collect(results)) if not one.near}
+    return sorted(cells, key=lambda c: (c.study == "departures" and c.about not in far, has_other_draw(c)))
 
 
 def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
@@ -185,50 +187,24 @@ def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
 
 
 class Gains(NamedTuple):
-    """Points that clients of our own method gained over another cell."""
+    """Points that clients of our own method gained over another cell, by domain."""
 
     row: str
     setting: str
     over: str
-    seeds: tuple[int, ...]
-    own_weight: float  # that clients give to their own domain, themselves included, from the second round on
-    by_domain: dict[str, list[float]]
-
-    @property
-    def points(self) -> list[float]:
-        """The points of all clients and seeds."""
-        return [gain for some in self.by_domain.values() for gain in some]
-
-    @property
-    def harmed(self) -> int:
-        """How many clients lost more than a point."""
-        return sum(gain < -1 - 1e-9 for gain in self.points)
+    pairs: list[tuple[Run, Run]]
+    points: dict[str, list[float]]
 
 
 def gains(table: Table) -> Iterator[Gains]:
-    """Yield the gains of our own method in all settings that were run with both cells."""
-    for setting in ("domains", "domains-unequal", "domains-dirichlet", "domains-random-labels"):
-        usual = setting in ("domains", "domains-random-labels")  # random labels do not affect Stand-Alone
-        for row in ("factorized-peers", "factorized-peers+not-settled"):
-            others: dict[str, Key] = {"Stand-Alone": ("domains", "domains", "stand-alone")}
-            if not usual:
-                others = {"Stand-Alone": ("beyond", setting, "stand-alone")}
-            others[title("stand-alone+settled")] = ("beyond", setting, "stand-alone+settled")
-            if setting == "domains-random-labels":
-                others["the same without random labels"] = ("beyond", "domains", row)
-            for over, other in others.items():
-                theirs = {run.seed: run for run in table.of(*other)}
-                if pairs := [(run, theirs[run.seed]) for run in table.of("beyond", setting, row) if run.seed in theirs]:
-                    seeds = tuple(one.seed for one, _ in pairs)
-                    weights = [one.entry("mixing/own/*") + one.entry("mixing/own_domain/*") for one, _ in pairs]
-                    yield Gains(row, setting, over, seeds, fmean(weights), _gains_by_domain(pairs))
-
-
-def _gains_by_domain(pairs: Sequence[tuple[Run, Run]]) -> dict[str, list[float]]:
-    by_domain: dict[str, list[float]] = {}
-    for one, other in pairs:
-        both = list(zip(one.domains, one.accuracies(), other.accuracies(), strict=True))
-        counted = len(both) - one.record["configuration"]["scrambled"]  # clients with random labels are the last ones
-        for domain, a, b in both[:counted]:
-            by_domain.setdefault(domain, []).append(100 * (a - b))
-    return by_domain
+    """Yield the gains that tables.toml names and whose cells were both run."""
+    for fields in (fields for block in read_data("tables.toml")["gains"] for fields in expand(block)):
+        theirs = {run.seed: run for run in table.runs(fields["other"])}
+        if pairs := [(run, theirs[run.seed]) for run in table.runs(fields["cell"]) if run.seed in theirs]:
+            points: dict[str, list[float]] = {}
+            for one, other in pairs:
+                both = list(zip(one.domains, one.accuracies(), other.accuracies(), strict=True))
+                # Clients with random labels are the last ones and are not counted.
+                for domain, a, b in both[: len(both) - one.record["configuration"]["scrambled"]]:
+                    points.setdefault(domain, []).append(100 * (a - b))
+            yield Gains(fields["row"], fields["setting"], fields["over"], pairs, points)

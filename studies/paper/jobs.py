@@ -22,7 +22,7 @@ from studies.paper.findings import unexplained_first
 from studies.paper.grid import FAMILIES, PILOT_PRESETS, PILOT_ROUNDS, pilot_cell, select
 from studies.paper.heterogeneity import run_heterogeneity
 from studies.paper.measures import measure
-from studies.paper.table import CHOICES, collect, read_choices, read_run
+from studies.paper.table import CHOICES, read_choices, read_run
 from studies.runner import Clock, Job, Progress, run_jobs, write_record
 
 WORK = ROOT / "runs" / "paper"
@@ -31,13 +31,8 @@ Writer = Callable[[Path | None, str], None]
 
 def files(studies: Sequence[str], results: Path, seeds: Sequence[int] = (), **narrowed: Sequence[str]) -> list[Path]:
     """Return the files of the results of some studies, in the order in which they are made."""
-    cells = _in_order(select(studies, seeds, **narrowed), results)
+    cells = unexplained_first(select(studies, seeds, **narrowed), results)
     return [*(cell.path(results) for cell in cells), *_without_cells(studies, results, seeds)]
-
-
-def _in_order(cells: list[Cell], results: Path) -> list[Cell]:
-    """Return the cells in the order of the studies, deviations in that of what is not explained yet."""
-    return unexplained_first(cells, collect(results)) if any(cell.study == "departures" for cell in cells) else cells
 
 
 def _without_cells(studies: Sequence[str], results: Path, seeds: Sequence[int]) -> dict[Path, Writer]:
@@ -66,7 +61,7 @@ def run_studies(
 ) -> Iterator[Progress]:
     """Run what is missing of some studies and yield the state of each cell; `options` are those of `run_jobs`."""
     clock = clock or Clock()
-    cells = _in_order(select(studies, seeds, methods, settings), results)
+    cells = unexplained_first(select(studies, seeds, methods, settings), results)
     options |= {"data": data, "clock": clock, "device": device}
     if "choices" in studies:
         yield from run_cells([cell for cell in cells if cell.study == "choices"], results, **options)
@@ -121,38 +116,28 @@ def expected_seconds(cell: Cell, results: Path, machine: str) -> float:
 # -- options that the paper leaves open
 
 
-def choose(results: Path) -> list[Record]:
-    """Return the choices that follow from the short runs; those with an unfinished run are left out."""
+def write_choices(results: Path) -> list[Record]:
+    """Write and return the choices that follow from the finished short runs; the other studies read them."""
     made: list[Record] = []
     for family in FAMILIES:
         runs = [run for cell in family.cells() if (run := read_run(cell.path(results)))]
         scores = [(run.measure("percent") or 0.0) / 100 for run in runs]
         if len(scores) == len(family.candidates):
-            tried = [
-                {"options": dict(c), "accuracy": round(s, 4)} for c, s in zip(family.candidates, scores, strict=True)
-            ]
+            both = zip(family.candidates, scores, strict=True)
             rule = f"best mean validation accuracy after {family.rounds} rounds on {family.preset}, seed 1"
-            best = dict(family.candidates[scores.index(max(scores))])
-            made.append(_choice([family.method, *family.methods], list(family.presets), best, rule, tried))
+            made.append({"methods": [family.method, *family.methods], "presets": list(family.presets) or None})
+            made[-1] |= {"options": dict(family.candidates[scores.index(max(scores))]), "rule": rule}
+            made[-1]["tried"] = [{"options": dict(options), "accuracy": round(score, 4)} for options, score in both]
     for preset in PILOT_PRESETS:
         if run := read_run(pilot_cell(preset).path(results)):
             pilot = Pilot([(number, *norms) for number, norms in enumerate(run.record["mixing"]["norms"], 2)])
             thresholds = {"eps1": float(f"{pilot.eps1:.4g}"), "eps2": float(f"{pilot.eps2:.4g}")}
             rule = f"eps1 = eps2 = a tenth of the largest mean update in {PILOT_ROUNDS} rounds without splits, seed 1"
-            made.append(_choice(["clustered-fl"], [preset], thresholds, rule, []))
+            made.append({"methods": ["clustered-fl"], "presets": [preset], "options": thresholds, "rule": rule})
+            made[-1]["tried"] = []
+    if made:
+        write_record(results / CHOICES, {"chosen": made})
     return made
-
-
-def _choice(methods: list[str], presets: list[str], options: Record, rule: str, tried: list[Record]) -> Record:
-    return {"methods": methods, "presets": presets or None, "options": options, "rule": rule, "tried": tried}
-
-
-def write_choices(results: Path) -> list[Record]:
-    """Write and return the choices that can be made so far; the other studies read them."""
-    entries = choose(results)
-    if entries:
-        write_record(results / CHOICES, {"chosen": entries})
-    return entries
 
 
 def chosen_options(results: Path) -> Callable[[Cell], Mapping[str, Any]]:

@@ -18,7 +18,7 @@ from studies.paper.draws import Predictions
 from studies.paper.figures import draw_all, ready_figures
 from studies.paper.findings import rows_of
 from studies.paper.grid import STUDIES, reconstruction
-from studies.paper.table import Run, Table, mean_of
+from studies.paper.table import Table, mean_of
 
 BEGIN, END = "<!-- reproduction: written by `python -m studies.paper --show` -->", "<!-- end of reproduction -->"
 
@@ -32,10 +32,8 @@ def _templates() -> Environment:
         "entry_of": lambda run, path: run.entry(path),
         "family": lambda row: title(row.method) + (", single client" if row.study == "architectures" else ""),
         "largest_first": lambda group: (-len(group[1]), group[0], group),
-        "listened_until": _listened_until,
         "mean": fmean,
         "title_of": title,
-        "unique_count": lambda values: len(set(values or ())),
     }
     environment.tests |= {"near": lambda row: row.distance <= findings.CLOSE, "exists": Path.exists}
     return environment
@@ -44,11 +42,6 @@ def _templates() -> Environment:
 def render(template: str, **shown: Any) -> str:
     """Return the text of a template, with paragraphs one empty line apart."""
     return re.sub(r"\n{3,}", "\n\n", _templates().get_template(template).render(shown)).strip() + "\n"
-
-
-def _listened_until(run: Run) -> int:
-    """Return the last round in which a client gave a weight to another's model; `own` begins with the second round."""
-    return max((number for number, weight in enumerate(run.entry("mixing/own"), 2) if weight < 1), default=1)
 
 
 def contents(table: Table) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from studies.paper import grid, jobs
 from studies.paper.cells import Cell
 from studies.paper.grid import STUDIES, Family, Study, pilot_cell
-from studies.paper.jobs import choose, chosen_options, run_cells, run_studies, write_choices
+from studies.paper.jobs import chosen_options, run_cells, run_studies, write_choices
 from studies.runner import Clock
 
 
@@ -30,7 +30,7 @@ def test_the_best_mean_on_validation_images_wins_once_all_candidates_were_run(fa
     assert [cell.config().options["proximal"] for cell in family.cells()] == [0.1, 1.0, 2.0]
     pretend(tmp_path, first, [4, 4])
     pretend(tmp_path, second, [9, 1])
-    assert choose(tmp_path) == []
+    assert write_choices(tmp_path) == []
     pretend(tmp_path, third, [5, 5])
     (entry,) = write_choices(tmp_path)
     assert entry["options"] == {"proximal": 1.0}  # the first of two equals
