@@ -44,20 +44,16 @@ def _list(studies: list[str], results: Path, selection: dict[str, Any]) -> None:
     _say(render("list.txt.j2", listed=listed, left=left))
 
 
-def _show(studies: list[str], results: Path, output: str, docs: Path | None) -> None:
+def _show(studies: list[str], results: Path, output: str) -> None:
     if output not in ("table", "json"):
         raise UserError(f"--format '{output}' must be table or json.")
-    own = ROOT / "docs" if results.resolve() == RESULTS else None
-    docs = None if studies else docs or own
-    if docs and not docs.is_dir():
-        raise UserError(f"There is no folder '{docs}' to write the page to: give another with --docs.")
     shown, table = [find_study(name).name for name in studies or STUDIES], collect(results)
     if output == "json":
         typer.echo(json.dumps([record for name in shown for record in as_records(rows_of(name, table))], indent=1))
         return
     _say(render("show.txt.j2", shown=shown, **contents(table)))
-    if docs:
-        for path in write_documents(table, docs):
+    if not studies and results.resolve() == RESULTS:
+        for path in write_documents(table, ROOT / "docs"):
             _say(f"wrote {path}")
 
 
@@ -75,14 +71,12 @@ def reproduce(
     note: Annotated[str, typer.Option("--note", help="Kept with each result: what readers should know of it.")] = "",
     show: Annotated[bool, typer.Option("--show", help="Print our numbers beside the paper's.")] = False,
     output: Annotated[str, typer.Option("--format", help="With --show: table or json.")] = "table",
-    docs: Annotated[Path | None, typer.Option("--docs", help="With --show alone: folder of the page.")] = None,
     list_studies: Annotated[bool, typer.Option("--list", help="List the studies; of STUDY also cells left.")] = False,
 ) -> None:
     """Run the paper's tables and figures again, cell by cell; what is finished is never run again.
 
-    --show prints our numbers beside the paper's. Without STUDY it also writes docs/reproduction.md, its figures and the
-    README's table of the source tree that this command belongs to, whatever the current folder; with --results of
-    another folder it writes them only where --docs says.
+    --show prints our numbers beside the paper's. Without STUDY and --results it also writes docs/reproduction.md, its
+    figures and the README's table, always of the source tree that this command belongs to.
     """
     studies = studies or []
     if list_studies or show:
@@ -98,7 +92,7 @@ def reproduce(
     if list_studies:
         return _list(studies, results, selection)
     if show:
-        return _show(studies, results, output, docs)
+        return _show(studies, results, output)
     if not studies:
         raise UserError("Name a study, for example `python -m studies.paper domains`; --list shows all studies.")
     clock, left = Clock(None if minutes is None else 60 * minutes), 0

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+from sklearn.linear_model import LinearRegression
 
 from factorized_fl.api import configure
 from factorized_fl.config import Config
@@ -23,7 +24,7 @@ from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.rundir import Record
 from studies.paper.cells import Key, published_mean
 from studies.paper.grid import STUDIES, reconstruction
-from studies.paper.table import Run, Table
+from studies.paper.table import Table
 from studies.runner import as_record, write_record
 
 DATASETS = ("cifar10", "svhn")
@@ -54,7 +55,7 @@ def describe_draws(images: ImageSet, config: Config, draws: int) -> Record:
     return {"clients": clients, "means": means}
 
 
-def run_draws(path: Path, dataset: str, data: Path | None, device: str) -> None:
+def run_draws(dataset: str, data: Path | None, device: str, path: Path) -> None:
     """Draw the partitions of a dataset many times and write their description; this needs no device."""
     began = time.monotonic()
     config = configure(f"{dataset}-non-iid", "stand-alone")
@@ -87,14 +88,11 @@ class LeftOut(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """The mean over clients with other draws, its standard deviation, and the share of draws below the first one.
-
-    The standard deviation combines that of the predictions and the error on draws left out.
-    """
+    """The effect of other draws on the mean over clients."""
 
     mean: float
-    spread: float
-    poorer: float
+    spread: float  # standard deviation of the predictions combined with the error on draws left out
+    poorer: float  # share of draws below the first one
 
 
 class Beside(NamedTuple):
@@ -111,23 +109,15 @@ class Predictions:
     def __init__(self, table: Table) -> None:
         self.draws = table.draws
         self.drawn: dict[Key, list[tuple[int, Drawn]]] = {}  # by entry of Table 1, with its variant; draw and run
-        for (study, _, row), runs in table.cells.items():
-            for run in runs if study != "choices" else ():
-                self._add(run, row.partition("+draw=")[0])
-
-    def _add(self, run: Run, row: str) -> None:
-        """Add a run if it has a described partition."""
-        config = run.record["configuration"]
-        draw, dataset = config.get("partition_seed") or run.seed, config["dataset"]
-        described = self.draws[dataset]["clients"] if dataset in self.draws else []
-        accuracies = 100 * np.array(run.accuracies())
-        if (
-            config["partition"] == "dirichlet"
-            and draw <= len(described)
-            and len(described[draw - 1]) == len(accuracies)
-        ):
-            key = (f"label-{dataset}", f"{'permuted' if config['permuted'] else 'standard'}-non-iid", row)
-            self.drawn.setdefault(key, []).append((draw, (np.array(described[draw - 1]), accuracies)))
+        runs = [(row, run) for (study, _, row), runs in table.cells.items() if study != "choices" for run in runs]
+        for row, run in runs:
+            config, accuracies = run.record["configuration"], 100 * np.array(run.accuracies())
+            draw, dataset = config.get("partition_seed") or run.seed, config["dataset"]
+            described = self.draws[dataset]["clients"][draw - 1 : draw] if dataset in self.draws else []
+            if config["partition"] == "dirichlet" and described and len(described[0]) == len(accuracies):
+                setting = f"{'permuted' if config['permuted'] else 'standard'}-non-iid"
+                key = (f"label-{dataset}", setting, row.partition("+draw=")[0])
+                self.drawn.setdefault(key, []).append((draw, (np.array(described[0]), accuracies)))
 
     @cached_property
     def left_out(self) -> list[LeftOut]:
@@ -138,7 +128,8 @@ class Predictions:
                 out, others = ([run for d, run in runs if (d == draw) is chosen] for chosen in (True, False))
                 if others:
                     shares, accuracies = _joined(out)
-                    predicted, unpredicted = _at(_plane(others), shares.mean(axis=0)), _joined(others)[1].mean()
+                    (predicted,) = LinearRegression().fit(*_joined(others)).predict([shares.mean(axis=0)])
+                    unpredicted = _joined(others)[1].mean()
                     left_out.append(LeftOut(key, draw, float(accuracies.mean()), float(predicted), float(unpredicted)))
         return left_out
 
@@ -150,8 +141,8 @@ class Predictions:
         """Return the prediction for other draws; None if there was no such run or the error is unknown."""
         if key not in self.drawn or not self.left_out:
             return None
-        described = np.array(self.draws[key[0].removeprefix("label-")]["means"])
-        means = _at(_plane([run for _, run in self.drawn[key]]), described)
+        plane = LinearRegression().fit(*_joined([run for _, run in self.drawn[key]]))
+        means = plane.predict(self.draws[key[0].removeprefix("label-")]["means"])
         spread = math.hypot(means.std(ddof=1), self.error())
         return Predicted(float(means.mean()), spread, float((means < means[0]).mean()))
 
@@ -168,13 +159,3 @@ class Predictions:
 
 def _joined(runs: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([shares for shares, _ in runs]), np.concatenate([accuracies for _, accuracies in runs])
-
-
-def _plane(runs: Sequence[Drawn]) -> np.ndarray:
-    """Return the least squares fit to all clients of some runs: the constant, then a slope for each measure."""
-    shares, accuracies = _joined(runs)
-    return np.linalg.lstsq(np.insert(shares, 0, 1.0, axis=-1), accuracies, rcond=None)[0]
-
-
-def _at(plane: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    return np.insert(shares, 0, 1.0, axis=-1) @ plane

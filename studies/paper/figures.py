@@ -25,7 +25,7 @@ def ready_figures(table: Table) -> dict[str, dict[str, Any]]:
         if "needs" in figure:
             return all(map(table.runs, figure["needs"]))
         study = STUDIES[figure["study"]]
-        return any(map(table.get, study.shown if figure.get("borrowed") else study.own))
+        return any(map(table.runs, study.shown if figure.get("borrowed") else study.own))
 
     return {figure["name"]: figure for figure in read_data("figures.toml")["figures"] if is_ready(figure)}
 
@@ -58,7 +58,7 @@ def _legend(figure: Figure, axes: Any, wanted: Mapping[str, Any]) -> None:
 
 def _runs(table: Table, study: str, setting: str | None = None) -> Runs:
     cells = [cell for cell in STUDIES[study].shown if setting in (None, cell.setting)]
-    return {cell.row: runs for cell in cells if (runs := table.get(cell))}
+    return {cell.row: runs for cell in cells if (runs := table.runs(cell))}
 
 
 def _style(row: str) -> dict[str, Any]:
@@ -105,10 +105,10 @@ def rounds(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
 def sizes(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
     """Draw accuracy over the size of factorised networks, of a single client and on the domains."""
     axes = figure.subplots(1, 2)
-    cells = [cell for cell in STUDIES[wanted["study"]].shown if cell.method == "factorized-fl" and table.get(cell)]
+    cells = [cell for cell in STUDIES[wanted["study"]].shown if cell.method == "factorized-fl" and table.runs(cell)]
     for part, place in zip(axes, ("a single client", "domains"), strict=True):
         for l1, marker, label in ((True, "o", "gradient of L1"), (False, "x", "no gradient")):
-            runs = [table.get(cell) for cell in cells if (cell.setting == "domains") == (place == "domains")]
+            runs = [table.runs(cell) for cell in cells if (cell.setting == "domains") == (place == "domains")]
             shown = [some for some in runs if some[0].record["configuration"]["options"]["l1"] is l1]
             points = sorted((mean_of(some, "millions") or (0.0,), mean_of(some) or (0.0,)) for some in shown)
             if points:
@@ -162,9 +162,9 @@ def bars(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
 
 def heat_maps(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
     """Draw the cosines of u and v after some rounds, how often clients were matched, and their weights."""
-    cells = [cell for cell in STUDIES[wanted["study"]].shown if table.get(cell)]
+    cells = [cell for cell in STUDIES[wanted["study"]].shown if table.runs(cell)]
     for part, cell in zip(figure.subfigures(len(cells), 1, squeeze=False)[:, 0], cells, strict=True):
-        record = table.get(cell)[0].record
+        record = table.runs(cell)[0].record
         part.suptitle(title(cell.row) if cell.variant else f"{title(cell.row)} (the paper's layout)", fontsize=8)
         axes = part.subplots(2, 6)
         for line, kind in enumerate(("u", "v")):

@@ -60,7 +60,7 @@ def rows_of(study: str, table: Table) -> list[Row]:
     for cell in STUDIES[study].shown:
         about = cell.about if study == "departures" else (study, cell.setting, cell.method)
         setting = "domains" if about[0] == "domains" else cell.setting
-        rows.append(_summary((study, setting, cell.row), table.get(cell), published_mean(*about), ""))
+        rows.append(_summary((study, setting, cell.row), table.runs(cell), published_mean(*about), ""))
     return rows
 
 

@@ -169,7 +169,7 @@ def measure_heterogeneity(
     return record
 
 
-def run_heterogeneity(path: Path, seed: int, data: Path | None, device: str) -> None:
+def run_heterogeneity(seed: int, data: Path | None, device: str, path: Path) -> None:
     """Measure with one seed and write the result."""
     began = time.monotonic()
     (mnist,), (cifar10,) = load("mnist", data, size=32, channels=3), load("cifar10", data)

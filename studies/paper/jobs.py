@@ -26,7 +26,7 @@ from studies.paper.table import CHOICES, read_choices, read_run
 from studies.runner import Clock, Job, Progress, run_jobs, write_record
 
 WORK = ROOT / "runs" / "paper"
-Writer = Callable[[Path | None, str], None]
+Writer = Callable[[Path | None, str, Path], None]
 
 
 def files(studies: Sequence[str], results: Path, seeds: Sequence[int] = (), **narrowed: Sequence[str]) -> list[Path]:
@@ -37,14 +37,12 @@ def files(studies: Sequence[str], results: Path, seeds: Sequence[int] = (), **na
 
 def _without_cells(studies: Sequence[str], results: Path, seeds: Sequence[int]) -> dict[Path, Writer]:
     """Return the files of the studies that have no cells, and what writes each, given the data and the device."""
-    writers: dict[Path, Writer] = {}
-    for seed in (seeds or (1,)) if "heterogeneity" in studies else ():
-        path = results / "heterogeneity" / f"seed{seed}.json"
-        writers[path] = partial(run_heterogeneity, path, seed)
-    for dataset in draws.DATASETS if "draws" in studies else ():
-        path = results / "draws" / f"{dataset}.json"
-        writers[path] = partial(draws.run_draws, path, dataset)
-    return writers
+    writers: dict[str, Writer] = {}
+    if "heterogeneity" in studies:
+        writers |= {f"heterogeneity/seed{seed}": partial(run_heterogeneity, seed) for seed in seeds or (1,)}
+    if "draws" in studies:
+        writers |= {f"draws/{dataset}": partial(draws.run_draws, dataset) for dataset in draws.DATASETS}
+    return {results / f"{name}.json": writer for name, writer in writers.items()}
 
 
 def run_studies(
@@ -77,7 +75,7 @@ def run_studies(
     for path, write in _without_cells(studies, results, seeds).items():
         state = "was done" if path.exists() else "no time" if clock.left <= 0 else "done"
         if state == "done":
-            write(data, device)
+            write(data, device, path)
         yield Progress(f"{path.parent.name}/{path.stem}", state)
 
 
@@ -105,7 +103,7 @@ def expected_seconds(cell: Cell, results: Path, machine: str) -> float:
     That is the longest of the same method, in the same setting if there are any, otherwise 1.5 times the median cell.
     """
     found = [run for path in sorted((results / cell.study).rglob("*.json")) if (run := read_run(path))]
-    done = [run for run in found if run.device == machine]
+    done = [run for run in found if run.entry("environment/device") == machine]
     same = [run for run in done if run.record.get("method") == cell.method]
     if same:
         here = [run for run in same if run.record.get("setting") == cell.setting]
@@ -145,11 +143,8 @@ def chosen_options(results: Path) -> Callable[[Cell], Mapping[str, Any]]:
     entries = read_choices(results)
 
     def options(cell: Cell) -> Mapping[str, Any]:
-        chosen: dict[str, Any] = {}
-        for entry in entries:
-            if cell.study != "choices" and _valid_for(cell, entry["methods"], entry["presets"]):
-                chosen |= entry["options"]
-        return chosen
+        valid = [entry["options"] for entry in entries if _valid_for(cell, entry["methods"], entry["presets"])]
+        return {name: value for options in valid for name, value in options.items() if cell.study != "choices"}
 
     return options
 

@@ -1,7 +1,6 @@
 """docs/reproduction.md and the README's table, from the results alone: the same results give the same bytes."""
 
 import re
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
@@ -12,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from factorized_fl.files import write_atomically
 from factorized_fl.report.tables import size
 from studies.paper import findings
-from studies.paper.cells import ALL_EPOCHS, FEW_EPOCHS, HERE, as_key, published_mean, title
+from studies.paper.cells import ALL_EPOCHS, HERE, as_key, published_mean, title
 from studies.paper.claims import SUPPOSED, judge, judge_reconstructed
 from studies.paper.draws import Predictions
 from studies.paper.figures import draw_all, ready_figures
@@ -36,6 +35,7 @@ def _templates() -> Environment:
         "title_of": title,
     }
     environment.tests |= {"near": lambda row: row.distance <= findings.CLOSE, "exists": Path.exists}
+    environment.tests["all_epochs"] = lambda setting: setting.endswith(ALL_EPOCHS)
     return environment
 
 
@@ -48,22 +48,11 @@ def contents(table: Table) -> dict[str, Any]:
     """Return all that the templates may show of the results."""
     comparable, predictions = findings.comparable_rows(table), Predictions(table)
     rows = {name: rows_of(name, table) for name in STUDIES}
-    published = [row for row in comparable if row.paper is not None]
-    run = [row for row in published if row.ours is not None]
-    early = [row for row in rows["architectures"] if row.setting.endswith(FEW_EPOCHS) and row.ours is not None]
-    places = {
-        "of Table 1": [row for row in run if row.study != "architectures"],
-        f"of single clients after {ALL_EPOCHS}": [row for row in run if row.study == "architectures"],
-        f"of them after the {FEW_EPOCHS} that the paper states": early,
-    }
     return {
         "table": table,
         "studies": STUDIES,
         "rows": rows,
         "comparable": comparable,
-        "published": published,
-        "places": {place: some for place, some in places.items() if some},
-        "missing": Counter(row.study for row in published if row.ours is None),
         "far": findings.far_from_paper(table),
         "findings": findings,
         "stand_ins": list(reconstruction().values()),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,18 +60,13 @@ class Run:
         accuracy is the mean over the LAST rounds.
         """
         if after is None and len(self.domains) == 1:
-            return [statistics.fmean(self.tested(slice(-LAST, None)))]
+            return [fmean(self.tested(slice(-LAST, None)))]
         scores = zip(self.curve[-1 if after is None else after - 1], self.domains, strict=True)
         return [score for score, place in scores if score is not None and domain in (None, place)]
 
     def tested(self, rounds: slice) -> list[float]:
         """Return all accuracies of some rounds."""
         return [score for row in self.curve[rounds] for score in row if score is not None]
-
-    @property
-    def device(self) -> str:
-        """The device that it ran on."""
-        return self.record["environment"]["device"]
 
     @property
     def seconds(self) -> float:
@@ -98,10 +94,10 @@ class Run:
         """
         match quantity:
             case "percent":
-                return 100 * statistics.fmean(self.accuracies(after, domain))
+                return 100 * fmean(self.accuracies(after, domain))
             case "best":
                 curves = [[score for score in row if score is not None] for row in zip(*self.curve, strict=True)]
-                return 100 * statistics.fmean(max(curve) for curve in curves if curve)
+                return 100 * fmean(max(curve) for curve in curves if curve)
             case "gigabytes":
                 return (self.record["bytes"]["up"] + self.record["bytes"]["down"]) / 1e9
             case "formula_a" | "formula_b":
@@ -118,7 +114,7 @@ def _walk(value: Any, steps: Sequence[str], tests: int | None) -> Any:
     for position, step in enumerate(steps):
         if step.endswith("*"):
             items = value[int(step[:-2]) :] if len(step) > 1 else value
-            return statistics.fmean(_walk(item, steps[position + 1 :], tests) for item in items)
+            return fmean(_walk(item, steps[position + 1 :], tests) for item in items)
         value = value[min(int(step), len(value) - 1)] if isinstance(value, list) else value[step]
     return 100 * value / tests if tests else value
 
@@ -142,7 +138,7 @@ def mean_of(
     values = [value for run in runs if (value := run.measure(quantity, after, domain)) is not None]
     if not values:
         return None
-    return Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return Mean(fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def mean_curve(runs: Sequence[Run]) -> np.ndarray:
@@ -176,7 +172,7 @@ class Table:
     """All finished runs, one row per cell and seed, and the results that are not runs."""
 
     cells: Mapping[Key, list[Run]]  # in the order of the seeds
-    heterogeneity: Sequence[Run] = ()
+    heterogeneity: list[Run] = field(default_factory=list)
     choices: Sequence[Record] = ()
     draws: Mapping[str, Record] = field(default_factory=dict)  # of non-IID partitions, by dataset
     between_seeds: float = 0.0  # standard deviation of the difference of two cells from seed to seed, in points
@@ -186,13 +182,11 @@ class Table:
         """Return the runs of a cell, one per seed; none if it was not run."""
         return self.cells.get((study, setting, row), [])
 
-    def get(self, cell: Cell) -> list[Run]:
-        """Return the same for a cell, whatever its seed."""
-        return self.of(*cell.key)
-
-    def runs(self, name: str) -> Sequence[Run]:
-        """Return the same for "study/setting/row", or the runs of the study of heterogeneity."""
-        return self.heterogeneity if name == "heterogeneity" else self.of(*as_key(name))
+    def runs(self, cell: Cell | str) -> list[Run]:
+        """Return the same for a cell or "study/setting/row", or the runs of the study of "heterogeneity"."""
+        if cell == "heterogeneity":
+            return self.heterogeneity
+        return self.of(*(as_key(cell) if isinstance(cell, str) else cell.key))
 
     def compare(self, one: Key, other: Key, after: int | None = None, domain: str | None = None) -> Compared | None:
         """Return the mean difference of two cells over all clients, or a domain's, of the seeds that both have.
@@ -217,14 +211,10 @@ def _sample(one: Run, other: Run, after: int | None, domain: str | None) -> Pair
     groups = one.domains if len(differences) == len(one.domains) else ()
     if len(one.domains) == 1:
         return PairedSample(differences, groups, variance=1e4 * (_variance(one, after) + _variance(other, after)))
-    lengths, last = (len(one.curve), len(other.curve)), []
-    if after is None and min(lengths) >= ROUNDS:
-        last = [
-            (one.measure("percent", lengths[0] - back, domain) or 0.0)
-            - (other.measure("percent", lengths[1] - back, domain) or 0.0)
-            for back in range(ROUNDS)
-        ]
-    return PairedSample(differences, groups, last)
+    if after is not None or min(len(one.curve), len(other.curve)) < ROUNDS:
+        return PairedSample(differences, groups)
+    ends = [[fmean(run.accuracies(len(run.curve) - k, domain)) for k in range(ROUNDS)] for run in (one, other)]
+    return PairedSample(differences, groups, [100 * a - 100 * b for a, b in zip(*ends, strict=True)])
 
 
 def _variance(run: Run, after: int | None) -> float:
@@ -276,5 +266,5 @@ def _differences_by_seed(cells: Mapping[Key, Sequence[Run]]) -> list[list[float]
 def reconstructed(table: Table) -> Table:
     """Return the table with the deviations that stand for published runs in their place; others of them are missing."""
     cells = {key: runs for key, runs in table.cells.items() if not is_reconstructed(key[2].partition("+")[0])}
-    cells |= {key: runs for key, cell in reconstruction().items() if (runs := table.get(cell))}
+    cells |= {key: runs for key, cell in reconstruction().items() if (runs := table.runs(cell))}
     return replace(table, cells=cells, printed=table.cells)

@@ -338,11 +338,10 @@ def test_every_claim_of_the_studies_has_checks() -> None:
             asked.add(key)
             return []
 
-        def get(self, cell: Cell) -> list:
-            return self.of(*cell.key)
-
-        def runs(self, name: str) -> list:
-            return [] if name == "heterogeneity" else self.of(*as_key(name))
+        def runs(self, cell: Cell | str) -> list:
+            if cell == "heterogeneity":
+                return []
+            return self.of(*(as_key(cell) if isinstance(cell, str) else cell.key))
 
         def compare(self, one: Key, other: Key, *selection: object) -> None:
             self.of(*one)

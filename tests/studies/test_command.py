@@ -11,6 +11,8 @@ from studies.paper import command
 from studies.paper.cells import RESULTS, ROOT, Cell
 from studies.paper.grid import STUDIES, Study
 from studies.paper.jobs import WORK
+from studies.paper.page import write_documents
+from studies.paper.table import collect
 from tests.studies.fake import write
 from tests.tiny import TABLE
 
@@ -108,23 +110,28 @@ def test_interrupt_ends_with_130_and_what_to_do(capsys, images: Path, tmp_path: 
     assert "the same command continues" in err
 
 
-def test_show_writes_the_page_the_figures_and_the_readmes_table(capsys, tmp_path: Path) -> None:
+def test_show_prints_numbers_differences_and_claims(capsys, tmp_path: Path) -> None:
+    write(tmp_path, "domains", "fedavg", [60.0] * 20)
+    code, out, err = run_command(capsys, "--show", "--results", tmp_path)
+    assert (code, err) == (0, "")
+    assert "56.42 ± 1.65" in out
+    assert "+3.58" in out
+    assert "Permuted labels hurt methods that average." in out
+    code, out, _ = run_command(capsys, "--show", "domains", "--results", tmp_path)
+    assert code == 0
+    assert "wrote" not in out
+
+
+def test_the_page_the_figures_and_the_readmes_table_are_written_together(tmp_path: Path) -> None:
     write(tmp_path / "r", "domains", "fedavg", [60.0] * 20)
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(
         "<!-- reproduction: written by `python -m studies.paper --show` -->\n<!-- end of reproduction -->\n"
     )
-    code, out, err = run_command(capsys, "--show", "--results", tmp_path / "r", "--docs", tmp_path / "docs")
-    assert (code, err) == (0, "")
-    assert "56.42 ± 1.65" in out
-    assert "+3.58" in out
-    assert "Permuted labels hurt methods that average." in out
+    written = write_documents(collect(tmp_path / "r"), tmp_path / "docs")
     assert "56.42 / 60.00 (+3.58)" in (tmp_path / "docs" / "reproduction.md").read_text()
-    assert (tmp_path / "docs" / "figures" / "domains.svg").exists()
+    assert (tmp_path / "docs" / "figures" / "domains.svg") in written
     assert "56.42 / 60.00 (+3.58)" in (tmp_path / "README.md").read_text()
-    code, out, _ = run_command(capsys, "--show", "domains", "--results", tmp_path / "r", "--docs", tmp_path / "x")
-    assert code == 0
-    assert "wrote" not in out
 
 
 @pytest.mark.parametrize(
@@ -137,7 +144,6 @@ def test_show_writes_the_page_the_figures_and_the_readmes_table(capsys, tmp_path
         (["domains", "--settings", "elsewhere"], "Unknown setting 'elsewhere'"),
         (["--show", "nonsense"], "Unknown study 'nonsense'"),
         (["--show", "--format", "xml"], "--format 'xml' must be table or json"),
-        (["--show", "--docs", "nowhere"], "There is no folder 'nowhere'"),
         (["domains", "--data", "nowhere", "--results", "r", "--work", "w"], "There is no nowhere"),
         (["heterogeneity", "--data", "nowhere", "--results", "r"], "There is no nowhere"),
         (["draws", "--data", "nowhere", "--results", "r"], "There is no nowhere"),

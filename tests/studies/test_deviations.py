@@ -52,12 +52,6 @@ def test_what_no_run_explains_yet_is_looked_into_first(tmp_path: Path) -> None:
     def left() -> list[str]:
         narrowed = {"methods": ["factorized-fl", "per-fedavg"], "settings": [*settings, "domains"]}
         paths = files(["departures", "domains"], tmp_path, [1], **narrowed)
-            ["departures", "domains"],
-            tmp_path,
-            [1],
-            methods=["factorized-fl", "per-fedavg"],
-            settings=[*settings, "domains"],
-        )
         return [str(path.relative_to(tmp_path)).removesuffix("-seed1.json") for path in paths if not path.exists()]
 
     far = [f"factorized-fl+{name}" for name in ("released", "epsilon=1", "no-l1", "head-mu")]
