@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from factorized_fl.config import Config, from_table
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation
+from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.run import Observer, Stopped, run
 from factorized_fl.federation.rundir import Record, RunDirectory
 from factorized_fl.files import plain_errors, write_atomically
@@ -82,17 +83,13 @@ class Clock:
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its configuration, the file of its result, and how that is made.
-
-    `measure` returns what is kept of a finished run, given the seconds that its start took; `expected` returns the
-    seconds that the whole run is expected to take, 0 if that is unknown.
-    """
+    """One run: its configuration, the file of its result, and how that is made."""
 
     name: str
     path: Path
     config: Config
-    measure: Callable[[RunDirectory, float], Record]
-    expected: Callable[[], float] = lambda: 0.0
+    measure: Callable[[RunDirectory, float], Record]  # what is kept of a run, given the seconds that its start took
+    expected: Callable[[], float] = lambda: 0.0  # the seconds that it is expected to take, 0 if that is unknown
 
 
 @dataclass(frozen=True)
@@ -188,6 +185,13 @@ def write_record(path: Path, record: Record) -> None:
     with plain_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (layout(record) + "\n").encode())
+
+
+def write_measured(path: Path, config: Config, device: str, measure: Callable[[], Record]) -> None:
+    """Write what a function measures, with the environment, the configuration and the time that it took."""
+    began, environment = time.monotonic(), describe_environment(config.seed, device)
+    origin = {"commit": environment.pop("commit"), "environment": environment, "configuration": as_record(config)}
+    write_record(path, measure() | origin | {"seconds": round(time.monotonic() - began, 1)})
 
 
 def as_record(config: Config) -> Record:

@@ -35,15 +35,6 @@ class Check:
     published: bool | None = None  # whether the published numbers come out as claimed, where both are published
 
 
-def run_check(table: Table, fields: Fields) -> list[Check]:
-    """Return the checks that a table of fields in claims.toml describes, usually one."""
-    needed = [fields[name] for name in ("one", "other", "cell") if name in fields]
-    if fields["kind"] != "accuracy" and not all(map(table.runs, needed)):
-        return [Check(fields["text"])]
-    found = KINDS[fields["kind"]](table, fields)
-    return found if isinstance(found, list) else [found]
-
-
 def _decided(text: str, passed: bool, figures: str) -> Check:
     return Check(text, AS_CLAIMED if passed else CONTRARY, figures)
 
@@ -202,9 +193,11 @@ class Claim:
 
     def test(self, table: Table) -> Iterator[Check]:
         """Yield all checks, those of cells that were not run included."""
-        for block in self.checks:
-            for fields in expand(block):
-                yield from run_check(table, fields)
+        for fields in (fields for block in self.checks for fields in expand(block)):
+            needed = [fields[name] for name in ("one", "other", "cell") if name in fields]
+            ran = fields["kind"] == "accuracy" or all(map(table.runs, needed))
+            found = KINDS[fields["kind"]](table, fields) if ran else Check(fields["text"])
+            yield from found if isinstance(found, list) else [found]
 
 
 @dataclass(frozen=True)

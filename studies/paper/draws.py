@@ -5,7 +5,6 @@ that the plane was not fitted to show its error.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +19,11 @@ from factorized_fl.config import Config
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import build_scenario
 from factorized_fl.data.sources import load, normalisation
-from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.rundir import Record
 from studies.paper.cells import Key, published_mean
 from studies.paper.grid import STUDIES, reconstruction
 from studies.paper.table import Table
-from studies.runner import as_record, write_record
+from studies.runner import write_measured
 
 DATASETS = ("cifar10", "svhn")
 DRAWS = 500
@@ -57,19 +55,9 @@ def describe_draws(images: ImageSet, config: Config, draws: int) -> Record:
 
 def run_draws(dataset: str, data: Path | None, device: str, path: Path) -> None:
     """Draw the partitions of a dataset many times and write their description; this needs no device."""
-    began = time.monotonic()
-    config = configure(f"{dataset}-non-iid", "stand-alone")
-    (images,) = load(dataset, data)
-    environment = describe_environment(config.seed, "cpu")
-    record: Record = {
-        "what": "draws",
-        "dataset": dataset,
-        "commit": environment.pop("commit"),
-        "environment": environment,
-        "configuration": as_record(config),
-        **describe_draws(images, config, DRAWS),
-    }
-    write_record(path, record | {"seconds": round(time.monotonic() - began, 1)})
+    config, (images,) = configure(f"{dataset}-non-iid", "stand-alone"), load(dataset, data)
+    what: Record = {"what": "draws", "dataset": dataset}
+    write_measured(path, config, "cpu", lambda: what | describe_draws(images, config, DRAWS))
 
 
 # -- predictions

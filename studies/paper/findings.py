@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, Cell, Key, expand, published, published_mean, read_data
+from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, Cell, expand, published, published_mean, read_data
 from studies.paper.draws import Predictions
 from studies.paper.grid import STUDIES, has_other_draw
 from studies.paper.table import Run, Table, collect, mean_of
@@ -42,67 +42,39 @@ class Row:
 def rows_of(study: str, table: Table) -> list[Row]:
     """Return all rows of a study, cells that were not run included."""
     if study == "draws":
-        return [
-            Row(
-                study,
-                f"{one.key[0].removeprefix('label-')} {one.key[1]}, predicted",
-                one.key[2],
-                one.paper,
-                None,
-                *(one.predicted or ())[:2],
-            )
-            for one in Predictions(table).beside_published()
-        ]
+        drawn = Predictions(table).beside_published()
+        settings = [f"{one.key[0].removeprefix('label-')} {one.key[1]}, predicted" for one in drawn]
+        predicted = [(one.key[2], one.paper, None, *(one.predicted or ())[:2]) for one in drawn]
+        return [Row(study, setting, *numbers) for setting, numbers in zip(settings, predicted, strict=True)]
     if study in read_data("tables.toml"):
         wanted = [fields for block in read_data("tables.toml")[study] for fields in expand(block)]
-        return [row for fields in wanted if (row := _row(study, fields, table))]
+        rows = [_row(study, fields, table, published(fields.get("paper", "-"))) for fields in wanted]
+        return [
+            row for row, fields in zip(rows, wanted, strict=True) if row.ours is not None or "optional" not in fields
+        ]
     rows = []
     for cell in STUDIES[study].shown:
         about = cell.about if study == "departures" else (study, cell.setting, cell.method)
         setting = "domains" if about[0] == "domains" else cell.setting
-        rows.append(_summary((study, setting, cell.row), table.runs(cell), published_mean(*about), ""))
+        rows.append(_row(study, {"setting": setting, "cell": cell, "costs": ""}, table, published_mean(*about)))
     return rows
 
 
-def _row(study: str, fields: Mapping[str, Any], table: Table) -> Row | None:
-    """Return the row that a table of fields in tables.toml describes; None if it is optional and was not run."""
-    runs = table.runs(fields["cell"])
-    paper = published(fields.get("paper", "-"))
-    row = _summary(
-        (study, fields["setting"], fields.get("name", fields["cell"].split("/")[-1])),
-        runs,
-        [paper] if isinstance(paper, float | int) else paper,
-        fields.get("costs"),
-        fields.get("quantity", "percent"),
-        ROUND_AFTER[fields.get("epochs", ALL_EPOCHS)],
-        fields.get("domain"),
-    )
-    return None if row.ours is None and fields.get("optional") else replace(row, unit=fields.get("unit", "%"))
-
-
-def _summary(
-    key: Key,
-    runs: Sequence[Run],
-    paper: Sequence[float] | None,
-    costs: str | None,
-    quantity: str = "percent",
-    after: int | None = None,
-    domain: str | None = None,
-) -> Row:
-    ours = mean_of(runs, quantity, after, domain)
-    printed, printed_spread = (*(paper or ()), None, None)[:2]
-    row = Row(*key, printed, printed_spread, seeds=tuple(run.seed for run in runs))
-    if ours:
+def _row(study: str, fields: Mapping[str, Any], table: Table, paper: Sequence[float] | float | None) -> Row:
+    """Return the row that a table of fields, as in tables.toml, describes."""
+    runs, quantity, unit = table.runs(fields["cell"]), fields.get("quantity", "percent"), fields.get("unit", "%")
+    cell = fields["cell"]
+    name = fields.get("name") or (cell.row if isinstance(cell, Cell) else cell.split("/")[2])
+    printed, printed_spread = (*(paper if isinstance(paper, Sequence) else (paper,)), None)[:2]
+    seeds = tuple(run.seed for run in runs)
+    row = Row(study, fields["setting"], name, printed, printed_spread, seeds=seeds, unit=unit)
+    if ours := mean_of(runs, quantity, ROUND_AFTER[fields.get("epochs", ALL_EPOCHS)], fields.get("domain")):
         row = replace(row, ours=ours.value, spread=ours.spread if quantity == "percent" else None)
-    if costs is None:
+    if "costs" not in fields:
         return row
-    sent, formula = mean_of(runs, "gigabytes"), mean_of(runs, "formula_a")
-    return replace(
-        row,
-        bytes=sent.value * 1e9 if sent else None,
-        formula_gb=formula.value if formula else None,
-        paper_gb=published(costs),
-    )
+    sent, formula = (mean.value if (mean := mean_of(runs, q)) else None for q in ("gigabytes", "formula_a"))
+    paper_gb = published(fields["costs"])
+    return replace(row, bytes=None if sent is None else sent * 1e9, formula_gb=formula, paper_gb=paper_gb)
 
 
 def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -1,11 +1,9 @@
 """Why averaging fails when labels or domains differ (paper, figures 2 and 4), measured on a few models.
 
-Equally initialised models are trained on MNIST partition 1, partition 2, partition 2 with permuted labels, and
-CIFAR-10. Their updates are compared as unit vectors: the distance is 0 for the same direction, sqrt(2) for unrelated
-ones and 2 for opposite ones. The paper gives neither partition sizes nor lengths; ours are constants here.
+Equally initialised models are trained on different data. Their updates are compared as unit vectors: the distance is 0
+for the same direction, sqrt(2) for unrelated ones and 2 for opposite ones. The paper gives neither sizes nor lengths.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +18,12 @@ from factorized_fl.data.scenarios import Client, Scenario, permutation
 from factorized_fl.data.sources import load
 from factorized_fl.errors import UserError
 from factorized_fl.federation.build import Federation, build_federation
-from factorized_fl.federation.environment import describe_environment
 from factorized_fl.federation.mixing import mix
 from factorized_fl.federation.run import find_device
 from factorized_fl.federation.rundir import Record
 from factorized_fl.methods import Roles, Tensors
 from factorized_fl.seeds import numpy_rng
-from studies.runner import as_record, write_record
+from studies.runner import as_record, write_measured
 
 PARTIES = ("partition 1", "partition 2", "partition 2, permuted", "CIFAR-10")
 IMAGES, TEST_IMAGES = 2400, 6000  # a client's share of CIFAR-10 in the other studies, and its test
@@ -136,7 +133,6 @@ def measure_heterogeneity(
     configs = configs or {method: default_config(seed, method) for method in ("stand-alone", "factorized-fl")}
     dense, factorised = configs["stand-alone"], configs["factorized-fl"]
     longer = replace(dense, epochs=AVERAGE_EVERY, rounds=dense.rounds // AVERAGE_EVERY)
-    environment = describe_environment(seed, str(device))
 
     def begin(config: Config, *names: str) -> Federation:
         return build_federation(config, parties(sets, names, seed, images, tests), device)
@@ -144,9 +140,6 @@ def measure_heterogeneity(
     record: Record = {
         "what": "heterogeneity",
         "seed": seed,
-        "commit": environment.pop("commit"),
-        "environment": environment,
-        "configuration": as_record(dense),
         "factorised_options": as_record(factorised)["options"],
         "images": images,
         "tests": len(parties(sets, PARTIES[:1], seed, images, tests).clients[0].test),
@@ -171,7 +164,6 @@ def measure_heterogeneity(
 
 def run_heterogeneity(seed: int, data: Path | None, device: str, path: Path) -> None:
     """Measure with one seed and write the result."""
-    began = time.monotonic()
     (mnist,), (cifar10,) = load("mnist", data, size=32, channels=3), load("cifar10", data)
-    record = measure_heterogeneity((mnist, cifar10), seed, torch.device(find_device(device)))
-    write_record(path, record | {"seconds": round(time.monotonic() - began, 1)})
+    config, place = default_config(seed, "stand-alone"), torch.device(find_device(device))
+    write_measured(path, config, str(place), lambda: measure_heterogeneity((mnist, cifar10), seed, place))

@@ -39,10 +39,7 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
 
 
 def time_and_memory(timing: Sequence[Record], start: float) -> Record:
-    """Return the time of the start, of all rounds and of an ordinary one, and the most GPU memory, if there is a GPU.
-
-    An ordinary round is the median: the first one compiles and captures, others may follow an interruption.
-    """
+    """Return the time of the start, of all rounds and of a median one, and the most GPU memory, if there is a GPU."""
     seconds, peaks = [line["seconds"] for line in timing], [line["peak_gib"] for line in timing if "peak_gib" in line]
     times = {"start": round(start, 2), "rounds": round(sum(seconds), 2)}
     ordinary = {"ordinary_round": round(statistics.median(seconds), 4)}
@@ -88,9 +85,8 @@ def factor_summary(
     """Return how similar the clients' u and v were after each round, and how many entries of mu were not zero.
 
     `sizes` are those of the layers of u, v and mu, client by client. `same` and `other` are mean cosines with clients
-    of the own and of other domains, `found` is the share of the own domain among as many most similar clients as it has
-    other members; whole matrices are kept of five rounds. `numbers` are the first client's. All clients take part in
-    every round.
+    of the own and of other domains, `found` is the share of the own domain among the nearest; matrices are kept of five
+    rounds. `numbers` are the first client's.
     """
     same = same_domain(domains)
     pairs = {"same": same, "other": ~same & ~torch.eye(len(domains), dtype=torch.bool)}

@@ -243,24 +243,17 @@ def collect(results: Path) -> Table:
         if runs := [run for path in paths if (run := read_run(path))]:
             cells[cell.key] = sorted(runs, key=lambda run: run.seed)
     others, drawn = (sorted((results / name).glob("*.json")) for name in ("heterogeneity", "draws"))
+    # Pairs that have a cell in common are not independent, which makes the pooled deviation less certain, not biased.
+    several = {key: runs for key, runs in cells.items() if key[0] != "choices" and len(runs[0].domains) > 1}
+    means = {key: {run.seed: run.measure("percent") or 0.0 for run in runs} for key, runs in several.items()}
+    pairs = [(means[one], means[other]) for one, other in combinations(means, 2) if one[:2] == other[:2]]
     return Table(
         cells,
         heterogeneity=[Run(read_record(path, "dense", "averaged")) for path in others],
         choices=read_choices(results),
         draws={path.stem: read_record(path, "clients", "means") for path in drawn},
-        between_seeds=pooled_deviation(_differences_by_seed(cells)),
+        between_seeds=pooled_deviation([[a[seed] - b[seed] for seed in a.keys() & b.keys()] for a, b in pairs]),
     )
-
-
-def _differences_by_seed(cells: Mapping[Key, Sequence[Run]]) -> list[list[float]]:
-    """Return the differences of the means of any two cells of a setting, seed by seed.
-
-    Pairs that have a cell in common are not independent, which makes their pooled deviation less certain, not biased.
-    """
-    several = {key: runs for key, runs in cells.items() if key[0] != "choices" and len(runs[0].domains) > 1}
-    means = {key: {run.seed: run.measure("percent") or 0.0 for run in runs} for key, runs in several.items()}
-    pairs = [(means[one], means[other]) for one, other in combinations(means, 2) if one[:2] == other[:2]]
-    return [[one[seed] - other[seed] for seed in one.keys() & other.keys()] for one, other in pairs]
 
 
 def reconstructed(table: Table) -> Table:
