@@ -1,4 +1,4 @@
-"""A resumable runner: each job is an ordinary run in a directory of its own, then kept as one file.
+"""A resumable runner: each job is an ordinary run in a directory of its own, then kept as one JSON file.
 
 What is finished is never run again. A run that was interrupted, or had no time left, is continued from its checkpoint.
 """
@@ -164,9 +164,6 @@ def _run_job(
         raise UserError(
             f"The run in '{directory.path}' is complete but cannot be read ({error!r}): remove it to run it again."
         ) from None
-
-
-# -- files of results: JSON that is small, complete or absent, and easy to compare line by line
 
 
 def read_record(path: Path, *needed: str) -> Record:

@@ -60,8 +60,6 @@ def run_draws(dataset: str, data: Path | None, device: str, path: Path) -> None:
     write_measured(path, config, "cpu", lambda: what | describe_draws(images, config, DRAWS))
 
 
-# -- predictions
-
 Drawn = tuple[np.ndarray, np.ndarray]  # the described data of each client, and the accuracies in percent
 
 

@@ -65,9 +65,6 @@ def _style(row: str) -> dict[str, Any]:
     return {"label": title(row), "color": read_data("figures.toml")["colours"].get(row)}
 
 
-# -- curves
-
-
 def _plot(axes: Any, several: Runs, over_bytes: bool) -> None:
     if not several:
         axes.set_axis_off()
@@ -137,9 +134,6 @@ def distances(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:
         part.set(title=f"u and v: {party}", xlabel="epoch", ylabel="distance")
         part.legend(frameon=False)
     _legend(figure, axes[0], wanted)
-
-
-# -- bars and heat maps
 
 
 def bars(table: Table, figure: Figure, wanted: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, Cell, expand, published, published_mean, read_data
 from studies.paper.draws import Predictions
-from studies.paper.grid import STUDIES, has_other_draw
+from studies.paper.grid import STUDIES
 from studies.paper.table import Run, Table, collect, mean_of
 
 
@@ -86,8 +86,6 @@ def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-# -- differences from the paper, and gains of our own method
-
 CLOSE = 2.5  # points within which a number counts as reproduced
 
 
@@ -129,7 +127,7 @@ def far_from_paper(table: Table) -> list[Far]:
     far, deviations = [], deviation_rows(table)
     for row in (row for row in comparable_rows(table) if row.distance > CLOSE):
         about = [(cell, other) for cell, other in deviations if cell.about == (row.study, row.setting, row.method)]
-        ran = [(has_other_draw(cell), other) for cell, other in about if other.difference is not None]
+        ran = [("partition_seed" in cell.settings, other) for cell, other in about if other.difference is not None]
         tried, drawn = ([other for is_drawn, other in ran if is_drawn is wanted] for wanted in (False, True))
         far.append(Far(row, tried, drawn, bool(about)))
     return far
@@ -143,7 +141,7 @@ def unexplained_first(cells: list[Cell], results: Path) -> list[Cell]:
     if all(cell.study != "departures" for cell in cells):
         return cells
     far = {(one.row.study, one.row.setting, one.row.method) for one in far_from_paper(collect(results)) if not one.near}
-    return sorted(cells, key=lambda c: (c.study == "departures" and c.about not in far, has_other_draw(c)))
+    return sorted(cells, key=lambda c: (c.study == "departures" and c.about not in far, "partition_seed" in c.settings))
 
 
 def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
@@ -151,7 +149,7 @@ def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
     rows = {cell.key: row for cell, row in deviation_rows(table)}
     first = {(row.study, row.setting, row.method): row for row in comparable_rows(table)} | rows
     drawn: dict[tuple[str, str], list[Row]] = {}
-    for cell in filter(has_other_draw, STUDIES["departures"].own):
+    for cell in (cell for cell in STUDIES["departures"].own if "partition_seed" in cell.settings):
         name = cell.row.partition("+draw=")[0]
         as_shown = first[(cell.study, cell.setting, name) if "+" in name else cell.about]
         drawn.setdefault((cell.setting, name), [as_shown]).append(rows[cell.key])

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from factorized_fl.errors import unknown
-from factorized_fl.methods import METHODS
-from factorized_fl.methods.factorized import Factorized
 from studies.paper.cells import DOMAINS, Cell, Key, expand, named_list, read_data
 
 PILOT_PRESETS = (DOMAINS, *named_list("label-presets"))
@@ -65,8 +63,7 @@ class Study:
 
     def cells(self, seeds: Iterable[int] | None = None) -> list[Cell]:
         """Return all cells in the order in which to run them: every first seed before any second one."""
-        wanted = tuple(seeds or self.seeds)
-        return [replace(cell, seed=seed) for seed in wanted for cell in self.shown]
+        return [replace(cell, seed=seed) for seed in tuple(seeds or self.seeds) for cell in self.shown]
 
 
 def _read_studies() -> dict[str, Study]:
@@ -117,16 +114,6 @@ def select(
                 raise unknown(what, word, known)
         cells = {name: cell for name, cell in cells.items() if not given or words[name] & set(given)}
     return list(cells.values())
-
-
-def has_other_draw(cell: Cell) -> bool:
-    """Return whether a deviation draws its non-IID partition with another seed."""
-    return "partition_seed" in cell.settings
-
-
-def is_reconstructed(method: str) -> bool:
-    """Return whether a method's runs are replaced where the published runs are reconstructed."""
-    return method in STANDS_FOR or issubclass(METHODS[method], Factorized)
 
 
 def reconstruction() -> dict[Key, Cell]:

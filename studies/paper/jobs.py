@@ -26,7 +26,7 @@ from studies.paper.table import CHOICES, read_choices, read_run
 from studies.runner import Clock, Job, Progress, run_jobs, write_record
 
 WORK = ROOT / "runs" / "paper"
-Writer = Callable[[Path | None, str, Path], None]
+Writer = Callable[[Path | None, str, Path], None]  # given the data, the device and the file
 
 
 def files(studies: Sequence[str], results: Path, seeds: Sequence[int] = (), **narrowed: Sequence[str]) -> list[Path]:
@@ -36,7 +36,7 @@ def files(studies: Sequence[str], results: Path, seeds: Sequence[int] = (), **na
 
 
 def _without_cells(studies: Sequence[str], results: Path, seeds: Sequence[int]) -> dict[Path, Writer]:
-    """Return the files of the studies that have no cells, and what writes each, given the data and the device."""
+    """Return the files of the studies that have no cells, and what writes each."""
     writers: dict[str, Writer] = {}
     if "heterogeneity" in studies:
         writers |= {f"heterogeneity/seed{seed}": partial(run_heterogeneity, seed) for seed in seeds or (1,)}
@@ -109,9 +109,6 @@ def expected_seconds(cell: Cell, results: Path, machine: str) -> float:
         here = [run for run in same if run.record.get("setting") == cell.setting]
         return max(run.seconds for run in here or same)
     return 1.5 * statistics.median(run.seconds for run in done) if done else 0.0
-
-
-# -- options that the paper leaves open
 
 
 def write_choices(results: Path) -> list[Record]:

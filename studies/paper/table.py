@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from factorized_fl.federation.rundir import Record
+from factorized_fl.methods import METHODS
+from factorized_fl.methods.factorized import Factorized
 from factorized_fl.results.statistic import (
     Difference,
     PairedSample,
@@ -21,7 +23,7 @@ from factorized_fl.results.statistic import (
     variance_around_trend,
 )
 from studies.paper.cells import Cell, Key, as_key
-from studies.paper.grid import STUDIES, is_reconstructed, reconstruction
+from studies.paper.grid import STANDS_FOR, STUDIES, reconstruction
 from studies.runner import read_record
 
 CHOICES = "choices.json"
@@ -258,6 +260,8 @@ def collect(results: Path) -> Table:
 
 def reconstructed(table: Table) -> Table:
     """Return the table with the deviations that stand for published runs in their place; others of them are missing."""
-    cells = {key: runs for key, runs in table.cells.items() if not is_reconstructed(key[2].partition("+")[0])}
+    factorised = {name for name, method in METHODS.items() if issubclass(method, Factorized)}
+    replaced = factorised | STANDS_FOR.keys()
+    cells = {key: runs for key, runs in table.cells.items() if key[2].partition("+")[0] not in replaced}
     cells |= {key: runs for key, cell in reconstruction().items() if (runs := table.runs(cell))}
     return replace(table, cells=cells, printed=table.cells)
