@@ -1,15 +1,15 @@
-"""Accuracy of the same runs with bf16, TF32 and float32 convolutions.
+"""Whether bf16 costs accuracy: the same runs with bf16, TF32 and float32 convolutions.
 
-    PYTHONPATH=. python benchmarks/precision.py [--out results/performance/precision.json]
+    python benchmarks/precision.py [--out results/performance/precision.json]
 
 Factorized-FL beta on the five domains, from the runs of `python -m studies.paper`: each precision beside float32, over
-the seeds that both have. One round differs from the next by more than half a point, so the mean of the last ten and
-their standard deviation stand beside the last round. Two runs of one seed differ, too: "bf16 again" is a later engine:
+the seeds that both have. One round differs from the next by more than half a point, so beside the last round stands the
+mean of the last ten with their standard deviation. Two runs of one seed differ, too: "bf16 again" is a later engine, by
 
     python benchmarks/full_run.py --data DIR --preset cifar100-domains --set seed=1 --set tau=0 --set epsilon=1 \
                                   --out results/performance/domains-beta-seed1.json
 
-It keeps only the last round. All runs must have the configuration of the float32 run except for the precision.
+which keeps the last round alone. All have to have the float32 run's configuration but for the precision.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 
 from factorized_fl.api import configure
 from factorized_fl.config import Config, from_table, parse_setting
-from studies.paper.runs import Run, read_run
+from studies.paper.table import Run, read_run
 
 LAST = 10
 RESULTS = Path("results")
@@ -46,7 +46,7 @@ def described(result: Run) -> dict[str, Any]:
 
 
 def check(config: Config, exact: Config, path: Path) -> None:
-    """Raises SystemExit unless the configuration is that of the exact run except for the precision."""
+    """The same run as the exact one but for the precision, or else the two say nothing about it."""
     if replace(config, precision=exact.precision) != exact:
         raise SystemExit(f"{path} comes from another configuration than the {EXACT} run of its seed.")
 

@@ -1,16 +1,48 @@
-"""The studies: for each of the paper's tables and figures the list of its cells, from grid.toml."""
+"""The studies, from grid.toml: for each of the paper's tables and figures the list of its cells."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from factorized_fl.core.errors import unknown
-from factorized_fl.methods import METHODS
-from factorized_fl.methods.factorized import Factorized
-from studies.paper.cells import Cell, Key, expand, read_data
-from studies.paper.choices import DOMAINS, choice_cells
+from studies.paper.cells import DOMAINS, Cell, Key, expand, named_list, read_data
 
-PRESETS: Mapping[str, str] = read_data("grid.toml")["presets"]
+PILOT_PRESETS = (DOMAINS, *named_list("label-presets"))
+PILOT_ROUNDS = 5  # the largest mean update comes early
+
+
+@dataclass(frozen=True)
+class Family:
+    """Candidates for some options of a method, where they are tried and what the choice is valid for."""
+
+    method: str
+    preset: str
+    rounds: int
+    candidates: Sequence[Mapping[str, Any]]
+    methods: Sequence[str] = ()  # further methods that take the same options
+    presets: Sequence[str] = ()  # empty: all
+
+    def cells(self) -> list[Cell]:
+        """Return one short run per candidate."""
+        return [_short_run(self.method, self.preset, self.rounds, options) for options in self.candidates]
+
+
+FAMILIES = tuple(
+    Family(**{**table, "presets": named_list(table.get("presets", ()))}) for table in read_data("grid.toml")["choices"]
+)
+
+
+def pilot_cell(preset: str) -> Cell:
+    """Return a run of Clustered-FL that never splits, which measures its norms."""
+    return replace(_short_run("clustered-fl", preset, PILOT_ROUNDS, {"eps1": 0.0}), variant="pilot")
+
+
+def _short_run(method: str, preset: str, rounds: int, options: Mapping[str, Any]) -> Cell:
+    variant = ",".join(f"{name}={value:g}" for name, value in options.items())
+    settings = {**options, "rounds": rounds, "score": "validation"}
+    return Cell("choices", "domains" if preset == DOMAINS else preset, method, preset, 1, variant, settings)
+
+
 STANDS_FOR: Mapping[str, str] = read_data("grid.toml")["reconstruction"]
 
 
@@ -31,31 +63,24 @@ class Study:
 
     def cells(self, seeds: Iterable[int] | None = None) -> list[Cell]:
         """Return all cells in the order in which to run them: every first seed before any second one."""
-        wanted = tuple(seeds or self.seeds)
-        return [replace(cell, seed=seed) for seed in wanted for cell in self.shown]
-
-
-def _cells(study: str, blocks: Iterable[Mapping[str, Any]]) -> list[Cell]:
-    cells = []
-    for fields in (fields for block in blocks for fields in expand(block)):
-        setting = fields["setting"].format(**fields)
-        preset = fields.get("preset", "{preset}").format(**{**fields, "preset": PRESETS.get(setting)})
-        variant = fields.get("variant", "")
-        cells.append(Cell(study, setting, fields["method"], preset, variant=variant, settings=fields["settings"]))
-    return cells
+        return [replace(cell, seed=seed) for seed in tuple(seeds or self.seeds) for cell in self.shown]
 
 
 def _read_studies() -> dict[str, Study]:
-    tables = read_data("grid.toml")["studies"]
-    own = {table["name"]: _cells(table["name"], table.get("cells", ())) for table in tables}
-    own["choices"] = list(choice_cells())
+    own: dict[str, list[Cell]] = {"choices": [cell for family in FAMILIES for cell in family.cells()]}
+    own["choices"] += map(pilot_cell, PILOT_PRESETS)
+    tables = {table["name"]: table for table in read_data("grid.toml")["studies"]}
+    for name, table in tables.items():
+        for fields in (fields for block in table.get("cells", ()) for fields in expand(block)):
+            setting, method, preset = fields["setting"], fields["method"], fields["preset"]
+            cell = Cell(name, setting, method, preset, 1, fields.get("variant", ""), fields["settings"])
+            own.setdefault(name, []).append(cell)
     by_key = {"/".join(cell.key): cell for cells in own.values() for cell in cells}
     studies = {}
-    for table in tables:
-        name = table["name"]
+    for name, table in tables.items():
         borrowed = tuple(by_key[key] for key in table.get("borrow", ()))
         elsewhere = [replace(cell, study=name, setting="") for cell in borrowed]
-        cells = tuple(cell for cell in own[name] if replace(cell, setting="") not in elsewhere)
+        cells = tuple(cell for cell in own.get(name, ()) if replace(cell, setting="") not in elsewhere)
         studies[name] = Study(name, table["title"], cells, borrowed, tuple(table.get("seeds", (1,))))
     return studies
 
@@ -71,10 +96,7 @@ def find_study(name: str) -> Study:
 
 
 def select(
-    names: Sequence[str],
-    seeds: Sequence[int] = (),
-    methods: Sequence[str] = (),
-    settings: Sequence[str] = (),
+    names: Sequence[str], seeds: Sequence[int] = (), methods: Sequence[str] = (), settings: Sequence[str] = ()
 ) -> list[Cell]:
     """Return the cells of some studies, in order, each once, of some methods or settings only if any are given.
 
@@ -94,43 +116,7 @@ def select(
     return list(cells.values())
 
 
-# -- deviations: cells that are to explain a difference from the paper
-
-
-def origin(cell: Cell) -> tuple[str, str]:
-    """Return the study and the setting whose numbers a deviation is to explain."""
-    if cell.preset.startswith(DOMAINS):
-        return "domains", "domains"
-    if cell.setting.startswith("svhn-"):
-        return "label-svhn", cell.setting.removeprefix("svhn-")
-    return ("label-cifar10" if cell.setting in PRESETS else "architectures"), cell.setting
-
-
-def deviation_setting(study: str, setting: str) -> str:
-    """Return the name that the study of deviations gives to a setting of another study."""
-    return f"svhn-{setting}" if study == "label-svhn" else setting
-
-
-def has_other_draw(cell: Cell) -> bool:
-    """Return whether a deviation draws its non-IID partition with another seed."""
-    return "partition_seed" in cell.settings
-
-
-def without_draw(row: str) -> str:
-    """Return a row's name without the draw of its partition."""
-    return row.partition("+draw=")[0]
-
-
-def reconstructs(cell: Cell) -> bool:
-    """Return whether a deviation stands for its method where the published runs are reconstructed."""
-    return cell.variant == STANDS_FOR.get(cell.method, STANDS_FOR["factorised"])
-
-
-def is_reconstructed(method: str) -> bool:
-    """Return whether a method's runs are replaced where the published runs are reconstructed."""
-    return method in STANDS_FOR or issubclass(METHODS[method], Factorized)
-
-
 def reconstruction() -> dict[Key, Cell]:
     """Return for each reconstructed cell the deviation that stands for it."""
-    return {(*origin(cell), cell.method): cell for cell in STUDIES["departures"].shown if reconstructs(cell)}
+    cells = STUDIES["departures"].shown
+    return {c.about: c for c in cells if c.variant == STANDS_FOR.get(c.method, STANDS_FOR["factorised"])}

@@ -1,11 +1,9 @@
 """Why averaging fails when labels or domains differ (paper, figures 2 and 4), measured on a few models.
 
-Equally initialised models are trained on MNIST partition 1, partition 2, partition 2 with permuted labels, and
-CIFAR-10. Their updates are compared as unit vectors: the distance is 0 for the same direction, sqrt(2) for unrelated
-ones and 2 for opposite ones. The paper gives neither partition sizes nor lengths; ours are constants here.
+Equally initialised models are trained on different data. Their updates are compared as unit vectors: the distance is 0
+for the same direction, sqrt(2) for unrelated ones and 2 for opposite ones. The paper gives neither sizes nor lengths.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,29 +14,21 @@ import torch
 from factorized_fl.api import configure
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.mixing import mix
+from factorized_fl.core.mixing import weigh
 from factorized_fl.core.seeds import numpy_rng
+from factorized_fl.core.views import Roles, Tensors
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import Client, Scenario, permutation
 from factorized_fl.data.sources import load
-from factorized_fl.methods import Roles, Tensors
-from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.run import find_device
-from studies.records import as_record, write_record
+from studies.runner import as_record, write_measured
 
 PARTIES = ("partition 1", "partition 2", "partition 2, permuted", "CIFAR-10")
 IMAGES, TEST_IMAGES = 2400, 6000  # a client's share of CIFAR-10 in the other studies, and its test
 EPOCHS, AVERAGE_EVERY = 30, 3
 Sets = tuple[ImageSet, ImageSet]  # MNIST as colour images of 32 x 32 pixels, and CIFAR-10
-
-
-def load_sets(data: Path | None) -> Sets:
-    """Return the two datasets, alike in size and channels."""
-    (mnist,) = load("mnist", data, size=32, channels=3)
-    (cifar10,) = load("cifar10", data)
-    return mnist, cifar10
 
 
 def default_config(seed: int, method: str) -> Config:
@@ -60,36 +50,23 @@ def parties(sets: Sets, names: Sequence[str], seed: int, images: int = IMAGES, t
         foreign = name == "CIFAR-10"
         source, order = (sets[1], cifar10 + len(mnist)) if foreign else (sets[0], mnist)
         first, beyond = images if name.startswith("partition 2") else 0, images if foreign else 2 * images
-        count = len(source.classes)
-        test = torch.from_numpy(np.sort(order[beyond : beyond + tests]))
-        return Client(
-            name=name,
-            domain=source.name,
-            train=torch.from_numpy(np.sort(order[first : first + images])),
-            validation=test,
-            test=test,
-            labelling=torch.tensor(permutation(count, 1) if name.endswith("permuted") else list(range(count))),
-            classes=source.classes,
+        train, test = (
+            torch.from_numpy(np.sort(part)) for part in (order[first : first + images], order[beyond : beyond + tests])
         )
+        count = len(source.classes)
+        labelling = torch.tensor(permutation(count, 1) if name.endswith("permuted") else list(range(count)))
+        return Client(name, source.name, train, test, test, labelling, source.classes)
 
     channels = sets[0].images.shape[1]
-    return Scenario(
-        images=torch.cat([found.images for found in sets]),
-        labels=torch.cat([found.labels for found in sets]),
-        clients=tuple(client(name) for name in names),
-        labels_agree=False,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-    )
+    every, labels = torch.cat([found.images for found in sets]), torch.cat([found.labels for found in sets])
+    return Scenario(every, labels, tuple(map(client, names)), False, (0.5,) * channels, (0.25,) * channels)
 
 
 def groups_of(roles: Roles) -> dict[str, list[str]]:
     """Return the names of the parameters below the classifier: u, v and mu, or all others together."""
-    kinds: dict[str, list[str]] = {}
-    for name, role in roles.items():
-        if role.kind in ("u", "v", "mu", "body") and not role.head:
-            kinds.setdefault(role.kind, []).append(name)
-    return kinds
+    below = {name: role.kind for name, role in roles.items() if not role.head}
+    groups = {kind: [name for name in below if below[name] == kind] for kind in ("u", "v", "mu", "body")}
+    return {kind: names for kind, names in groups.items() if names}
 
 
 def update_distances(now: Tensors, before: Tensors, names: Sequence[str]) -> list[float]:
@@ -105,34 +82,30 @@ def trained_apart(federation: Federation, epochs: int, together: Sequence[str] =
     The tensors named in `together` are averaged between the epochs.
     """
     groups = groups_of(federation.roles)
-    start = _copy(federation.state.common)
+    start = {name: tensor.clone() for name, tensor in federation.clients.state.common.items()}
     record: Record = {kind: {"epoch": [], "total": []} for kind in groups}
     for epoch in range(1, epochs + 1):
         if epoch > 1:
             average(federation, together)
-        before = _copy(federation.state.common)
+        before = {name: tensor.clone() for name, tensor in federation.clients.state.common.items()}
         _train(federation, epoch)
         for kind, names in groups.items():
             for key, since in (("epoch", before), ("total", start)):
-                record[kind][key].append(update_distances(federation.state.common, since, names))
+                record[kind][key].append(update_distances(federation.clients.state.common, since, names))
     return record
 
 
-def _copy(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
 def _train(federation: Federation, number: int) -> None:
-    clients = list(range(len(federation.state)))
-    federation.engine.train(number, clients, federation.state, federation.momentum, lambda client: None)
+    clients = list(range(len(federation.clients.state)))
+    federation.clients.train(number, clients, federation.engine)
 
 
 def average(federation: Federation, names: Sequence[str]) -> None:
     """Replace the named tensors of all parties by their mean."""
-    count = len(federation.state)
+    count = len(federation.clients.state)
     uniform = torch.full((count, count), 1 / count, dtype=torch.float64)
     for name in names:
-        federation.state.common[name].copy_(mix(uniform, federation.state.common[name]))
+        federation.clients.state.common[name].copy_(weigh(uniform, federation.clients.state.common[name]))
 
 
 def averaging(federation: Federation, rounds: int, names: Sequence[str]) -> list[list[int]]:
@@ -143,7 +116,7 @@ def averaging(federation: Federation, rounds: int, names: Sequence[str]) -> list
         correct = []
         for averaged in ((), names):
             average(federation, averaged)
-            correct.append(federation.engine.evaluate(number, [0], federation.state, federation.start)[0].correct)
+            correct.append(federation.engine.evaluate(number, [0], federation.clients)[0].correct)
         counts.append(correct)
     return counts
 
@@ -160,7 +133,6 @@ def measure_heterogeneity(
     configs = configs or {method: default_config(seed, method) for method in ("stand-alone", "factorized-fl")}
     dense, factorised = configs["stand-alone"], configs["factorized-fl"]
     longer = replace(dense, epochs=AVERAGE_EVERY, rounds=dense.rounds // AVERAGE_EVERY)
-    environment = describe_environment(seed, str(device))
 
     def begin(config: Config, *names: str) -> Federation:
         return build_federation(config, parties(sets, names, seed, images, tests), device)
@@ -168,9 +140,6 @@ def measure_heterogeneity(
     record: Record = {
         "what": "heterogeneity",
         "seed": seed,
-        "commit": environment.pop("commit"),
-        "environment": environment,
-        "configuration": as_record(dense),
         "factorised_options": as_record(factorised)["options"],
         "images": images,
         "tests": len(parties(sets, PARTIES[:1], seed, images, tests).clients[0].test),
@@ -193,13 +162,8 @@ def measure_heterogeneity(
     return record
 
 
-def path_of(results: Path, seed: int) -> Path:
-    """Return where the measurements with one seed are kept."""
-    return results / "heterogeneity" / f"seed{seed}.json"
-
-
-def run_heterogeneity(results: Path, seed: int, data: Path | None, device: str) -> None:
-    """Measure with one seed and keep the result."""
-    began = time.monotonic()
-    record = measure_heterogeneity(load_sets(data), seed, torch.device(find_device(device)))
-    write_record(path_of(results, seed), record | {"seconds": round(time.monotonic() - began, 1)})
+def run_heterogeneity(seed: int, data: Path | None, device: str, path: Path) -> None:
+    """Measure with one seed and write the result."""
+    (mnist,), (cifar10,) = load("mnist", data, size=32, channels=3), load("cifar10", data)
+    config, place = default_config(seed, "stand-alone"), torch.device(find_device(device))
+    write_measured(path, config, str(place), lambda: measure_heterogeneity((mnist, cifar10), seed, place))

@@ -10,7 +10,7 @@ import torch
 from factorized_fl.core.ledger import formula_bytes
 from factorized_fl.results.rundir import Record, RunDirectory
 from studies.paper.cells import Cell
-from studies.records import as_record
+from studies.runner import as_record
 
 
 def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record:
@@ -20,19 +20,14 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
     domains = [client["domain"] for client in clients]
     record: Record = {
         "what": cell.study,
-        "setting": cell.setting,
-        "method": cell.method,
-        "variant": cell.variant,
-        "seed": cell.seed,
-        "preset": cell.preset,
+        **{name: getattr(cell, name) for name in ("setting", "method", "variant", "seed", "preset")},
         "commit": environment.pop("commit"),
         "environment": environment,
         **time_and_memory(directory.timing(), start_seconds),
         "configuration": as_record(config),
         "clients": {
-            "domain": domains,
-            "train": [client["train"] for client in clients],
-            "scored": [client["test"] for client in clients],
+            name: [client[key] for client in clients]
+            for name, key in (("domain", "domain"), ("train", "train"), ("scored", "test"))
         },
         **counts(directory.metrics(), config.rounds, len(clients)),
     }
@@ -44,15 +39,11 @@ def measure(cell: Cell, directory: RunDirectory, start_seconds: float) -> Record
 
 
 def time_and_memory(timing: Sequence[Record], start: float) -> Record:
-    """Return the time of the start, of all rounds and of an ordinary one, and the most GPU memory, if there is a GPU.
-
-    An ordinary round is the median: the first one compiles and captures, others may follow an interruption.
-    """
-    seconds = [line["seconds"] for line in timing]
-    peaks = [line["peak_gib"] for line in timing if "peak_gib" in line]
-    ordinary = round(statistics.median(seconds), 4)
-    times = {"start": round(start, 2), "rounds": round(sum(seconds), 2), "ordinary_round": ordinary}
-    return {"seconds": times} | ({"peak_gib": max(peaks)} if peaks else {})
+    """Return the time of the start, of all rounds and of a median one, and the most GPU memory, if there is a GPU."""
+    seconds, peaks = [line["seconds"] for line in timing], [line["peak_gib"] for line in timing if "peak_gib" in line]
+    times = {"start": round(start, 2), "rounds": round(sum(seconds), 2)}
+    ordinary = {"ordinary_round": round(statistics.median(seconds), 4)}
+    return {"seconds": times | ordinary} | ({"peak_gib": max(peaks)} if peaks else {})
 
 
 def counts(metrics: Sequence[Record], rounds: int, clients: int) -> Record:
@@ -64,15 +55,8 @@ def counts(metrics: Sequence[Record], rounds: int, clients: int) -> Record:
         down[line["round"] - 1] += line["down_bytes"]
         correct[line["round"] - 1][line["client"]] = line["correct"]
     formula = formula_bytes((line["round"], line["up_formula"], line["down_formula"]) for line in metrics)
-    sent = {
-        "up": sum(up),
-        "down": sum(down),
-        "formula_a": formula["formula_a_bytes"],
-        "formula_b": formula["formula_b_bytes"],
-        "up_per_round": up,
-        "down_per_round": down,
-    }
-    return {"bytes": sent, "correct": correct}
+    sent = {"up": sum(up), "down": sum(down), "up_per_round": up, "down_per_round": down}
+    return {"bytes": sent | {name.removesuffix("_bytes"): count for name, count in formula.items()}, "correct": correct}
 
 
 def mixing_summary(rounds: Sequence[dict[str, torch.Tensor]], domains: Sequence[str]) -> Record:
@@ -101,9 +85,8 @@ def factor_summary(
     """Return how similar the clients' u and v were after each round, and how many entries of mu were not zero.
 
     `sizes` are those of the layers of u, v and mu, client by client. `same` and `other` are mean cosines with clients
-    of the own and of other domains, `found` is the share of the own domain among as many most similar clients as it has
-    other members; whole matrices are kept of five rounds. `numbers` are the first client's. All clients take part in
-    every round.
+    of the own and of other domains, `found` is the share of the own domain among the nearest; matrices are kept of five
+    rounds. `numbers` are the first client's.
     """
     same = same_domain(domains)
     pairs = {"same": same, "other": ~same & ~torch.eye(len(domains), dtype=torch.bool)}

@@ -1,11 +1,11 @@
 """A small paper to reproduce: two domains of little pictures, a handful of cells that take a second each."""
 
 import pytest
-from factorized_fl.reproduce import studies
-from factorized_fl.reproduce.cells import Cell
-from factorized_fl.reproduce.studies import Study
 
 from factorized_fl import presets
+from studies.paper import grid
+from studies.paper.cells import Cell
+from studies.paper.grid import Study
 from tests.tiny import TABLE
 
 
@@ -17,5 +17,5 @@ def tiny_studies(monkeypatch: pytest.MonkeyPatch) -> dict[str, Study]:
     own = Cell("ablation", "ablation", "factorized-fl", "tiny", variant="alone", settings={"tau": 1.0})
     ablation = Study("ablation", "tiny", (own,), domains.own[1:2])
     found = {"domains": domains, "ablation": ablation}
-    monkeypatch.setattr(studies, "STUDIES", found)
+    monkeypatch.setattr(grid, "STUDIES", found)
     return found

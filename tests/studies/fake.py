@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from factorized_fl.reproduce.cells import Cell, as_record, write_result
-from factorized_fl.reproduce.studies import STUDIES
+from studies.paper.cells import Cell
+from studies.paper.grid import STUDIES
+from studies.runner import as_record, write_record
 
 PLACES = ("household", "fruit-food", "tree-flower", "transport", "animals")
 
@@ -27,7 +28,7 @@ def write(
         [PLACES[k * 5 // clients] for k in range(clients)] if cell.preset.startswith("cifar100") else ["all"] * clients
     )
     record = {
-        "what": cell.what,
+        "what": cell.study,
         "setting": cell.setting,
         "method": cell.method,
         "variant": cell.variant,
@@ -49,7 +50,7 @@ def write(
         "correct": correct,
         **more,
     }
-    write_result(cell.path(results), record)
+    write_record(cell.path(results), record)
 
 
 def factors(clients: int, grouped: bool) -> dict[str, Any]:

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factorized_fl.reproduce import draws
-from factorized_fl.reproduce.collection import collect
-from factorized_fl.reproduce.document import document
-from factorized_fl.reproduce.draws import describe, study
-from factorized_fl.reproduce.predictions import Predictions, beside_published
-from factorized_fl.reproduce.rows import rows_of
-from factorized_fl.reproduce.runner import files, run_studies
 
 from factorized_fl.data.scenarios import build_scenario
-from tests.reproduce.fake import write
+from studies.paper import draws
+from studies.paper.draws import Predictions, describe_draws, describe_shares
+from studies.paper.findings import rows_of
+from studies.paper.jobs import files, run_studies
+from studies.paper.page import page
+from studies.paper.table import collect
+from tests.studies.fake import write
 from tests.tiny import tiny_config, tiny_set
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
@@ -22,7 +21,7 @@ STAND_ALONE = ("label-cifar10", "standard-non-iid", "stand-alone")
 
 
 def test_shares_are_described_by_their_size_and_how_even_they_are() -> None:
-    even, uneven = describe(np.array([[50, 50], [7, 0]]))
+    even, uneven = describe_shares(np.array([[50, 50], [7, 0]]))
     assert even.tolist() == pytest.approx([math.log(100), math.log(51)])
     assert uneven.tolist() == pytest.approx([math.log(7), math.log(101) / 2])
 
@@ -31,7 +30,7 @@ def test_every_draw_is_that_of_a_run_with_its_seed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(draws, "KEPT", 2)
     images = tiny_set("cifar10", 4, 120)
     config = replace(tiny_config("stand-alone"), dataset="cifar10", partition="dirichlet", clients=3)
-    record = study(images, config, draws=4)
+    record = describe_draws(images, config, draws=4)
     assert len(record["clients"]) == 2
     assert len(record["means"]) == 4
     shared = {"clients": 3, "partition": "dirichlet", "train_share": config.train_share}
@@ -50,7 +49,7 @@ def test_the_shares_described_are_those_of_the_runs_kept() -> None:
 
 
 def put(results: Path, shares: list[list[list[float]]], means: list[list[float]]) -> None:
-    path = draws.path_of(results, "cifar10")
+    path = results / "draws" / "cifar10.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"clients": shares, "means": means}))
 
@@ -75,13 +74,13 @@ def test_what_lies_on_a_plane_is_predicted_exactly(tmp_path: Path) -> None:
         (1, 46.5, 46.5),
         (2, 47.0, 47.0),
     ]
-    assert predictions.error == pytest.approx(0, abs=1e-9)
+    assert predictions.error() == pytest.approx(0, abs=1e-9)
     told = predictions.of(STAND_ALONE)
     assert told is not None
     means = [46.5, 47.0, 57.7]
     assert (told.mean, told.spread, told.poorer) == pytest.approx((np.mean(means), np.std(means, ddof=1), 0.0))
-    (one,) = (one for one in beside_published(predictions) if one.place == STAND_ALONE)
-    assert one.off == pytest.approx((47.79 - told.mean) / told.spread)
+    (one,) = (one for one in predictions.beside_published() if one.key == STAND_ALONE)
+    assert (one.paper, one.predicted) == (47.79, told)
 
 
 def test_errors_on_draws_left_out_widen_the_spread(tmp_path: Path) -> None:
@@ -96,12 +95,15 @@ def test_errors_on_draws_left_out_widen_the_spread(tmp_path: Path) -> None:
     assert told is not None
     assert told.spread == pytest.approx(2.0, abs=0.01)
     assert told.poorer == pytest.approx(1 / 3)
-    page = document(collect(tmp_path))
-    assert "| standard-non-iid | Stand-Alone | 2 | 49.00 | 47.00 |" in page
+    text = page(collect(tmp_path))
+    assert "| standard-non-iid | Stand-Alone | 2 | 49.00 | 47.00 |" in text
     # Without looking at shares one would miss 46.5 against 49 both times.
-    assert "mean square of these errors is 2.00 points; that of what the draws differ by is 2.50." in page
+    assert (
+        "The root mean square of these errors is 2.00 points; that of the differences between the draws is 2.50."
+        in text
+    )
     # 47.79 is published, and 47.35 is the mean over draws.
-    assert "Stand-Alone is off by +0.2 (cifar10 standard-non-iid) standard deviations." in page
+    assert "Stand-Alone is off by +0.2 (cifar10 standard-non-iid) standard deviations." in text
 
 
 def test_other_runs_do_not_count(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_other_runs_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, "label-cifar10", "stand-alone", accuracies(FIRST), setting="standard-iid")
     write(tmp_path, "departures", "stand-alone+draw=2", accuracies(SECOND), setting="standard-non-iid")
     write(tmp_path, "label-cifar10", "fedavg", [50.0] * 5, setting="standard-non-iid")
-    assert not Predictions(collect(tmp_path)).runs
+    assert not Predictions(collect(tmp_path)).drawn
     rows = rows_of("draws", collect(tmp_path))
     assert len(rows) == 4 * 9 + 4 * 4  # nine methods in four settings, four of them once more as reconstructed
     assert all(row.ours is None and row.paper is not None for row in rows)
@@ -118,7 +120,7 @@ def test_other_runs_do_not_count(tmp_path: Path) -> None:
 
 
 def test_the_study_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "SETS", ("cifar10",))
+    monkeypatch.setattr(draws, "DATASETS", ("cifar10",))
     monkeypatch.setattr(draws, "load", lambda dataset, data: [tiny_set("cifar10", 4, 120)])
     monkeypatch.setattr(draws, "DRAWS", 3)
     assert [(one.name, one.state) for one in run_studies(["draws"], tmp_path)] == [("draws/cifar10", "done")]

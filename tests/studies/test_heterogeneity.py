@@ -2,16 +2,23 @@ import math
 
 import pytest
 import torch
-from factorized_fl.reproduce.heterogeneity import PARTIES, Sets, default_config, parties, study, update_distances
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.scenarios import permutation
+from studies.paper.heterogeneity import (
+    PARTIES,
+    Sets,
+    default_config,
+    measure_heterogeneity,
+    parties,
+    update_distances,
+)
 from tests.tiny import tiny_config, tiny_set
 
 
 @pytest.fixture
 def sets() -> Sets:
-    return Sets(tiny_set("mnist", 4, 120), tiny_set("cifar10", 4, 80, seed=1))
+    return tiny_set("mnist", 4, 120), tiny_set("cifar10", 4, 80, seed=1)
 
 
 def test_distances_of_unit_updates() -> None:
@@ -40,7 +47,7 @@ def test_parties_hold_what_their_names_say(sets: Sets) -> None:
 
 def test_the_study_measures_distances_and_what_averaging_costs(sets: Sets) -> None:
     configs = {method: tiny_config(method, rounds=6) for method in ("stand-alone", "factorized-fl")}
-    record = study(sets, 1, torch.device("cpu"), configs, images=24, tests=30)
+    record = measure_heterogeneity(sets, 1, torch.device("cpu"), configs, images=24, tests=30)
     assert set(record["dense"]) == {"body"}
     assert set(record["factorised"]) == {"u", "v", "mu"}
     assert [len(row) for row in record["dense"]["body"]["total"]] == [3] * 6

@@ -1,5 +1,6 @@
 import torch
-from factorized_fl.reproduce.measures import factor_summary, mixing_summary, peak_memory, round_seconds
+
+from studies.paper.measures import factor_summary, mixing_summary, time_and_memory
 
 DOMAINS = ["a", "a", "b", "b"]
 
@@ -44,14 +45,14 @@ def test_shares_give_back_the_counts_they_came_from() -> None:
 def test_peak_memory_is_the_largest_of_all_rounds_where_there_is_one() -> None:
     """A run that was resumed begins to count anew."""
     lines = [{"round": 1, "seconds": 1.0, "peak_gib": 5.5}, {"round": 2, "seconds": 1.0, "peak_gib": 4.25}]
-    assert peak_memory(lines) == {"peak_gib": 5.5}
-    assert peak_memory([{"round": 1, "seconds": 1.0}, lines[1]]) == {"peak_gib": 4.25}
-    assert peak_memory([{"round": 1, "seconds": 1.0}]) == {}
+    assert time_and_memory(lines, 0.0)["peak_gib"] == 5.5
+    assert time_and_memory([{"round": 1, "seconds": 1.0}, lines[1]], 0.0)["peak_gib"] == 4.25
+    assert "peak_gib" not in time_and_memory([{"round": 1, "seconds": 1.0}], 0.0)
 
 
 def test_an_ordinary_round_is_neither_the_one_that_compiles_nor_one_after_a_pause() -> None:
     lines = [{"round": k, "seconds": seconds} for k, seconds in enumerate([20.0, 1.5, 1.25, 9.0, 1.25], start=1)]
-    assert round_seconds(lines) == {"rounds": 33.0, "ordinary_round": 1.5}
+    assert time_and_memory(lines, 2.0) == {"seconds": {"start": 2.0, "rounds": 33.0, "ordinary_round": 1.5}}
 
 
 def test_of_methods_that_go_back_the_share_of_clients_is_kept() -> None:

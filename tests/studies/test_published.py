@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from factorized_fl.reproduce.published import published
 
 from factorized_fl.methods import METHODS
+from studies.paper.cells import read_data
 
 TITLES = {METHODS[name].card.title: name for name in METHODS} | {r"Factorized-FL $\beta$": "factorized-fl-beta"}
 SETTINGS = ("standard-iid", "permuted-iid", "standard-non-iid", "permuted-non-iid")
@@ -75,7 +75,7 @@ def parse(paper: str) -> dict:
 
 
 def test_every_number_of_the_papers_tables_is_transcribed_as_printed(paper: str) -> None:
-    parsed, ours = parse(paper), published()
+    parsed, ours = parse(paper), read_data("published.toml")
     assert set(ours) == set(parsed)
     for what in parsed:
         assert ours[what] == parsed[what], what
@@ -86,7 +86,7 @@ def test_every_number_of_the_papers_tables_is_transcribed_as_printed(paper: str)
 
 def test_some_numbers_by_hand() -> None:
     """As read in the printed paper; holds where its source is not at hand, too."""
-    table = published()
+    table = read_data("published.toml")
     assert table["label-cifar10"]["factorized-fl-beta"]["standard-iid"] == [76.26, 1.05]
     assert table["label-svhn"]["fedfomo"]["permuted-non-iid"] == [61.45, 0.93]
     assert table["domains"]["factorized-fl"]["average"] == [64.49, 1.57]
@@ -97,7 +97,7 @@ def test_some_numbers_by_hand() -> None:
 
 @pytest.mark.parametrize("what", ["label-cifar10", "label-svhn", "domains"])
 def test_the_methods_cost_column_is_the_papers(what: str) -> None:
-    for method, row in published()[what].items():
+    for method, row in read_data("published.toml")[what].items():
         gigabytes = METHODS[method].published_gb
         if what != "domains" and "cost" in row:
             assert gigabytes == row["cost"]

@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from factorized_fl.reproduce.cells import Cell, Result, as_record, read_result
-from factorized_fl.reproduce.runner import Clock, expected_seconds, run_cells
-from factorized_fl.reproduce.studies import select
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.rundir import RunDirectory
-from tests.reproduce.fake import cell_of, write
+from studies.paper.cells import Cell
+from studies.paper.grid import select
+from studies.paper.jobs import expected_seconds, run_cells
+from studies.paper.table import read_run
+from studies.runner import Clock, as_record, came_from
+from tests.studies.fake import cell_of, write
 
 pytestmark = pytest.mark.usefixtures("tiny_studies")
 
@@ -47,7 +49,7 @@ def test_a_note_is_kept_with_the_results_it_was_given_for(images: Path, tmp_path
     cells = select(["domains"], [1])
     run_all(cells[:1], tmp_path, images)
     run_all(cells[:2], tmp_path, images, note="enlarged copies")
-    found = [read_result(cell.path(tmp_path / "results")) for cell in cells[:2]]
+    found = [read_run(cell.path(tmp_path / "results")) for cell in cells[:2]]
     assert [result.record.get("note") for result in found if result] == [None, "enlarged copies"]
 
 
@@ -177,7 +179,7 @@ def test_a_cell_is_expected_to_take_what_its_method_took_best_of_all_in_its_sett
 
 
 def test_stops_when_another_round_does_not_fit(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("factorized_fl.reproduce.runner._ROUND_MARGIN", 1e9)
+    monkeypatch.setattr("studies.runner._ROUND_MARGIN", 1e9)
     (cell,) = select(["domains"], [1], ["fedavg"])
     assert run_all([cell], tmp_path, images, clock=Clock(60)) == [("fedavg", "cut off")]
     assert run_all([cell], tmp_path, images) == [("fedavg", "done")]
@@ -215,19 +217,19 @@ def test_a_file_from_another_configuration_is_kept_and_pointed_out(images: Path,
     (cell,) = select(["domains"], [1], ["factorized-fl"])
     run_all([cell], tmp_path, images)
     (progress,) = run_cells([cell], tmp_path / "results", chosen=lambda cell: {"tau": 0.25})
-    assert (progress.state, progress.another_configuration) == ("was done", True)
-    result = read_result(cell.path(tmp_path / "results"))
+    assert (progress.state, progress.other_configuration) == ("was done", True)
+    result = read_run(cell.path(tmp_path / "results"))
     assert result is not None
-    assert result.configuration["options"]["tau"] == 0.5
+    assert result.record["configuration"]["options"]["tau"] == 0.5
 
 
 def test_a_file_from_before_an_option_was_there_has_its_default() -> None:
     (cell,) = select(["domains"], [1], ["factorized-fl"])
     config = cell.config()
     record = {"configuration": as_record(config)}
-    assert Result(record).came_from(config)
+    assert came_from(record, config)
     del record["configuration"]["options"]["head_mu"]
-    assert Result(record).came_from(config)
-    assert not Result(record).came_from(cell.config({"head_mu": "xavier"}))
+    assert came_from(record, config)
+    assert not came_from(record, cell.config({"head_mu": "xavier"}))
     record["configuration"]["options"]["was-removed"] = 1
-    assert not Result(record).came_from(config)
+    assert not came_from(record, config)

@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from factorized_fl.reproduce.choices import chosen_options
-from factorized_fl.reproduce.studies import STUDIES, select
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
+from studies.paper.grid import STUDIES, select
+from studies.paper.jobs import chosen_options
 
 
 def test_every_cell_has_a_valid_configuration_and_a_name_of_its_own() -> None:

@@ -2,15 +2,13 @@ import json
 from pathlib import Path
 
 import pytest
-from factorized_fl.reproduce.collection import collect
-from factorized_fl.reproduce.document import document, write_documents
-from factorized_fl.reproduce.figures import draw_all, drawings
-from factorized_fl.reproduce.readme import BEGIN, END, with_short_table
-from factorized_fl.reproduce.rows import rows_of
-from factorized_fl.reproduce.show import rows_records
-from factorized_fl.reproduce.studies import STUDIES
 
-from tests.reproduce.fake import factors, mixing, write
+from studies.paper.figures import ready_figures
+from studies.paper.findings import as_records, rows_of
+from studies.paper.grid import STUDIES
+from studies.paper.page import BEGIN, END, page, with_short_table, write_documents
+from studies.paper.table import collect
+from tests.studies.fake import factors, mixing, write
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
@@ -60,22 +58,22 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_the_page_shows_numbers_differences_and_what_was_not_run(results: Path) -> None:
-    page = document(collect(results))
-    assert "| Stand-Alone | 59.38 / 61.50 (+2.12) |" in page
-    assert "61.35 / 61.50 (+0.15)" in page
-    assert "64.49 / 61.50 ± 0.00 (-2.99)" in page
-    assert "| FedProx | 56.77 / not run |" in page
+    text = page(collect(results))
+    assert "| Stand-Alone | 59.38 / 61.50 (+2.12) |" in text
+    assert "61.35 / 61.50 (+0.15)" in text
+    assert "64.49 / 61.50 ± 0.00 (-2.99)" in text
+    assert "| FedProx | 56.77 / not run |" in text
     # 7.91 points below the paper, and without the gradient of L1 within 2.5 points of it.
     assert (
-        "| label-cifar10 | permuted-iid | Factorized-FL | 67.91 / 60.00 (-7.91) | no gradient of L1 (67.00) |" in page
+        "| label-cifar10 | permuted-iid | Factorized-FL | 67.91 / 60.00 (-7.91) | no gradient of L1 (67.00) |" in text
     )
-    assert "Permuted labels drive updates apart, and another domain even more so. | **holds** | 2 as claimed |" in page
-    assert "v groups clients by domain. | **undecided so far** | 1 as claimed, 2 not run" in page
-    assert "| Factorized-FL beta | not run | not run |" in page
-    assert "1.784 / 2.283 (+0.499)" in page
-    assert "| domains | domains | Factorized-FL | 64.49 / 61.50 ± 0.00 (-2.99) | not run |" in page
-    assert "| domains | domains | FedAvg | 56.42 / 61.50 (+5.08) | nothing to switch on |" in page
-    assert "F\\*F x I\\*O beats I\\*F x O\\*F." in page
+    assert "Permuted labels drive updates apart, and another domain even more so. | **holds** | 2 as claimed |" in text
+    assert "v groups clients by domain. | **undecided so far** | 1 as claimed, 2 not run" in text
+    assert "| Factorized-FL beta | not run | not run |" in text
+    assert "1.784 / 2.283 (+0.499)" in text
+    assert "| domains | domains | Factorized-FL | 64.49 / 61.50 ± 0.00 (-2.99) | not run |" in text
+    assert "| domains | domains | FedAvg | 56.42 / 61.50 (+5.08) | nothing to change |" in text
+    assert "F\\*F x I\\*O beats I\\*F x O\\*F." in text
 
 
 @pytest.mark.parametrize(
@@ -90,11 +88,11 @@ def test_the_page_shows_numbers_differences_and_what_was_not_run(results: Path) 
         ),
         (
             *("standard-non-iid", "stand-alone", 44.7, "Stand-Alone | 47.79 / 44.70 (-3.09)"),
-            {"draw=2": (46.0, "(another draw, apart: shares drawn with seed 2 (46.00))")},
+            {"draw=2": (46.0, "(another draw, see below: shares drawn with seed 2 (46.00))")},
         ),
         (
             *("permuted-non-iid", "per-fedavg", 44.9, "Per-FedAvg | 47.60 / 44.90 (-2.70)"),
-            {"draw=4": (44.0, "(another draw, apart: shares drawn with seed 4 (44.00))")},
+            {"draw=4": (44.0, "(another draw, see below: shares drawn with seed 4 (44.00))")},
         ),
         (
             *("permuted-non-iid", "clustered-fl", 46.0, "Clustered-FL | 49.00 / 46.00 (-3.00)"),
@@ -107,29 +105,29 @@ def test_what_is_open_about_baselines_is_looked_at_where_they_differ(
 ) -> None:
     write(results, "label-cifar10", method, [ours] * 20, setting=setting)
     before = f"| label-cifar10 | {setting} | {entry} |"
-    assert f"{before} not run |" in document(collect(results))
+    assert f"{before} not run |" in page(collect(results))
     for variant, (accuracy, outcome) in tried.items():
         write(results, "departures", f"{method}+{variant}", [accuracy] * 20, setting=setting)
-        assert f"{before} {outcome} |" in document(collect(results))
+        assert f"{before} {outcome} |" in page(collect(results))
 
 
 def test_says_what_ran_where_and_what_did_not_run_where_most_did(results: Path) -> None:
     """Ten cells of a minute each and the hour that distances took, then two cells on another machine."""
     assert "So far 11 runs, 0 of them short ones to choose by: 11 on a test, 1.2 hours in all. They are from " in (
-        document(collect(results))
+        page(collect(results))
     )
     slow = {"environment": {"device": "a CPU", "convolutions": "fp32"}, "seconds": {"rounds": 7000.0, "start": 200.0}}
     write(results, "departures", "mixed-layout+released", [60.0], setting="resnet9-1fc", **slow)
     write(results, "departures", "factorized-fl+released", [60.0], setting="resnet9-1fc", **slow)
-    page = document(collect(results))
+    text = page(collect(results))
     assert (
-        "to choose by: 11 on a test, 1.2 hours in all; 2 on a CPU, 4.0 hours in all. They are from commit abc." in page
+        "to choose by: 11 on a test, 1.2 hours in all; 2 on a CPU, 4.0 hours in all. They are from commit abc." in text
     )
     named = [
         f"departures, resnet9-1fc, {name}, seed 1 (fp32 convolutions)"
-        for name in ("Factorized-FL (all departures)", "Factorized-FL, I*F x O*F (all departures)")
+        for name in ("Factorized-FL (all deviations)", "Factorized-FL, I*F x O*F (all deviations)")
     ]
-    line = next(line for line in page.splitlines() if line.startswith("So far"))
+    line = next(line for line in text.splitlines() if line.startswith("So far"))
     assert sorted(line.split("Not on a test: ")[1].rstrip(".").split("; ")) == sorted(named)
 
 
@@ -138,22 +136,22 @@ def test_what_was_noted_of_a_run_is_told_whatever_the_study(tmp_path: Path, what
     cell = STUDIES[what].own[0]
     extra = {"factors": factors(20, True), "mixing": mixing(20), "note": "made by hand"}
     write(tmp_path, what, cell.row, [60.0] * cell.config().clients, setting=cell.setting, **extra)
-    assert "\nAll runs: made by hand.\n" in document(collect(tmp_path))
+    assert "\nAll runs: made by hand.\n" in page(collect(tmp_path))
 
 
 def test_sums_up_by_method_what_is_far_and_what_brings_it_near(tmp_path: Path) -> None:
     """FedFOMO's papers' numbers are 64.26, 46.73 and 70.19: 6.26 and 6.73 below them, and one run not far."""
     for setting, ours in (("permuted-iid", 58.0), ("permuted-non-iid", 40.0), ("standard-iid", 70.0)):
         write(tmp_path, "label-cifar10", "fedfomo", [ours] * 20, setting=setting)
-    assert "| FedFOMO | 3 | 2 | 0 | 0 | - | - |" in document(collect(tmp_path))
-    assert "Of the other 2, 0 come as near with" in document(collect(tmp_path))
+    assert "| FedFOMO | 3 | 2 | 0 | 0 | - | - |" in page(collect(tmp_path))
+    assert "Of the other 2, 0 come as near with" in page(collect(tmp_path))
     both = "fedfomo+keep-current+try-validation"
     write(tmp_path, "departures", both, [64.0] * 20, setting="permuted-iid")
     write(tmp_path, "departures", both, [39.0] * 20, setting="permuted-non-iid")  # farther than without
-    page = document(collect(tmp_path))
-    assert "| FedFOMO | 3 | 2 | 2 | 1 | 6.50 | 3.50 |" in page  # (6.26 + 6.73) / 2 and (0.26 + 6.73) / 2
-    assert "Of the other 2, 1 come as near with a departure of the authors' code or a choice" in page
-    assert "FedFOMO (current model kept, tried on validation images)" in page
+    text = page(collect(tmp_path))
+    assert "| FedFOMO | 3 | 2 | 2 | 1 | 6.50 | 3.50 |" in text  # (6.26 + 6.73) / 2 and (0.26 + 6.73) / 2
+    assert "Of the other 2, 1 come as near with a deviation of the authors' code or with a choice" in text
+    assert "FedFOMO (current model kept, tried on validation images)" in text
 
 
 def test_counts_how_many_would_agree_if_best_rounds_counted(tmp_path: Path) -> None:
@@ -162,77 +160,77 @@ def test_counts_how_many_would_agree_if_best_rounds_counted(tmp_path: Path) -> N
         rounds = [[best] * 20, [last] * 20]
         write(tmp_path, "label-cifar10", method, [0.0] * 20, setting="permuted-iid", correct=rounds)
     write(tmp_path, "architectures", "stand-alone", [0.0], "resnet9-1fc", correct=[[900], *[[610]] * 5])
-    page = document(collect(tmp_path))
-    assert "| label-cifar10, permuted-iid | 3 | 2 | 2 |" in page
-    assert "| single clients | 1 | 1 | 0 |" in page
-    assert "best round" not in document(collect(tmp_path / "nothing"))
+    text = page(collect(tmp_path))
+    assert "| label-cifar10, permuted-iid | 3 | 2 | 2 |" in text
+    assert "| single clients | 1 | 1 | 0 |" in text
+    assert "best round" not in page(collect(tmp_path / "nothing"))
 
 
 def test_says_how_far_columns_that_measure_the_same_lie_apart(results: Path) -> None:
     # The paper has 64.31 and 63.93 for Stand-Alone; ours with permuted labels is 61.5.
-    assert "| label-cifar10, iid | 0.38 | not run |" in document(collect(results))
+    assert "| label-cifar10, iid | 0.38 | not run |" in page(collect(results))
     write(results, "label-cifar10", "stand-alone", [61.2] * 20, setting="standard-iid")
-    assert "| label-cifar10, iid | 0.38 | 0.30 |" in document(collect(results))
+    assert "| label-cifar10, iid | 0.38 | 0.30 |" in page(collect(results))
 
 
 def test_all_departures_that_were_run_are_listed(results: Path) -> None:
     write(results, "departures", "fedfomo+keep-current", [60.0] * 20, setting="permuted-iid")
-    assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in document(collect(results))
+    assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in page(collect(results))
 
 
 def test_says_first_how_much_agrees(results: Path, tmp_path: Path) -> None:
     # Ours is 61.5 on the domains and for the first two of permuted-iid, 60 for Factorized-FL there. The paper has
     # 61.35, 56.42 and 64.49, and 63.93, 65.31 and 67.91.
-    page = document(collect(results))
-    assert "We ran 6 of 98 published means, 5 of them with one seed (the paper has three trials); not run were" in page
-    assert "33 of label-cifar10, 36 of label-svhn, 5 of domains, 18 of architectures." in page
-    assert "Within 2.5 points of ours are 2 of 6 of Table 1. Of the other 4, 1 come as near" in page
-    assert "None of the published means was run yet" in document(collect(tmp_path / "nothing"))
+    text = page(collect(results))
+    assert "We ran 6 of 98 published means, 5 of them with one seed (the paper has three trials). Not run were" in text
+    assert "33 of label-cifar10, 36 of label-svhn, 5 of domains, 18 of architectures." in text
+    assert "Within 2.5 points of ours are 2 of 6 of Table 1. Of the other 4, 1 come as near" in text
+    assert "None of the published means was run yet" in page(collect(tmp_path / "nothing"))
     write(results, "architectures", "stand-alone", [61.0], "resnet9-1fc", correct=[[610]] * 5)
-    page = document(collect(results))
+    text = page(collect(results))
     near = "are 2 of 6 of Table 1, 1 of 1 of single clients after 250 epochs, 1 of 1 of them after the 20 epochs"
-    assert near in page
+    assert near in text
 
 
 def test_says_first_how_claims_come_out_as_reconstructed(results: Path) -> None:
-    assert "as reconstructed" not in document(collect(results)).partition("## Claims")[0]
+    assert "as reconstructed" not in page(collect(results)).partition("## Claims")[0]
     extra = {"factors": factors(20, True), "mixing": mixing(20)}
-    # Ours is as good as Stand-Alone and FedAvg; with all departures it is better.
+    # Ours is as good as Stand-Alone and FedAvg; with all deviations it is better.
     write(results, "similarity", "factorized-fl+released", [65.0 + k % 4 for k in range(20)], **extra)
-    page = document(collect(results))
+    text = page(collect(results))
     line = (
         "| Across domains Factorized-FL is better than every baseline. | undecided so far (0 of 2 checks, 5 not run) | "
         "undecided so far (2 of 2 checks, 5 not run) |"
     )
-    assert line in page.partition("## Claims")[0]
-    assert "+5.00 points, standard error" in page.partition("### As reconstructed")[2]
+    assert line in text.partition("## Claims")[0]
+    assert "+5.00 points, standard error" in text.partition("### As reconstructed")[2]
 
 
 def test_other_draws_are_looked_at_where_svhn_differs(results: Path) -> None:
     write(results, "label-svhn", "fedavg", [74.0] * 20, setting="permuted-non-iid")
     before = "| label-svhn | permuted-non-iid | FedAvg | 69.73 / 74.00 (+4.27) |"
-    assert f"{before} not run |" in document(collect(results))
+    assert f"{before} not run |" in page(collect(results))
     write(results, "departures", "fedavg+draw=3", [70.0] * 20, setting="svhn-permuted-non-iid")
-    page = document(collect(results))
-    assert f"{before} (another draw, apart: shares drawn with seed 3 (70.00)) |" in page
-    assert "| svhn-permuted-non-iid | FedAvg | 69.73 | 74.00 | not run | 70.00 | not run |" in page
-    assert "| svhn-permuted-non-iid | FedAvg (shares drawn with seed 3) | 69.73 / 70.00 (+0.27) | 1 |" in page
+    text = page(collect(results))
+    assert f"{before} (another draw, see below: shares drawn with seed 3 (70.00)) |" in text
+    assert "| svhn-permuted-non-iid | FedAvg | 69.73 | 74.00 | not run | 70.00 | not run |" in text
+    assert "| svhn-permuted-non-iid | FedAvg (shares drawn with seed 3) | 69.73 / 70.00 (+0.27) | 1 |" in text
 
 
 def test_says_that_the_papers_averages_are_not_those_of_its_columns(results: Path) -> None:
-    told = "for Clustered-FL these have a mean of 60.72 and the paper prints 59.20."
-    assert told in document(collect(results))  # (59.44 + 66.93 + 60.03 + 62.17 + 55.01) / 5 = 60.716
+    told = "for Clustered-FL the columns have a mean of 60.72 and the paper prints 59.20."
+    assert told in page(collect(results))  # (59.44 + 66.93 + 60.03 + 62.17 + 55.01) / 5 = 60.716
 
 
 def test_shows_whom_clients_listened_to(results: Path) -> None:
     first, second = ({"own": [0.2, 0.4], "own_domain": [0.1, 0.3]}, {"own": [0.2, 0.6], "own_domain": [0.1, 0.1]})
     for seed, weights in ((1, first), (2, second)):
         write(results, "ablation", "worst-matching", [60.0] * 20, seed=seed, mixing=weights)
-    assert "| Worst matching | 0.350 | 0.500 | 0.150 |" in document(collect(results))
+    assert "| Worst matching | 0.350 | 0.500 | 0.150 |" in page(collect(results))
 
 
 def test_what_we_suppose_stands_apart_from_the_papers_claims(results: Path) -> None:
-    claims, _, supposed = document(collect(results)).partition("What we suppose about how the published numbers came")
+    claims, _, supposed = page(collect(results)).partition("Our hypotheses about the origin of the published numbers")
     statement = "| The kernel layout of the authors' code gives better models on the domains than the paper's. |"
     assert statement in supposed
     assert statement not in claims
@@ -246,30 +244,30 @@ def test_says_where_a_method_came_down_to_a_simpler_one(results: Path) -> None:
     kept = {"own": [1.0, 1.0], "reverted": [0.25, 0.75]}
     write(results, "departures", "fedfomo+keep-current", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1]})
     write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="standard-iid", mixing=kept)
-    page = document(collect(results))
+    text = page(collect(results))
     assert (
         "Clustered-FL, with the thresholds below, never split (permuted-iid): there it is FedAvg with equal weights."
-        in page
+        in text
     )
-    assert "| FedFOMO | permuted-iid | 4 of 5 | - |" in page
-    assert "| FedFOMO | standard-iid | 1 of 3 | 50% |" in page
-    assert "| FedFOMO | standard-non-iid | 4 of 4 | - |" in page
-    assert "| FedFOMO (current model kept) | permuted-iid | 2 of 3 | - |" in page
+    assert "| FedFOMO | permuted-iid | 4 of 5 | - |" in text
+    assert "| FedFOMO | standard-iid | 1 of 3 | 50% |" in text
+    assert "| FedFOMO | standard-non-iid | 4 of 4 | - |" in text
+    assert "| FedFOMO (current model kept) | permuted-iid | 2 of 3 | - |" in text
 
 
 def test_what_the_code_does_otherwise_is_looked_at_where_a_single_client_differs(results: Path) -> None:
     for row, percent in (("mixed-layout", 30), ("mixed-layout+released", 62)):
         what = "departures" if "+" in row else "architectures"
         write(results, what, row, [percent], "resnet18-2fc", correct=[[10 * percent]] * 5, factors=factors(5, True))
-    page = document(collect(results))
+    text = page(collect(results))
     before = "| architectures | resnet18-2fc | Factorized-FL, I\\*F x O\\*F | 63.32 / 30.00 (-33.32) |"
-    assert f"{before} all departures (62.00) |" in page
+    assert f"{before} all deviations (62.00) |" in text
 
 
 def test_says_how_far_sizes_are_from_the_published_ones(results: Path) -> None:
     """With 2.283 M after 250 epochs and 2.771 M after 20, where the paper has 1.784 M."""
     sentence = "The largest difference from a published size: 28.0% with L1's gradient after 250 epochs, 55.3% with"
-    assert sentence in document(collect(results))
+    assert sentence in page(collect(results))
 
 
 def test_the_same_results_give_the_same_page_and_figures(results: Path, tmp_path: Path) -> None:
@@ -278,25 +276,23 @@ def test_the_same_results_give_the_same_page_and_figures(results: Path, tmp_path
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         found = collect(results)
-        write_documents(found, tmp_path / name, tmp_path / "none.md")
-        paths = draw_all(found, tmp_path / name / "figures")
-        contents.append({path.name: path.read_bytes() for path in [*paths, tmp_path / name / "reproduction.md"]})
+        contents.append({path.name: path.read_bytes() for path in write_documents(found, tmp_path / name)})
     assert contents[0] == contents[1]
-    names = {drawing.name for drawing in drawings(collect(results))}
+    names = set(ready_figures(collect(results)))
     assert names == {
         *("domains", "domains-clients", "label-cifar10", "ablation", "similarity", "sparsity", "heterogeneity"),
     }
-    page = contents[0]["reproduction.md"].decode()
+    text = contents[0]["reproduction.md"].decode()
     for name in names:
-        assert f"(figures/{name}.svg)" in page
+        assert f"(figures/{name}.svg)" in text
         assert contents[0][f"{name}.svg"].startswith(b"<?xml")
 
 
 def test_rows_for_a_program(results: Path) -> None:
-    rows = rows_records(rows_of("domains", collect(results)))
+    rows = as_records(rows_of("domains", collect(results)))
     (row,) = (row for row in rows if (row["setting"], row["method"]) == ("average", "factorized-fl"))
-    assert {key: row[key] for key in ("what", "paper", "ours", "spread", "seeds", "bytes")} == {
-        "what": "domains",
+    assert {key: row[key] for key in ("study", "paper", "ours", "spread", "seeds", "bytes")} == {
+        "study": "domains",
         "paper": 64.49,
         "ours": 61.5,
         "spread": 0.0,
@@ -325,34 +321,37 @@ def test_the_readmes_table_stands_between_its_markers(results: Path) -> None:
     assert renewed.endswith(f"{END}\nafter\n")
     assert "old" not in renewed
     assert "| FedAvg | 56.42 / 61.50 (+5.08) | 65.31 / 61.50 (-3.81) | 48.90 / not run |" in renewed
-    assert "| Factorized-FL (all departures) | 64.49 / not run | 67.91 / not run | 50.24 / not run |" in renewed
+    assert "| Factorized-FL (all deviations) | 64.49 / not run | 67.91 / not run | 50.24 / not run |" in renewed
     assert with_short_table("no markers", collect(results)) == "no markers"
     assert with_short_table(renewed, collect(results)) == renewed
 
 
 def test_the_repositorys_page_is_what_its_results_give() -> None:
-    """Whoever adds results runs `ffl reproduce --show` once more."""
+    """Whoever adds results runs `python -m studies.paper --show` once more."""
     found = collect(RESULTS)
-    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == document(found)
+    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == page(found)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert with_short_table(readme, found) == readme
     assert BEGIN in readme
-    for drawing in drawings(found):
-        assert (ROOT / "docs" / "figures" / f"{drawing.name}.svg").exists()
+    for name in ready_figures(found):
+        assert (ROOT / "docs" / "figures" / f"{name}.svg").exists()
 
 
 def test_findings_stand_first_with_their_numbers_once_they_were_run(results: Path) -> None:
     """61.5% on the domains for everybody, as the fixture has it; FedAvg sends as much as Factorized-FL."""
-    first = document(collect(results)).partition("## Claims")[0]
-    assert "- On the five domains Factorized-FL has 61.50%, Stand-Alone 61.50% and FedAvg 61.50% (paper: 64.49" in first
-    assert "it sends 100.0% of FedAvg's bytes. Over Stand-Alone that is +0.00 points" in first
+    first = page(collect(results)).partition("## Claims")[0]
+    assert (
+        "- On the five domains Factorized-FL reaches 61.50%, Stand-Alone 61.50% and FedAvg 61.50% (paper: 64.49"
+        in first
+    )
+    assert "It sends 100.0% of FedAvg's bytes. Its difference from Stand-Alone is +0.00 points" in first
     assert "no gain beyond two standard errors" in first
-    assert "Matched by similarity" not in first
+    assert "peers matched by similarity" not in first
     extra = {"factors": factors(20, True), "mixing": {"own": [0.9, 0.75], "own_domain": [0.1, 0.1]}}
     write(results, "similarity", "factorized-fl+released", [60.0] * 20, **extra)
     for row in ("random-matching", "worst-matching"):
         write(results, "ablation", row, [58.0] * 20)
-    first = document(collect(results)).partition("## Claims")[0]
-    assert "clients reach 61.50%, at random 58.00%, with the least similar 58.00%" in first
-    assert "gives 0.500 of the weight to itself, with all departures of the authors' code 0.750;" in first
+    first = page(collect(results)).partition("## Claims")[0]
+    assert "clients reach 61.50%, with random peers 58.00%, with the least similar peers 58.00%" in first
+    assert "gives 0.500 of the weight to itself, with all deviations of the authors' code 0.750." in first
     assert "not only from factorised weights, is not tested." in first

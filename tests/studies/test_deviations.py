@@ -1,26 +1,25 @@
 from dataclasses import replace
 from pathlib import Path
 
-from factorized_fl.reproduce.collection import collect, reconstructed
-from factorized_fl.reproduce.departures import departure_setting, origin
-from factorized_fl.reproduce.runner import files
-from factorized_fl.reproduce.studies import STUDIES
-
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
-from tests.reproduce.fake import factors, write
+from studies.paper.grid import STUDIES
+from studies.paper.jobs import files
+from studies.paper.table import collect, reconstructed
+from tests.studies.fake import factors, write
 
 
 def test_every_departure_is_of_a_cell_that_a_table_of_the_paper_shows() -> None:
     shown = {
-        (cell.what, cell.setting, cell.method)
+        (cell.study, cell.setting, cell.method)
         for name in ("label-cifar10", "label-svhn", "domains", "architectures")
         for cell in STUDIES[name].own
     }
     for cell in STUDIES["departures"].shown:
-        assert (*origin(cell), cell.method) in shown
+        assert cell.about in shown
         if cell in STUDIES["departures"].own:
-            assert departure_setting(*origin(cell)) == cell.setting
+            svhn = "svhn-" if cell.about[0] == "label-svhn" else ""
+            assert f"{svhn}{cell.about[1]}" == cell.setting
 
 
 def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> None:
@@ -51,7 +50,8 @@ def test_what_no_run_explains_yet_is_looked_into_first(tmp_path: Path) -> None:
     settings = ["permuted-iid", "permuted-non-iid"]
 
     def left() -> list[str]:
-        paths = files(["departures", "domains"], tmp_path, [1], ["factorized-fl", "per-fedavg"], [*settings, "domains"])
+        narrowed = {"methods": ["factorized-fl", "per-fedavg"], "settings": [*settings, "domains"]}
+        paths = files(["departures", "domains"], tmp_path, [1], **narrowed)
         return [str(path.relative_to(tmp_path)).removesuffix("-seed1.json") for path in paths if not path.exists()]
 
     far = [f"factorized-fl+{name}" for name in ("released", "epsilon=1", "no-l1", "head-mu")]
@@ -67,13 +67,13 @@ def test_what_no_run_explains_yet_is_looked_into_first(tmp_path: Path) -> None:
 
 def test_draws_change_who_holds_what_and_nothing_else() -> None:
     drawn = [cell for cell in STUDIES["departures"].own if "draw=" in cell.variant]
-    # Of baselines as they are, of CIFAR-10 and SVHN, and of the authors' methods with all departures.
+    # Of baselines as they are, of CIFAR-10 and SVHN, and of the authors' methods with all deviations.
     assert len(drawn) == 15 + 6 + 12
     for cell in drawn:
         config = cell.config()
         without = cell.row.removesuffix(f"+draw={config.partition_seed}")
-        what = "departures" if "released" in without else origin(cell)[0]
-        setting = cell.setting if what == "departures" else origin(cell)[1]
+        what = "departures" if "released" in without else cell.about[0]
+        setting = cell.setting if what == "departures" else cell.about[1]
         (usual,) = [c for c in STUDIES[what].own if (c.setting, c.row) == (setting, without)]
         assert replace(config, partition_seed=0) == usual.config()
         assert config.partition == "dirichlet"

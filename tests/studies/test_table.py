@@ -1,18 +1,24 @@
 from pathlib import Path
 
 import pytest
-from factorized_fl.reproduce.collection import (
-    best_rounds,
-    collect,
-    difference,
-    formula_gigabytes,
-    mean,
-    model_millions,
-    reconstructed,
-    total_bytes,
-)
 
-from tests.reproduce.fake import factors, write
+from studies.paper.table import Compared, Run, Table, collect, mean_of, reconstructed
+from tests.studies.fake import factors, write
+
+KEYS = (("domains", "domains", "one"), ("domains", "domains", "other"))
+
+
+def difference(
+    one: list[Run],
+    other: list[Run],
+    after: int | None = None,
+    between_seeds: float = 0.0,
+    printed: tuple[list[Run], list[Run]] = ([], []),
+    domain: str | None = None,
+) -> Compared | None:
+    """Of two cells with nothing beside them."""
+    cells, replaced = (dict(zip(KEYS, runs, strict=True)) for runs in ((one, other), printed))
+    return Table(cells, between_seeds=between_seeds, printed=replaced).compare(*KEYS, after, domain)
 
 
 def test_mean_and_spread_over_seeds_and_domains(tmp_path: Path) -> None:
@@ -20,27 +26,27 @@ def test_mean_and_spread_over_seeds_and_domains(tmp_path: Path) -> None:
         write(tmp_path, "domains", "fedavg", [50 + shift, 60 + shift, 70, 80, 90], seed=seed)
     runs = collect(tmp_path).of("domains", "domains", "fedavg")
     assert [run.seed for run in runs] == [2, 10]
-    whole = mean(runs)
+    whole = mean_of(runs)
     assert whole is not None
-    assert (whole.value, whole.seeds) == (pytest.approx(70.4), (2, 10))
+    assert whole.value == pytest.approx(70.4)
     assert whole.spread == pytest.approx(0.8 / 2**0.5)
-    household = mean(runs, "household")
+    household = mean_of(runs, domain="household")
     assert household is not None
     assert household.value == pytest.approx(51)
-    first = mean(runs, round=1)
+    first = mean_of(runs, after=1)
     assert first is not None
     assert (first.value, first.spread) == (pytest.approx(10), pytest.approx(0))
-    assert mean(collect(tmp_path).of("domains", "domains", "fedprox")) is None
-    assert total_bytes(runs) == 3e9
-    assert formula_gigabytes(runs) == pytest.approx(20.388)
+    assert mean_of(collect(tmp_path).of("domains", "domains", "fedprox")) is None
+    assert mean_of(runs, "gigabytes") == (3.0, 0.0)
+    assert mean_of(runs, "formula_a") == (pytest.approx(20.388), pytest.approx(0))
 
 
 def test_every_client_has_its_own_best_round(tmp_path: Path) -> None:
     """Best are 30%, 50% and 20%; the fifth client was never tested."""
     rounds = [[300, 100, None, 0, None], [200, 500, 200, 0, None]]
     write(tmp_path, "domains", "fedavg", [0.0] * 5, correct=rounds)
-    assert best_rounds(collect(tmp_path).of("domains", "domains", "fedavg")) == pytest.approx(100 / 4)
-    assert best_rounds([]) is None
+    assert mean_of(collect(tmp_path).of("domains", "domains", "fedavg"), "best") == (pytest.approx(100 / 4), None)
+    assert mean_of([], "best") is None
 
 
 def test_difference_is_paired_by_client_and_seed(tmp_path: Path) -> None:
@@ -50,11 +56,15 @@ def test_difference_is_paired_by_client_and_seed(tmp_path: Path) -> None:
     gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
     assert gap is not None
     # Differences 2, 1, 3, 1, 3: mean 2, standard deviation 1, so a standard error of 1 / sqrt(5).
-    assert (gap.points, gap.error, gap.seeds) == (pytest.approx(2), pytest.approx(1 / 5**0.5), (1,))
-    assert gap.word == "more"
+    assert (gap.difference.value, gap.difference.error, gap.seeds) == (
+        pytest.approx(2),
+        pytest.approx(1 / 5**0.5),
+        (1,),
+    )
+    assert gap.difference.decide() == "above"
     back = difference(found.of("domains", "domains", "stand-alone"), found.of("domains", "domains", "fedavg"))
     assert back is not None
-    assert back.word == "less"
+    assert back.difference.decide() == "below"
 
 
 def test_seeds_that_disagree_make_the_error_larger(tmp_path: Path) -> None:
@@ -66,8 +76,8 @@ def test_seeds_that_disagree_make_the_error_larger(tmp_path: Path) -> None:
     gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
     assert gap is not None
     # The seeds' means are 1 and 5: standard deviation sqrt(8), divided by sqrt(2).
-    assert (gap.points, gap.error) == (pytest.approx(3), pytest.approx(2))
-    assert gap.word == "same"
+    assert (gap.difference.value, gap.difference.error) == (pytest.approx(3), pytest.approx(2))
+    assert gap.difference.decide() == "undecided"
 
 
 def test_clients_that_share_test_images_count_as_one(tmp_path: Path) -> None:
@@ -77,7 +87,7 @@ def test_clients_that_share_test_images_count_as_one(tmp_path: Path) -> None:
     found = collect(tmp_path)
     gap = difference(found.of("domains", "domains", "fedavg"), found.of("domains", "domains", "stand-alone"))
     assert gap is not None
-    assert gap.error == pytest.approx(1 / 5**0.5)  # as of five clients, not of ten
+    assert gap.difference.error == pytest.approx(1 / 5**0.5)  # as of five clients, not of ten
 
 
 def test_the_ups_and_downs_of_the_last_ten_rounds_are_part_of_the_error(tmp_path: Path) -> None:
@@ -87,11 +97,11 @@ def test_the_ups_and_downs_of_the_last_ten_rounds_are_part_of_the_error(tmp_path
     write(tmp_path, "domains", "fedavg", [56] * 5, correct=lively)
     found = collect(tmp_path)
     one, other = (found.of("domains", "domains", row) for row in ("fedavg", "stand-alone"))
-    gap, early = difference(one, other), difference(one, other, round=2)
+    gap, early = difference(one, other), difference(one, other, after=2)
     assert gap is not None
     assert early is not None
-    assert (gap.points, gap.error) == (pytest.approx(6), pytest.approx((40 / 9) ** 0.5))
-    assert early.error == 0
+    assert (gap.difference.value, gap.difference.error) == (pytest.approx(6), pytest.approx((40 / 9) ** 0.5))
+    assert early.difference.error == 0
     assert str(gap) == "+6.00 points, standard error 2.11, seed 1"
 
 
@@ -103,20 +113,20 @@ def test_a_single_clients_last_rounds_count_together_and_their_ups_and_downs_as_
     write(tmp_path, "architectures", "factorized-fl", [54], setting="resnet9-1fc", **extra)
     found = collect(tmp_path)
     one, other = (found.of("architectures", "resnet9-1fc", row) for row in ("factorized-fl", "stand-alone"))
-    alone, early = mean(other), mean(other, round=1)
+    alone, early = mean_of(other), mean_of(other, after=1)
     assert alone is not None
     assert early is not None
     assert (alone.value, early.value) == (pytest.approx(50), pytest.approx(90))
     gap = difference(one, other)
     assert gap is not None
-    assert gap.points == pytest.approx(4)
-    assert gap.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.5 * 0.5 / 1000 + 0.00625 / 5) ** 0.5)
-    assert gap.word == "same"
-    at_once = difference(one, other, round=6)
+    assert gap.difference.value == pytest.approx(4)
+    assert gap.difference.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.5 * 0.5 / 1000 + 0.00625 / 5) ** 0.5)
+    assert gap.difference.decide() == "undecided"
+    at_once = difference(one, other, after=6)
     assert at_once is not None
-    assert at_once.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.6 * 0.4 / 1000) ** 0.5)
-    assert model_millions(one[0]) == pytest.approx(2.283)  # 344 + 270,538 + 2,012,118
-    assert model_millions(other[0]) is None
+    assert at_once.difference.error == pytest.approx(100 * (0.54 * 0.46 / 1000 + 0.6 * 0.4 / 1000) ** 0.5)
+    assert one[0].measure("millions") == pytest.approx(2.283)  # 344 + 270,538 + 2,012,118
+    assert other[0].measure("millions") is None
 
 
 def test_a_single_client_after_few_epochs_is_as_uncertain_as_the_rounds_around_are_uneven(tmp_path: Path) -> None:
@@ -130,9 +140,9 @@ def test_a_single_client_after_few_epochs_is_as_uncertain_as_the_rounds_around_a
         one, other = (found.of("architectures", "resnet9-1fc", method) for method in ("stand-alone", "mixed-layout"))
         share = percents[3] / 100
         tests = 100 * (share * (1 - share) / 1000) ** 0.5
-        gap = difference(one, other, round=4)
+        gap = difference(one, other, after=4)
         assert gap is not None
-        assert gap.error == pytest.approx(2**0.5 * (tests**2 + error**2) ** 0.5)
+        assert gap.difference.error == pytest.approx(2**0.5 * (tests**2 + error**2) ** 0.5)
 
 
 def test_one_seed_that_stands_for_two_is_no_more_certain_than_they_are(tmp_path: Path) -> None:
@@ -144,8 +154,8 @@ def test_one_seed_that_stands_for_two_is_no_more_certain_than_they_are(tmp_path:
     found = reconstructed(collect(tmp_path))
     keys = [("label-cifar10", "permuted-iid", method) for method in ("factorized-fl-beta", "fedavg")]
     one, other = (found.of(*key) for key in keys)
-    gaps = [difference(one, other), difference(one, other, printed=[found.printed[key] for key in keys])]
-    assert [gap.error for gap in gaps if gap] == [0.0, pytest.approx(2 * 2**0.5)]
+    gaps = [difference(one, other), difference(one, other, printed=(found.printed[keys[0]], found.printed[keys[1]]))]
+    assert [gap.difference.error for gap in gaps if gap] == [0.0, pytest.approx(2 * 2**0.5)]
 
 
 def test_what_differences_vary_by_from_seed_to_seed_is_pooled_and_counts_for_one_seed(tmp_path: Path) -> None:
@@ -163,11 +173,11 @@ def test_what_differences_vary_by_from_seed_to_seed_is_pooled_and_counts_for_one
     one, other = (found.of("label-cifar10", "permuted-iid", row) for row in ("fedavg", "stand-alone"))
     gap = difference(one, other, between_seeds=found.between_seeds)
     assert gap is not None
-    assert (gap.points, gap.error) == (pytest.approx(4), pytest.approx((16 / 3) ** 0.5))
+    assert (gap.difference.value, gap.difference.error) == (pytest.approx(4), pytest.approx((16 / 3) ** 0.5))
     both = [found.of("domains", "domains", row) for row in ("fedprox", "stand-alone")]
     steady = difference(*both, between_seeds=found.between_seeds)
     assert steady is not None
-    assert steady.error == pytest.approx((16 / 3 / 2) ** 0.5)  # two seeds
+    assert steady.difference.error == pytest.approx((16 / 3 / 2) ** 0.5)  # two seeds
 
 
 def test_a_difference_of_one_domain(tmp_path: Path) -> None:
@@ -177,4 +187,4 @@ def test_a_difference_of_one_domain(tmp_path: Path) -> None:
     one, other = (found.of("domains", "domains", row) for row in ("fedavg", "stand-alone"))
     gap = difference(one, other, domain="household")
     assert gap is not None
-    assert (gap.points, gap.error) == (pytest.approx(4), pytest.approx(1))  # 3 and 5
+    assert (gap.difference.value, gap.difference.error) == (pytest.approx(4), pytest.approx(1))  # 3 and 5
