@@ -21,8 +21,7 @@ from factorized_fl.results.comparison import (
 )
 from factorized_fl.results.reading import RunFiles, read_run
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.simulate import run as simulation
-from factorized_fl.simulate.run import Observer
+from factorized_fl.simulate.run import Observer, run_federation
 
 COMPARISON = "comparison.json"
 
@@ -67,7 +66,7 @@ def run(
         config = configure(config, method, **settings)
     elif method is not None or settings:
         raise UserError("A Config is complete: pass method and settings to `configure`, or a preset's name here.")
-    return simulation.run(
+    return run_federation(
         config,
         out or default_directory(config),
         data=Path(data) if data else None,

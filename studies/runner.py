@@ -21,7 +21,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.simulate.build import Federation
-from factorized_fl.simulate.run import Observer, Stopped, run
+from factorized_fl.simulate.run import Observer, Stopped, run_federation
 from studies.records import came_from, read_record, write_record
 
 _ROUND_MARGIN = 1.5  # a round may take that much longer than the one before it, checkpoint included
@@ -160,7 +160,7 @@ def _run_job(
     stopper = Stopper(clock)
     with watch(job.config) if watch else nullcontext() as watching:
         observers = [*([watching] if watching else []), stopper]
-        run(job.config, directory.path, data=data, resume=True, observers=observers, device=device)
+        run_federation(job.config, directory.path, data=data, resume=True, observers=observers, device=device)
     start = stopper.ready - began if stopper.ready else 0.0
     try:
         return job.measure(directory, start)

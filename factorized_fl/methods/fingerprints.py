@@ -64,7 +64,7 @@ def first_layer(model: nn.Module, tensors: dict[str, torch.Tensor], images: torc
     return torch.cat(rows)
 
 
-def describe(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
+def describe_images(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
     """Mean, log-variance, noise and contrast of images with these moments [n, 2 C] and labels: [2 C + 2]."""
     counts = torch.bincount(labels, minlength=classes).to(rows)
     present = counts > 0
