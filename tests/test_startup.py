@@ -84,9 +84,6 @@ assert callable(ffl.report) and ffl.report.__module__ == "factorized_fl.api", ff
     run_python(code)
 
 
-# Modules that still import fcntl; the set is emptied at the merge.
-STILL_IMPORT_FCNTL = {"factorized_fl.results.rundir"}
-
 WITHOUT_FCNTL = """
 import importlib, pkgutil, traceback
 sys.modules["fcntl"] = None
@@ -105,4 +102,4 @@ for module in pkgutil.walk_packages(factorized_fl.__path__, "factorized_fl."):
 def test_the_package_can_be_imported_where_there_is_no_fcntl() -> None:
     """As on Windows. Modules that fail because an optional package is missing are not counted."""
     failures = [line.split() for line in run_python(WITHOUT_FCNTL).splitlines()]
-    assert {module for missing, module in failures if missing == "fcntl"} == STILL_IMPORT_FCNTL
+    assert {module for missing, module in failures if missing == "fcntl"} == set()

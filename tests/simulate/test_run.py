@@ -60,7 +60,7 @@ def test_runs_of_one_seed_are_equal_also_if_interrupted(method: str, images: Pat
 SLOW = """
 import sys, time
 from pathlib import Path
-from factorized_fl.config import read_config
+from factorized_fl.config import from_table, read_table
 from factorized_fl.simulate.run import run_federation
 
 class Slow:
@@ -71,7 +71,7 @@ class Slow:
             time.sleep(60)
     def round_done(self, round_number, records): pass
 
-run_federation(read_config(Path(sys.argv[1])), sys.argv[2], data=Path(sys.argv[3]), observers=[Slow()])
+run_federation(from_table(read_table(Path(sys.argv[1]))), sys.argv[2], data=Path(sys.argv[3]), observers=[Slow()])
 """
 
 
