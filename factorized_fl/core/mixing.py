@@ -117,6 +117,11 @@ class Dense(Weights):
 
     matrix: torch.Tensor  # [K, K], rows sum to 1
 
+    @property
+    def count(self) -> int:
+        """The number of clients; -1 if the tensor is no matrix."""
+        return len(self.matrix) if self.matrix.dim() == 2 else -1
+
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
         """Rows of the matrix."""
         return self.matrix[list(clients)]

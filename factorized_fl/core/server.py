@@ -158,15 +158,12 @@ class ServerState:
                 self.stack[name][places] = rows
         if self.vectors is not None and self.method.fingerprint_is_shared:
             for k in places:
-                self.vectors[k] = self._vector(k)
+                vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
+                assert vector is not None
+                self.vectors[k] = vector
         self.received[places] = True
         self.updated[places] = True
         return sent.loads()
-
-    def _vector(self, k: int) -> torch.Tensor:
-        vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
-        assert vector is not None
-        return vector
 
     def expected(self, k: int, begun_with: Tensors) -> Tensors:
         """What client k's update is compared with: what it began the round with, or else its last update."""
