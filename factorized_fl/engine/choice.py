@@ -32,12 +32,17 @@ def one_by_one(method: Method) -> bool:
     return not vars(owner).get("side_by_side", False)
 
 
+def trains_otherwise(method: Method) -> bool:
+    """Whether the method overrides hooks of local training that only the reference engine calls."""
+    hooks = ("phases", "keeps", "receive", "extra_up", "extra_down")
+    own = [hook for hook in hooks if getattr(type(method), hook) is not getattr(Method, hook)]
+    return bool(own or method.further_models)
+
+
 def _why_not(task: Task) -> str | None:
     """Why the fast engine cannot run this, or None."""
-    method = type(task.method)
-    hooks = ("phases", "keeps", "receive", "finish", "extra_up", "extra_down")
-    if method.further_models or any(getattr(method, hook) is not getattr(Method, hook) for hook in hooks):
-        return f"{method.name} has local training of its own"
+    if trains_otherwise(task.method):
+        return f"{task.method.name} has local training of its own"
     if len(task.models) > 1:
         return "clients differ in their numbers of classes"
     if one_by_one(task.method):

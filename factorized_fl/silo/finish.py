@@ -55,7 +55,7 @@ def end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(folder: Path) -> None:
+def finish_later(folder: Path) -> None:
     """Resume the last phase of a site after a crash."""
     end_with_parent(os.getppid())
     kit = read_kit(folder)
@@ -65,4 +65,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    finish_later(Path(sys.argv[1]))

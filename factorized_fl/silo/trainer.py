@@ -41,7 +41,7 @@ def read_frame(stream: IO[bytes], federation: str) -> Message | None:
     return unpack(content, federation, _NO_LIMIT) if len(content) == length else None
 
 
-def main(folder: Path) -> None:
+def answer_requests(folder: Path) -> None:
     """Answer requests until the agent is gone."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a library must not look like an answer
@@ -93,4 +93,4 @@ def serve_requests(kit: Kit, settings: Settings, log: Journal, requests: IO[byte
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer_requests(Path(sys.argv[1]))

@@ -446,3 +446,30 @@ def test_the_limit_of_a_message_has_room_for_extra_payloads() -> None:
     model = build_model("cnn", 2, channels=1)
     travels = sum(4 * p.numel() for name, p in model.named_parameters() if not name.startswith("head."))
     assert scaffold >= fedavg + travels
+
+
+def test_a_hook_sees_the_clients_own_tensors_and_the_download_in_the_models_order() -> None:
+    """Even if the method keeps where the last round began, and if the download arrives in another order."""
+    seen: list[tuple[Numbers, list[str]]] = []
+
+    class Watching(METHODS["fedavg"]):  # type: ignore[misc]
+        name = "watching"
+        keeps_start = True
+        personal = True
+
+        def receive(self, local: ffl.Local, given: Numbers) -> Numbers:
+            seen.append((local.tensors, list(given)))
+            return given
+
+    ffl.register(Watching)
+    federation = federation_of("watching", True)
+    run_round(federation, 1)
+    own = {name: tensor.clone() for name, tensor in federation.clients.state.client(0).items()}
+    downloads = federation.server.prepare(2, range(4), lambda client, tensors: [])
+    items = list(downloads.items())
+    federation.clients.receive(2, items[::-1], {0: 0}, federation.engine)
+    ((tensors, names),) = seen
+    assert names == [name for name in federation.clients.state.common if name in federation.shared]
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in own.items())
+    for name, rows in items:
+        assert torch.equal(federation.clients.state.client(0)[name], rows[0])

@@ -11,7 +11,7 @@ import pytest
 from factorized_fl.report.collect import collect
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo import coordinator, supervise
+from factorized_fl.silo import ending, supervise
 from factorized_fl.silo.agreement import Kit, write_kit
 from factorized_fl.silo.finish import finish, has_ended, remember_end
 from factorized_fl.silo.journal import Journal, journal_path
@@ -103,7 +103,7 @@ def rows(parties: Loopback) -> list[tuple[str, bool, str]]:
 def test_a_finished_coordinator_names_the_sites_that_do_not_know_of_the_end(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_SOON", 0.0)
+    monkeypatch.setattr(ending, "_SOON", 0.0)
     kits = kits_of(tmp_path, trio_config(rounds=1), deadline=1.0)
     sites = {name: Site(kits[name], data / name, print, report=False) for name in ("aster", "birch")}
     parties = Loopback(kits, sites)

@@ -140,7 +140,7 @@ def test_mistakes_at_the_command_line(capsys: pytest.CaptureFixture[str], tmp_pa
         (["federation", "readmit", tmp_path / COORDINATOR, "nobody"], "only one of aster, birch, cedar"),
         (["federation", "new", write(tmp_path / "s.toml"), "--out", tmp_path / "aster"], "is there already"),
         (["export", tmp_path / "aster"], "--data DIR"),
-        (["export", tmp_path / COORDINATOR], "who has no model"),
+        (["export", tmp_path / COORDINATOR], "which has no model"),
         (["export", tmp_path / "aster", "--client", 2], "leave --client out"),
     ):
         code, err = ffl(capsys, *arguments)

@@ -148,7 +148,7 @@ def test_every_party_has_a_page_of_what_it_may_see(finished: Finished) -> None:
     own, coordinators = ((finished.kits[p].path / "report.html").read_text() for p in ("aster", "coordinator"))
     assert "aster calls it 3" in own
     assert "aster calls it" not in coordinators
-    assert "as 1 of 3 sites report" in coordinators
+    assert "reported by 1 of 3 sites." in coordinators
     summaries = (finished.run("aster").summary(), RunDirectory(finished.kits["aster"].alone).summary())
     right, alone = (f"{100 * summary['accuracy_mean']:.1f}%" for summary in summaries)
     assert f"aster: {right} accuracy, alone {alone}." in own

@@ -109,7 +109,9 @@ class Step:
         """Copy the clients of these stays back to the stacks; the results of idle lanes are never read."""
         _copy((client, place) for place, client in self._places(stays, state, momentum))
         for stay in stays:
-            self.engine.method.finish(replace(self.local, tensors=state.client(stay.client)))
+            start = {name: tensor[stay.lane] for name, tensor in self.start.items()}
+            steps, tensors = stay.end - stay.first, state.client(stay.client)
+            self.engine.method.finish(replace(self.local, start=start, steps=steps, tensors=tensors))
 
     def _places(
         self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack
