@@ -100,7 +100,7 @@ def study(data: Path, seed: int) -> list[dict]:
         assert torch.equal(dealt.images, scenario.images)
         domains = [client.domain for client in dealt.clients]
         same = [domains.count(domain) - 1 for domain in domains]
-        levelled = by_clients(dealt, layer_rows, f.describe)
+        levelled = by_clients(dealt, layer_rows, f.describe_images)
         row = {
             "seed": seed,
             "setting": setting,

@@ -10,6 +10,7 @@ from typing import Any
 from factorized_fl.config import Config, as_table, read_table, resolve
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
+from factorized_fl.export.export import Exported, export_run
 from factorized_fl.presets import find_preset
 from factorized_fl.report.write import write_report
 from factorized_fl.results.comparison import (
@@ -21,8 +22,11 @@ from factorized_fl.results.comparison import (
 )
 from factorized_fl.results.reading import RunFiles, read_run
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.simulate import run as simulation
-from factorized_fl.simulate.run import Observer
+from factorized_fl.results.schema import FEDERATION
+from factorized_fl.silo.agreement import read_kit
+from factorized_fl.silo.settings import read_settings
+from factorized_fl.silo.site import export_now
+from factorized_fl.simulate.run import Observer, run_federation
 
 COMPARISON = "comparison.json"
 
@@ -67,7 +71,7 @@ def run(
         config = configure(config, method, **settings)
     elif method is not None or settings:
         raise UserError("A Config is complete: pass method and settings to `configure`, or a preset's name here.")
-    return simulation.run(
+    return run_federation(
         config,
         out or default_directory(config),
         data=Path(data) if data else None,
@@ -149,6 +153,23 @@ def report(
     """Write the page of one run, of several, or of folders of runs; return its path."""
     paths = [Path(runs)] if isinstance(runs, Path | str) else [Path(run) for run in runs]
     return write_report(paths, Path(out) if out else None, Path(baseline) if baseline else None)
+
+
+def export(
+    run: Path, client: int = 0, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
+) -> Exported:
+    """Export the model of a run's client, counted from 1, or the one model of a site's kit, where `run` is a kit.
+
+    `alone` is a Stand-Alone run to compare the model of a run with. Raise UserError if there is no such model.
+    """
+    if not (run / FEDERATION).is_file():
+        return export_run(run, client, out, data=data, alone=alone)
+    kit = read_kit(run)
+    if kit.is_coordinator:
+        raise UserError(f"'{run}' is the coordinator's kit, which has no model: export at a site.")
+    if client:
+        raise UserError(f"'{run}' is the kit of one site, with one model: leave --client out.")
+    return export_now(kit, data or read_settings(kit).data, out)
 
 
 @dataclass(frozen=True)

@@ -125,11 +125,6 @@ def as_table(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def read_config(path: Path) -> Config:
-    """The configuration in a TOML file."""
-    return from_table(read_table(path))
-
-
 def read_table(path: Path) -> dict[str, Any]:
     """The table in a TOML file; raises a UserError if there is no such file or it is not TOML."""
     try:

@@ -1,69 +1,26 @@
-"""Named starting points: the demo with embedded data, and the paper's scenarios."""
+"""Named starting points: the demo with embedded data, and the paper's scenarios. The file presets.toml holds them."""
 
 import dataclasses
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import unknown
 
 Table = dict[str, Any]
-MATCHED = ("factorized-fl", "factorized-fl-beta", "random-matching", "worst-matching", "mixed-layout")
+
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+DEMO_METHODS: list[str] = _FILE["demo_methods"]
 
 
-def _matching(tau: float, epsilon: float, **more: Any) -> Table:
-    """The same matching options for every method that matches clients by similarity."""
-    options = {"tau": tau, "epsilon": epsilon, **more}
-    return dict.fromkeys(MATCHED, options)
+def _expanded(like: str, matching: Table | None = None, released: Table | None = None, **settings: Any) -> Table:
+    """The table of a preset: its settings, and equal options for every method that matches clients by similarity."""
+    options = matching if released is None else {**released, **_FILE["released_code"]}
+    return {**_FILE["settings"][like], **settings, "methods": dict.fromkeys(_FILE["matched_methods"], options)}
 
 
-def _released(tau: float, epsilon: float, minimum: int) -> Table:
-    """All deviations of the authors' released code from their paper that exist as options here."""
-    code = {"l1": False, "layout": "released", "head": "reset", "head_mu": "xavier", "sequential": True}
-    return _matching(tau, epsilon, minimum=minimum, **code)
-
-
-def _label_presets() -> dict[str, Table]:
-    presets = {}
-    for dataset in ("cifar10", "svhn"):
-        for permuted in (False, True):
-            for partition, ending in (("iid", "iid"), ("dirichlet", "non-iid")):
-                name = f"{dataset}-{'permuted-' if permuted else ''}{ending}"
-                table = {"dataset": dataset, "partition": partition, "permuted": permuted}
-                presets[name] = {**table, "methods": _matching(0.0, 1.0)}
-                minimum = 10 if permuted else 20
-                presets[f"{name}-released"] = {**table, "methods": _released(0.0, 1.0, minimum)}
-    return presets
-
-
-_DOMAINS: Table = {"dataset": "cifar100-domains", "permuted": True, "rounds": 100}
-
-_SMALL: Table = {
-    "model": "cnn",
-    "batch_size": 16,
-    "lr": 0.02,
-    "augment": "none",
-    "clients": 12,
-    "train_share": 0.6,
-    "images_per_client": 60,
-    "rounds": 12,
-    "epochs": 4,
-}
-
-PRESETS: dict[str, Table] = {
-    "demo": {
-        **_SMALL,
-        "dataset": "embedded",
-        "permuted": True,
-        "methods": _matching(0.0, 1.0),
-    },
-    "digits-iid": {**_SMALL, "dataset": "digits", "methods": _matching(0.0, 1.0)},
-    "digits-permuted-iid": {**_SMALL, "dataset": "digits", "permuted": True, "methods": _matching(0.0, 1.0)},
-    **_label_presets(),
-    "cifar100-domains": {**_DOMAINS, "methods": _matching(0.75, 20.0)},
-    "cifar100-domains-released": {**_DOMAINS, "methods": _released(0.95, 20.0, 4)},
-}
-
-DEMO_METHODS = ("stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta", "factorized-peers")
+PRESETS: dict[str, Table] = {name: _expanded(**table) for name, table in _FILE["presets"].items()}
 
 
 def find_preset(name: str) -> Table:

@@ -25,7 +25,7 @@ from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.simulate.build import Federation
-from factorized_fl.simulate.run import Observer, Stopped, run
+from factorized_fl.simulate.run import Observer, Stopped, run_federation
 
 _ROUND_MARGIN = 1.5  # a round may take that much longer than the one before it, checkpoint included
 Watch = Callable[[Config], AbstractContextManager[Observer]]
@@ -156,7 +156,7 @@ def _run_job(
     began, clock.ready = time.monotonic(), 0.0
     with watch(job.config) if watch else nullcontext() as watching:
         observers = [*([watching] if watching else []), clock]
-        run(job.config, directory.path, data=data, resume=True, observers=observers, device=device)
+        run_federation(job.config, directory.path, data=data, resume=True, observers=observers, device=device)
     start = clock.ready - began if clock.ready else 0.0
     try:
         return job.measure(directory, start)

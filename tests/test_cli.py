@@ -39,6 +39,7 @@ def ffl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def test_run_prints_progress_and_result(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     code, out, err = ffl(capsys, "run", config, "--method", "fedavg", "--data", images, "--out", tmp_path / "run")
     assert (code, err) == (0, "")
+    assert out.index("4 clients, labels") < out.index("numbers (") < out.index("round 1/3")
     assert "round 3/3" in out
     assert "FedAvg:" in out
     assert "\x1b" not in out  # no colour codes off a terminal

@@ -8,11 +8,6 @@ import factorized_fl
 
 PACKAGE = Path(factorized_fl.__file__ or "").parent
 
-# Names that still exist twice; the set is emptied at the merge.
-STILL_TWICE = {
-    *("describe", "run"),
-}
-
 
 def definitions(source: str) -> list[str]:
     """The public functions and classes at the top level of a module."""
@@ -24,12 +19,9 @@ def definitions(source: str) -> list[str]:
 def test_no_public_name_exists_twice() -> None:
     modules = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
-        if "reproduce" not in path.relative_to(PACKAGE).as_posix():  # leaves the package
-            for name in definitions(path.read_text(encoding="utf-8")):
-                modules[name].append(path.relative_to(PACKAGE).as_posix())
-    twice = {name: paths for name, paths in modules.items() if len(paths) > 1}
-    assert {name: paths for name, paths in twice.items() if name not in STILL_TWICE} == {}
-    assert twice.keys() >= STILL_TWICE, "remove the names that exist once from STILL_TWICE"
+        for name in definitions(path.read_text(encoding="utf-8")):
+            modules[name].append(path.relative_to(PACKAGE).as_posix())
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}
 
 
 def test_definitions_are_the_public_ones_at_the_top() -> None:

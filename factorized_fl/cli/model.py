@@ -2,29 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from factorized_fl.cli.common import Data, console, notes
 from factorized_fl.core.errors import UserError
-
-if TYPE_CHECKING:
-    from factorized_fl.export.export import Exported
-
-
-def _print_exported(exported: "Exported") -> None:
-    console.print(
-        f"{exported.folder}: accuracy {100 * exported.accuracy:.2f}% on {exported.images:,} test images; "
-        f"scores equal the trained model's to {exported.largest_difference:.1e}"
-        f"{', also for ONNX' if exported.onnx else ''}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if exported.verdict:
-        console.print(
-            f"Stand-Alone: {100 * exported.verdict.alone:.2f}%. Verdict: {exported.verdict.word}.", highlight=False
-        )
 
 
 def export_command(
@@ -35,21 +18,18 @@ def export_command(
     alone: Annotated[Path | None, typer.Option("--alone", help="A Stand-Alone run, for the verdict.")] = None,
 ) -> None:
     """Export a client's model: dense weights, ONNX, class names, preprocessing, a model card."""
-    from factorized_fl.export.export import export_run
-    from factorized_fl.results.schema import FEDERATION
-    from factorized_fl.silo.agreement import read_kit
-    from factorized_fl.silo.settings import read_settings
-    from factorized_fl.silo.site import export_now
+    from factorized_fl import api
 
-    if (run / FEDERATION).is_file():
-        kit = read_kit(run)
-        if kit.is_coordinator:
-            raise UserError(f"'{run}' is the coordinator's kit, which has no model: export at a site.")
-        if client:
-            raise UserError(f"'{run}' is the kit of one site, with one model: leave --client out.")
-        _print_exported(export_now(kit, data or read_settings(kit).data, out))
-    else:
-        _print_exported(export_run(run, client, out, data=data, alone=alone))
+    exported = api.export(run, client, out, data=data, alone=alone)
+    console.print(
+        f"{exported.folder}: accuracy {100 * exported.accuracy:.2f}% on {exported.images:,} test images; "
+        f"scores equal the trained model's to {exported.largest_difference:.1e}"
+        f"{', also for ONNX' if exported.onnx else ''}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if verdict := exported.verdict:
+        console.print(f"Stand-Alone: {100 * verdict.alone:.2f}%. Verdict: {verdict.word}.", highlight=False)
 
 
 def predict_command(

@@ -1,6 +1,5 @@
 """Commands that train: run, compare, demo, pilot."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,33 +27,15 @@ if TYPE_CHECKING:
     from factorized_fl.config import Config
     from factorized_fl.report.progress import ProgressObserver
     from factorized_fl.results.comparison import Comparison
-    from factorized_fl.results.rundir import Record
-    from factorized_fl.simulate.build import Federation
     from factorized_fl.simulate.run import Observer
 
 
-class StartPrinter:
-    """An observer that prints the clients' data and the model's size before the first round."""
-
-    def started(self, federation: "Federation", done: int) -> None:
-        """Print the table of clients and one line about the model."""
-        from factorized_fl.report.tables import model_line, scenario_table
-
-        console.print(scenario_table(federation.scenario))
-        console.print(model_line(federation.config.model, *federation.parameters()), highlight=False)
-
-    def client_done(self, round_number: int, client: int) -> None:
-        """Print nothing."""
-
-    def round_done(self, round_number: int, records: "Sequence[Record]") -> None:
-        """Print nothing."""
-
-
-def _progress(config: "Config") -> "ProgressObserver":
+def _progress(config: "Config", details: bool = False) -> "ProgressObserver":
     from factorized_fl.methods import METHODS
     from factorized_fl.report.progress import ProgressObserver
 
-    return ProgressObserver(console, f"{METHODS[config.method].card.title}, seed {config.seed}")
+    title = METHODS[config.method].card.title
+    return ProgressObserver(console, title if details else f"{title}, seed {config.seed}", details=details)
 
 
 def _print_comparison(rows: "list[Comparison]", title: str) -> None:
@@ -80,8 +61,6 @@ def run_command(
 ) -> None:
     """Run one federation."""
     from factorized_fl import api
-    from factorized_fl.methods import METHODS
-    from factorized_fl.report.progress import ProgressObserver
     from factorized_fl.report.tables import result_table
     from factorized_fl.report.tensorboard import TensorBoardObserver
     from factorized_fl.results.reading import divergence_line
@@ -95,8 +74,7 @@ def run_command(
         if tensorboard:
             observers.append(stack.enter_context(TensorBoardObserver(out)))
         if not quiet:
-            progress = stack.enter_context(ProgressObserver(console, METHODS[config.method].card.title))
-            observers += [StartPrinter(), progress]
+            observers.append(stack.enter_context(_progress(config, details=True)))
         directory = api.run(config, out, data=data, resume=resume, device=device, observers=observers)
     summary = directory.summary()
     assert summary is not None

@@ -6,6 +6,7 @@ import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.method import Method
+from factorized_fl.core.mixing import Weights
 from factorized_fl.core.views import Mixing, Server, Tensors
 
 
@@ -21,11 +22,10 @@ def checked_mixing(method: Method, server: Server) -> Mixing:
     if changed := [name for (name, tensor), version in zip(given, before, strict=True) if tensor._version != version]:
         raise UserError(f"The mix of {method.name} changes {changed[0]} in place: make a new tensor instead.")
     count = len(server.sizes)
-    if not isinstance(mixing, Mixing) or any(
-        getattr(weights, "count", None) != count for weights in (mixing.weights, *mixing.others.values())
-    ):
+    used = (mixing.weights, *mixing.others.values()) if isinstance(mixing, Mixing) else ()
+    if not used or any(not isinstance(weights, Weights) or weights.count != count for weights in used):
         raise UserError(f"The mix of {method.name} must return a Mixing of {count} x {count} clients.")
-    for weights in (mixing.weights, *mixing.others.values()):
+    for weights in used:
         if complaint := weights.complaint():
             raise UserError(f"The mix of {method.name} returns wrong weights: {complaint}.")
     here = len(server.clients)

@@ -145,12 +145,11 @@ class ClientState:
     @property
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
-        further = [f"models/{name}" for name in self.models]
-        stacks = dict(zip(further, self.models.values(), strict=True))
-        momenta = {f"momenta/{name}": stack for name, stack in self.momenta.items()}
-        named = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
-        flat = [stack.flat(prefix).items() for prefix, stack in (named | stacks | momenta).items()]
-        return {"trained": self.trained, **{name: tensor for items in flat for name, tensor in items}}
+        stacks = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
+        stacks |= {f"models/{name}": stack for name, stack in self.models.items()}
+        stacks |= {f"momenta/{name}": stack for name, stack in self.momenta.items()}
+        flat = {name: tensor for prefix, stack in stacks.items() for name, tensor in stack.flat(prefix).items()}
+        return {"trained": self.trained, **flat}
 
     def load(self, tensors: Tensors) -> None:
         """Goes back to where `tensors` was taken."""

@@ -1,7 +1,7 @@
 """The communication ledger: numbers sent, bytes as serialised, and what the paper's cost formula counts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Traffic:
-    """One client's communication in one round."""
+    """One client's communication in one round, as fields of a line of metrics."""
 
     up_parameters: int = 0
     down_parameters: int = 0
@@ -40,10 +40,6 @@ class Traffic:
     down_formula: int = 0
     up_roles: Mapping[str, int] = field(default_factory=dict)
     down_roles: Mapping[str, int] = field(default_factory=dict)
-
-    def record(self) -> dict[str, Any]:
-        """The fields of a line of metrics."""
-        return asdict(self)
 
 
 def count_traffic(down: Load, up: Load | None, cost: Cost) -> Traffic:

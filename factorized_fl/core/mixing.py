@@ -4,45 +4,45 @@ Weights are one of four structures, so that a mean over many clients never makes
 to a K x K matrix with non-negative rows that sum to 1; `rows` gives some rows of that matrix.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 _TOLERANCE = 1e-5
 
 
-class Weights(Protocol):
+class Weights(ABC):
     """With which weights each client receives the tensors of all clients."""
 
     @property
     def count(self) -> int:
         """The number of clients, K."""
+        return next(iter(self.tensors().values())).shape[:1].numel()
 
+    @abstractmethod
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
         """The rows of some clients, [n, K]."""
 
     def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
         """The mixed tensors of some clients, [n, ...], from those of all clients, [K, ...], which are only read."""
+        return weigh(self.rows(clients), stacked)
 
+    @abstractmethod
     def complaint(self) -> str:
         """What is wrong with the weights, or an empty string."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The structure as named tensors; `weights_from` reads them."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Weights):
     """Every client receives the same weighted mean."""
 
     row: torch.Tensor  # [K], sums to 1
-
-    @property
-    def count(self) -> int:
-        """The number of clients."""
-        return len(self.row)
 
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
         """The one row, repeated without a copy."""
@@ -63,16 +63,11 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Weights):
     """Every client receives the weighted mean of its group; a client of a group without any weight keeps its own."""
 
     group: torch.Tensor  # int64 [K], the number of each client's group
     weight: torch.Tensor  # [K], not negative
-
-    @property
-    def count(self) -> int:
-        """The number of clients."""
-        return len(self.group)
 
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
         """The members of each client's group by weight."""
@@ -82,10 +77,6 @@ class Groups:
         members[alone, places[alone]] = 1.0
         return members / members.sum(1, keepdim=True)
 
-    def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
-        """One mean for each group that occurs."""
-        return weigh(self.rows(clients), stacked)
-
     def complaint(self) -> str:
         """Checks the weights; rows then sum to 1 by construction."""
         if self.group.shape != self.weight.shape or self.group.dim() != 1:
@@ -93,22 +84,13 @@ class Groups:
         fits = bool(self.weight.isfinite().all() and (self.weight >= 0).all())
         return "" if fits else "the weights of groups must be finite and not negative"
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Groups and weights."""
-        return {"group": self.group, "weight": self.weight}
-
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(Weights):
     """Every client receives from a few clients: row k gives client `peers[k, j]` the weight `shares[k, j]`."""
 
     peers: torch.Tensor  # int64 [K, n]
     shares: torch.Tensor  # [K, n], rows sum to 1
-
-    @property
-    def count(self) -> int:
-        """The number of clients."""
-        return len(self.peers)
 
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
         """The few weights in rows that are zero elsewhere."""
@@ -128,38 +110,26 @@ class Sparse:
             return "sparse weights name a client that does not exist"
         return _complaint(self.shares)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Peers and shares."""
-        return {"peers": self.peers, "shares": self.shares}
-
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Weights):
     """Any weights, as the matrix itself: only where the number of clients is small."""
 
     matrix: torch.Tensor  # [K, K], rows sum to 1
 
     @property
     def count(self) -> int:
-        """The number of clients; -1 if the matrix is none."""
-        return self.matrix.shape[0] if self.matrix.dim() == 2 else -1
+        """The number of clients; -1 if the tensor is no matrix."""
+        return len(self.matrix) if self.matrix.dim() == 2 else -1
 
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
         """Rows of the matrix."""
         return self.matrix[list(clients)]
 
-    def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
-        """A product with rows of the matrix."""
-        return weigh(self.rows(clients), stacked)
-
     def complaint(self) -> str:
         """Checks shape and rows."""
         square = self.matrix.dim() == 2 and self.matrix.shape[0] == self.matrix.shape[1]
         return _complaint(self.matrix) if square else "the matrix must be square"
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The matrix."""
-        return {"matrix": self.matrix}
 
 
 def _complaint(rows: torch.Tensor) -> str:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from factorized_fl.core.errors import UserError
 
-_MASK, _INDEX, _VALUES = "|mask", "|index", "|values"
+_DENSE, _VALUES, _MASK, _INDEX = "", "|values", "|mask", "|index"  # what is added to the name of a tensor's part
 _ENTRY = 100  # bytes of a second entry in the header, which makes sparse forms too expensive for small tensors
 _TYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
@@ -24,7 +24,8 @@ _TYPES = (
 )
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Signature = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+Shape = tuple[int, ...]
+Form = dict[str, tuple[Shape, torch.dtype]]  # shape and type of each part of a tensor, by the suffix of its name
 
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -34,16 +35,16 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous().flatten()
         there = occupied(flat)
-        form = _form(flat.numel(), int(there.sum()), flat.dtype)
-        if form == "dense":
+        form = _form(tuple(tensor.shape), int(there.sum()), flat.dtype)
+        if _DENSE in form:
             parts[name] = flat.view(tensor.shape)
             continue
         sparse[name] = list(tensor.shape)
         parts[name + _VALUES] = flat[there]
-        if form == "mask":
+        if _MASK in form:
             parts[name + _MASK] = torch.from_numpy(np.packbits(there.numpy()))
         else:
-            parts[name + _INDEX] = there.nonzero().flatten().to(_index_type(flat.numel()))
+            parts[name + _INDEX] = there.nonzero().flatten().to(form[_INDEX][1])
     return safetensors.torch.save(parts, _metadata(sparse))
 
 
@@ -69,27 +70,17 @@ def decode(content: bytes) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def measure(shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype, int]]) -> tuple[int, int]:
+def measure(shapes: Mapping[str, tuple[Shape, torch.dtype, int]]) -> tuple[int, int]:
     """Numbers and bytes of a payload, given the shape, type and count of non-zero entries of each tensor."""
     if not shapes:
         return 0, 0
-    parts: list[tuple[str, tuple[int, ...], torch.dtype]] = []
-    sparse = {}
-    numbers = 0
-    for name, (shape, dtype, nonzero) in shapes.items():
-        count = math.prod(shape)
-        form = _form(count, nonzero, dtype)
-        numbers += count if form == "dense" else nonzero
-        if form == "dense":
-            parts.append((name, shape, dtype))
-            continue
-        sparse[name] = list(shape)
-        parts.append((name + _VALUES, (nonzero,), dtype))
-        if form == "mask":
-            parts.append((name + _MASK, (math.ceil(count / 8),), torch.uint8))
-        else:
-            parts.append((name + _INDEX, (nonzero,), _index_type(count)))
-    return numbers, _length(tuple(parts), json.dumps(sparse))
+    forms = {name: _form(shape, nonzero, dtype) for name, (shape, dtype, nonzero) in shapes.items()}
+    numbers = sum(
+        math.prod(next(iter(form.values()))[0]) for form in forms.values()
+    )  # every form begins with the numbers
+    parts = tuple((name + suffix, *part) for name, form in forms.items() for suffix, part in form.items())
+    sparse = {name: list(shapes[name][0]) for name, form in forms.items() if _DENSE not in form}
+    return numbers, _length(parts, json.dumps(sparse))
 
 
 def occupied(tensor: torch.Tensor) -> torch.Tensor:
@@ -97,31 +88,27 @@ def occupied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_BITS[tensor.element_size()]) != 0
 
 
-def _form(count: int, nonzero: int, dtype: torch.dtype) -> str:
-    costs = _costs(count, nonzero, dtype)
-    return min(costs, key=lambda form: costs[form])
-
-
-def _costs(count: int, nonzero: int, dtype: torch.dtype) -> dict[str, int]:
-    size = dtype.itemsize
-    return {
-        "dense": count * size,
-        "mask": math.ceil(count / 8) + nonzero * size + _ENTRY,
-        "index": nonzero * (_index_type(count).itemsize + size) + _ENTRY,
-    }
-
-
 @lru_cache(maxsize=4096)
-def data_bytes(shape: tuple[int, ...], dtype: torch.dtype, nonzero: int) -> int:
-    """Bytes of one tensor's numbers in a payload, without its entry in the header."""
+def _form(shape: Shape, nonzero: int, dtype: torch.dtype) -> Form:
+    """The smallest form of a tensor."""
     count = math.prod(shape)
-    form = _form(count, nonzero, dtype)
-    return _costs(count, nonzero, dtype)[form] - (0 if form == "dense" else _ENTRY)
+    index = next(t for t in (torch.uint8, torch.uint16, torch.uint32) if count <= 2 ** (8 * t.itemsize))
+    values = ((nonzero,), dtype)
+    forms: tuple[Form, ...] = (
+        {_DENSE: (shape, dtype)},
+        {_VALUES: values, _MASK: ((math.ceil(count / 8),), torch.uint8)},
+        {_VALUES: values, _INDEX: ((nonzero,), index)},
+    )
+    return min(forms, key=lambda form: _bytes(form) + _ENTRY * (len(form) - 1))
 
 
-def _index_type(count: int) -> torch.dtype:
-    """The narrowest type that holds every position."""
-    return next(t for t in (torch.uint8, torch.uint16, torch.uint32) if count <= 2 ** (8 * t.itemsize))
+def _bytes(form: Form) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in form.values())
+
+
+def data_bytes(shape: Shape, dtype: torch.dtype, nonzero: int) -> int:
+    """Bytes of one tensor's numbers in a payload, without its entry in the header."""
+    return _bytes(_form(shape, nonzero, dtype))
 
 
 def _metadata(sparse: Mapping[str, list[int]]) -> dict[str, str] | None:
@@ -129,7 +116,7 @@ def _metadata(sparse: Mapping[str, list[int]]) -> dict[str, str] | None:
 
 
 @lru_cache(maxsize=4096)
-def _length(signature: Signature, sparse: str) -> int:
+def _length(parts: tuple[tuple[str, Shape, torch.dtype], ...], sparse: str) -> int:
     """The length of a serialised payload with these names, shapes and types, without serialising anything.
 
     A safetensors file is eight bytes, a JSON header padded to a multiple of eight, and the numbers. The header names
@@ -139,7 +126,7 @@ def _length(signature: Signature, sparse: str) -> int:
     metadata = _metadata(json.loads(sparse))
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     end = 0
-    for name, shape, dtype in sorted(signature, key=lambda entry: (list(codes).index(entry[2]), entry[0])):
+    for name, shape, dtype in sorted(parts, key=lambda entry: (list(codes).index(entry[2]), entry[0])):
         begin, end = end, end + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": codes[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

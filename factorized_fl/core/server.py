@@ -7,7 +7,6 @@ is held twice; a coordinator gives it tensors of its own and fills in what arriv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from factorized_fl.core.answers import checked_mixing
@@ -42,11 +41,6 @@ class Sampling:
         rng = numpy_rng(self.seed, "choose", round_number)
         sampled = sorted(rng.permutation(self.clients)[: self.per_round].tolist())
         return sampled, [client for client in sampled if rng.random() >= self.dropout]
-
-
-def mixing_rng(seed: int, round_number: int) -> np.random.Generator:
-    """The generator of a round's mixing."""
-    return numpy_rng(seed, "mix", round_number)
 
 
 class Downloads:
@@ -136,7 +130,7 @@ class ServerState:
             sizes=self.sizes,
             received=self.received,
             state=self._before,
-            rng=mixing_rng(self.seed, round_number),
+            rng=numpy_rng(self.seed, "mix", round_number),
             validation_losses=losses,
             initial={name: self.initial[name] for name in self.stack},
             updated=self.updated & self.received,
@@ -164,15 +158,12 @@ class ServerState:
                 self.stack[name][places] = rows
         if self.vectors is not None and self.method.fingerprint_is_shared:
             for k in places:
-                self.vectors[k] = self._vector(k)
+                vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
+                assert vector is not None
+                self.vectors[k] = vector
         self.received[places] = True
         self.updated[places] = True
         return sent.loads()
-
-    def _vector(self, k: int) -> torch.Tensor:
-        vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
-        assert vector is not None
-        return vector
 
     def expected(self, k: int, begun_with: Tensors) -> Tensors:
         """What client k's update is compared with: what it began the round with, or else its last update."""

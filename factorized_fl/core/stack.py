@@ -74,8 +74,3 @@ class ClientStack:
         for k, own in enumerate(self.own):
             flat |= {f"{prefix}/{k}/{name}": tensor for name, tensor in own.items()}
         return flat
-
-    def load(self, prefix: str, tensors: Tensors) -> None:
-        """Copy in what `flat` gave."""
-        for name, tensor in self.flat(prefix).items():
-            tensor.copy_(tensors[name])

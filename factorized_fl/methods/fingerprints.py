@@ -1,14 +1,14 @@
-"""A fingerprint of a client's images, and what two of them say about each other.
+"""Fingerprints of clients' images, and the distances and weights that a server computes from them.
 
-Under the initial weights, which all clients share, a client looks at its training images through the first layer, once,
-and says what it saw in a few hundred bytes: mean and log-variance of every channel, how far chance alone may have moved
-them, and how much more its classes differ than chance would make them. It needs no training.
+A client passes its training images once through the first layer of the untrained network, which all clients share. Its
+fingerprint has a few hundred bytes: mean and log-variance of every channel, `noise` and `contrast`.
 
-Classes count nearly alike however many images they have (n images count n / (n + 30)), so that clients of one domain
-with different shares of its classes still look alike. What remains of such differences is part of the chance that a
-client reports: `noise` is the expected squared distance, summed over coordinates, of its fingerprint from that of a
-client with the same classes in equal shares and endless images. So the squared distance of two fingerprints divided by
-the sum of their noises is about 1 for clients of one kind, and large for clients of two.
+A client's classes weigh nearly the same however many images they have (n images weigh n / (n + 30)), so that clients of
+one domain with different shares of its classes have similar fingerprints. The remaining difference is part of the
+noise: the expected squared distance, summed over coordinates, of the fingerprint from that of a client with the same
+classes in equal shares and unlimited images. So the squared distance of two fingerprints divided by the sum of their
+noises is about 1 for clients of one domain, and large for clients of two. The contrast is the variance between the
+client's classes, divided by the variance that chance alone would give.
 """
 
 import math
@@ -22,16 +22,16 @@ from factorized_fl.core.roles import LAYERS, layers
 HALF = 30.0  # images after which a class counts half as much as it ever can
 NAME = "fingerprint"  # of the buffer that holds it among a client's tensors
 _BATCH = 500
-_DOUBT = 0.5  # about the chance in a contrast
+_DOUBT = 0.5  # about the deviation of a contrast by chance
 UNKNOWN = 0.0  # contrast of a single class
-_CLEAREST = 1000.0  # contrast beyond which labels tell no more; CIFAR-100's domains reach 55
+_CLEAREST = 1000.0  # limit of a contrast; CIFAR-100's domains reach 55
 _LEAST = 1e-12
 _LARGEST = 100.0  # size of a log-variance that images can have; the demo's are from -9 to 0
 _OUTLIER = math.log(100)  # by which a log-variance exceeds the middle one; the demo's by 0.9 at most
 
 
 class _Seen(Exception):
-    """The first layer has answered: the rest of the network need not."""
+    """Raised after the first layer, so that the rest of the network is not computed."""
 
 
 def make_room(model: nn.Module) -> nn.Module:
@@ -64,7 +64,7 @@ def first_layer(model: nn.Module, tensors: dict[str, torch.Tensor], images: torc
     return torch.cat(rows)
 
 
-def describe(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
+def describe_images(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
     """Mean, log-variance, noise and contrast of images with these moments [n, 2 C] and labels: [2 C + 2]."""
     counts = torch.bincount(labels, minlength=classes).to(rows)
     present = counts > 0
@@ -87,7 +87,7 @@ def describe(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Te
     freedom = len(rows) - len(counts)
     if freedom > 0:
         inside = (offset(rows) - offsets[place]).square().sum() / freedom
-    else:  # one image per class says nothing of how images of a class differ: as much as any two, then
+    else:  # one image per class does not show how images of a class differ: take the variance of all images
         inside = offsets.square().sum() / max(1, len(rows) - 1)
     chance = inside / counts  # squared error of a class's mean
     spread = (weights * offsets.square().sum(1)).sum() / (1 - weights.square().sum()).clamp_min(_LEAST)
@@ -115,17 +115,17 @@ def blur(fingerprint: torch.Tensor, noise: float, clip: float, generator: torch.
 
 
 def plausible(fingerprint: torch.Tensor) -> bool:
-    """Whether images can have it."""
+    """True if real images can have this fingerprint: no log-variance is extremely large or small."""
     channels = (len(fingerprint) - 2) // 2
     return bool((fingerprint[channels : 2 * channels].abs() <= _LARGEST).all())
 
 
 def apart(fingerprints: torch.Tensor) -> torch.Tensor:
-    """Squared distances of all pairs over what chance alone would make them, float64 [K, K]: about 1 for like ones."""
+    """The squared distance of each pair over the sum of their noises, float64 [K, K]: about 1 in one domain."""
     prints = fingerprints.double().cpu()
     channels = (prints.shape[1] - 2) // 2
     mean, logs, rest = prints.split([channels, channels, 2], 1)
-    # Or a single client could make all others look alike.
+    # Otherwise a single client with an extreme variance could make all others look alike.
     highest = logs.sort(0).values[len(logs) // 2 :][:1] + _OUTLIER
     scale = logs.minimum(highest).exp().mean(0).clamp_min(_LEAST).sqrt()
     places = torch.cat([mean / scale, logs], 1)
@@ -135,9 +135,9 @@ def apart(fingerprints: torch.Tensor) -> torch.Tensor:
 
 
 def likeness(fingerprints: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-    """1 for clients that chance can explain, falling to 0 as their distance exceeds it, float64 [K, K].
+    """The likeness of each pair, float64 [K, K]: 1 if noise explains their distance, falling to 0 beyond that.
 
-    Who has not sent a fingerprint yet is like nobody else, whatever stands in its place.
+    A client that has not sent a fingerprint yet has likeness 0 to all others.
     """
     alike = torch.eye(len(fingerprints), dtype=torch.float64)
     known = received.nonzero().flatten().cpu()
@@ -147,11 +147,11 @@ def likeness(fingerprints: torch.Tensor, received: torch.Tensor) -> torch.Tensor
 
 
 def trust(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """How far each client's labels tell as much as those of its like would with as many images, float64 [K]: at most 1.
+    """A factor of at most 1 for each client, float64 [K]: small if its contrast is far below that of similar clients.
 
-    Labels drawn at random make classes that differ no more than chance makes them: a contrast of about 1. What exceeds
-    that grows with the number of images. Where the first layer sees little of what the labels say, everybody's contrast
-    is about 1 and nobody is suspected; nor is a client with a single class, whose contrast nobody knows.
+    Labels drawn at random give a contrast of about 1; the excess over 1 grows with the number of images, so the excess
+    per image is compared. All factors are about 1 where the first layer separates no client's classes. A client with a
+    single class has no contrast and factor 1.
     """
     contrast, images = fingerprints[:, -1].double().cpu().nan_to_num(1.0), sizes.double().cpu()
     known = contrast != UNKNOWN

@@ -49,6 +49,6 @@ class FactorizedPeers(FactorizedByImages):
         alike = likeness(server.fingerprints, server.received)
         matrix = peer_weights(server.fingerprints, alike, server.sizes)
         blocks = list(dict.fromkeys(name.split(".")[0] for name in server.stack))[: self.general]
-        everybody = weighted_mean(server.sizes, server.received)
-        others = {name: everybody for name in server.stack if name.split(".")[0] in blocks}
+        mean = weighted_mean(server.sizes, server.received)
+        others = {name: mean for name in server.stack if name.split(".")[0] in blocks}
         return Mixing(Dense(matrix), alike, others=others)

@@ -4,27 +4,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from factorized_fl.config import Config
 from factorized_fl.core.server import Sampling
 from factorized_fl.data.images import counting
-from factorized_fl.report.tables import format_bytes
+from factorized_fl.report.tables import format_bytes, model_line, scenario_table
 from factorized_fl.results.schema import Record
+
+if TYPE_CHECKING:
+    from factorized_fl.simulate.build import Federation
 
 _SILENCE = 5.0  # seconds between lines while images are decoded
 _LONG_ROUND = 30.0  # seconds between lines within one round in a log
-
-
-class Configured(Protocol):
-    """A federation, of which progress needs the configuration only."""
-
-    @property
-    def config(self) -> Config:
-        """Return the run's configuration."""
 
 
 @contextmanager
@@ -48,11 +42,12 @@ def images_told(console: Console) -> Iterator[None]:
 class ProgressObserver:
     """Shows rounds, clients, accuracy so far, bytes and time left.
 
-    A log has a line per round instead of the bar, and lines within long rounds, at least `seldom` seconds apart.
+    A log has a line per round instead of the bar, and lines within long rounds, at least `seldom` seconds apart. With
+    `details` the clients' data and the model's size are printed before the first round.
     """
 
-    def __init__(self, console: Console, title: str, seldom: float = 0.0) -> None:
-        self.console, self.title, self.seldom = console, title, seldom
+    def __init__(self, console: Console, title: str, seldom: float = 0.0, details: bool = False) -> None:
+        self.console, self.title, self.seldom, self.details = console, title, seldom, details
         self.bytes = 0
         self.latest: dict[int, float] = {}
         self.rounds = 0
@@ -83,9 +78,12 @@ class ProgressObserver:
         self.decoding.__exit__(kind, error, traceback)
         self.bar.stop()
 
-    def started(self, federation: Configured, done: int) -> None:
+    def started(self, federation: "Federation", done: int) -> None:
         """Set the bar to the number of clients to train in all rounds."""
         config = federation.config
+        if self.details:
+            self.console.print(scenario_table(federation.scenario))
+            self.console.print(model_line(config.model, *federation.parameters()), highlight=False)
         self.rounds = config.rounds
         self.per_round = Sampling(config.seed, config.clients, config.fraction).per_round
         total = self.rounds * self.per_round

@@ -33,7 +33,7 @@ from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import make_record
-from factorized_fl.simulate.run import run, summarise
+from factorized_fl.simulate.run import run_federation, summarise
 
 
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
@@ -283,7 +283,7 @@ class Site:
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
         same = {"settle": self.config.options["settle"]}  # recalibration is not help of the federation
         config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
-        return run(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
+        return run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
 
     def _export_alone(self) -> Exported:
         directory = RunDirectory(self.kit.alone)

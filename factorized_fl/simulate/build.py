@@ -171,7 +171,7 @@ def _fingerprint_images(
         images = normalise(scenario.images[client.train].to(device).float() / 255, mean, std)
         labels = client.labelling[scenario.labels[client.train]].to(device)
         rows = fingerprints.first_layer(models[len(client.classes)], tensors, images)
-        found = fingerprints.describe(rows, labels, len(client.classes))
+        found = fingerprints.describe_images(rows, labels, len(client.classes))
         generator = torch_rng(seed, "fingerprint", client.draws_as(k))
         tensors[fingerprints.NAME].copy_(method.hide(found, generator))
 

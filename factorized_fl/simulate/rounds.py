@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from factorized_fl.core.ledger import Load, Traffic, count_traffic
@@ -76,7 +77,7 @@ def make_record(
         "loss": _finite(result.loss) if result else None,
         "train_loss": _finite(trained.loss) if trained else None,
         "steps": trained.steps if trained else 0,
-        **cost.record(),
+        **asdict(cost),
     }
 
 

@@ -41,7 +41,7 @@ class Observer(Protocol):
         """Called when a round is complete and its metrics are on disk."""
 
 
-def run(
+def run_federation(
     config: Config,
     out: Path | str,
     *,

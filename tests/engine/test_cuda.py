@@ -16,7 +16,7 @@ from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import run_round
-from factorized_fl.simulate.run import run
+from factorized_fl.simulate.run import run_federation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -180,7 +180,7 @@ def test_confusion_matrices_match_the_reference_engine(method: str, options: dic
 
 def test_a_run_notes_its_peak_of_memory(tmp_path: Path) -> None:
     found = federation("fedavg", "auto")
-    directory = run(found.config, tmp_path / "run", scenario=found.scenario, device="cuda")
+    directory = run_federation(found.config, tmp_path / "run", scenario=found.scenario, device="cuda")
     state = sum(tensor.nbytes for tensor in found.tensors.values()) / 2**30
     peaks = [line["peak_gib"] for line in directory.timing()]
     assert len(peaks) == 2

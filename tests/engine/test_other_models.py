@@ -23,7 +23,7 @@ from factorized_fl.silo.site import Site
 from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.rounds import run_round
-from factorized_fl.simulate.run import Stopped, run
+from factorized_fl.simulate.run import Stopped, run_federation
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
 from tests.tiny import tiny_config, tiny_federation
 
@@ -272,13 +272,13 @@ def test_a_model_with_dropout_resumes_bit_for_bit(
 ) -> None:
     use(Dropping)
     config = tiny_config(method, options=options)
-    wanted = run(config, tmp_path / "whole", data=images).path
+    wanted = run_federation(config, tmp_path / "whole", data=images).path
     for number, middle in ((1, False), (2, True)):
         out = tmp_path / f"stopped-{number}"
         with pytest.raises(KeyboardInterrupt if middle else Stopped):
-            run(config, out, data=images, observers=[StopAfter(number, middle)])
+            run_federation(config, out, data=images, observers=[StopAfter(number, middle)])
         torch.rand(number)  # the resumed process has other numbers in its global generator
-        run(config, out, data=images, resume=True)
+        run_federation(config, out, data=images, resume=True)
         for name in ("checkpoint.safetensors", "metrics.jsonl", "summary.json", "analysis.json"):
             assert (out / name).read_bytes() == (wanted / name).read_bytes(), name
 
@@ -356,10 +356,10 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_gpus")
 def test_a_gpu_with_a_number_becomes_the_current_one(images: Path, tmp_path: Path) -> None:
     with pytest.raises(SetDevice, match="cuda:1"):
-        run(tiny_config("fedavg"), tmp_path / "run", data=images, device="cuda:1")
+        run_federation(tiny_config("fedavg"), tmp_path / "run", data=images, device="cuda:1")
     for name in ("cuda:2", "cuda:x", "cuda:", "cuda1", "gpu"):
         with pytest.raises(UserError, match=f"There is no device '{name}' here"):
-            run(tiny_config("fedavg"), tmp_path / "run", data=images, device=name)
+            run_federation(tiny_config("fedavg"), tmp_path / "run", data=images, device=name)
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -385,4 +385,4 @@ def test_the_current_gpu_stays_where_no_number_is_given(
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *given, **named: tensor)
     monkeypatch.setattr(ReferenceEngine, "__init__", engine)
     with pytest.raises(Reached):
-        run(tiny_config("fedavg"), tmp_path / "run", data=images, device="auto")
+        run_federation(tiny_config("fedavg"), tmp_path / "run", data=images, device="auto")

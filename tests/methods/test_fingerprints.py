@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from factorized_fl.core.ledger import measured
 from factorized_fl.core.mixing import dense
-from factorized_fl.methods.fingerprints import apart, blur, describe, first_layer, likeness, trust
+from factorized_fl.methods.fingerprints import apart, blur, describe_images, first_layer, likeness, trust
 from factorized_fl.nn import build_model
 from factorized_fl.simulate.build import build_federation, initial_model
 from factorized_fl.simulate.rounds import run_round
@@ -31,7 +31,7 @@ def all_of(prints: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_client_without_a_fingerprint_has_likeness_zero_and_changes_no_other() -> None:
-    prints = torch.stack([describe(*moments(0.0, 200, seed), 4) for seed in range(4)])
+    prints = torch.stack([describe_images(*moments(0.0, 200, seed), 4) for seed in range(4)])
     received = torch.tensor([True, True, True, False])
     other = prints.clone()
     other[3] = 0.0
@@ -44,7 +44,7 @@ def test_a_client_without_a_fingerprint_has_likeness_zero_and_changes_no_other()
 
 def test_mean_and_variance_by_hand() -> None:
     """Two classes with one image each: means 1 and 3, mean squares 2 and 12."""
-    found = describe(torch.tensor([[1.0, 2.0], [3.0, 12.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
+    found = describe_images(torch.tensor([[1.0, 2.0], [3.0, 12.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
     assert found[0] == pytest.approx(2)
     assert found[1] == pytest.approx(torch.tensor(7.0 - 4.0).log())
     assert found.shape == (4,)
@@ -54,7 +54,7 @@ def test_mean_and_variance_by_hand() -> None:
 def test_one_image_per_class_still_has_noise() -> None:
     rows, labels = moments(0.0, 4, 1)
     assert labels.tolist() == [0, 1, 2, 3]
-    prints = torch.stack([describe(rows, labels, 4), describe(*moments(0.0, 4, 2), 4)])
+    prints = torch.stack([describe_images(rows, labels, 4), describe_images(*moments(0.0, 4, 2), 4)])
     assert (prints[:, -2] > 0).all()
     assert apart(prints)[0, 1] < 5
 
@@ -63,7 +63,7 @@ def test_a_small_class_counts_more_than_its_share_of_images() -> None:
     """30 images count 1/2 and 270 count 9/10: the mean is (0 / 2 + 0.9 * 1) / 1.4, not 0.9."""
     labels = torch.tensor([0] * 30 + [1] * 270)
     rows = torch.stack([labels.double(), labels.double() + 1], 1)
-    assert describe(rows, labels, 2)[0] == pytest.approx(0.9 / 1.4)
+    assert describe_images(rows, labels, 2)[0] == pytest.approx(0.9 / 1.4)
 
 
 def test_only_the_first_layer_is_computed() -> None:
@@ -75,7 +75,7 @@ def test_only_the_first_layer_is_computed() -> None:
 
 
 def test_clients_of_one_domain_differ_as_much_as_by_chance() -> None:
-    prints = torch.stack([describe(*moments(0.0, 200, seed), 4) for seed in range(12)])
+    prints = torch.stack([describe_images(*moments(0.0, 200, seed), 4) for seed in range(12)])
     pairs = apart(prints)[~torch.eye(12, dtype=torch.bool)]
     assert 0.5 < pairs.median() < 1.5
     assert likeness(prints, all_of(prints)).mean() > 0.7
@@ -83,7 +83,7 @@ def test_clients_of_one_domain_differ_as_much_as_by_chance() -> None:
 
 def test_clients_of_different_domains_are_unlike_each_other() -> None:
     centres = [0.0, 0.0, 0.0, 1.0, 1.0, -2.0]
-    prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate(centres)])
+    prints = torch.stack([describe_images(*moments(centre, 200, seed), 4) for seed, centre in enumerate(centres)])
     alike = likeness(prints, all_of(prints))
     for i, one in enumerate(centres):
         for j, other in enumerate(centres):
@@ -94,7 +94,7 @@ def test_clients_of_different_domains_are_unlike_each_other() -> None:
 def test_one_clients_variance_does_not_change_how_others_are_matched(log: float) -> None:
     """The unit of the means comes from all variances: a huge one must not make all means the same."""
     centres = [0.0, 0.0, 2.0, 2.0, 0.0]
-    prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate(centres)])
+    prints = torch.stack([describe_images(*moments(centre, 200, seed), 4) for seed, centre in enumerate(centres)])
     honest = likeness(prints[:4], all_of(prints[:4]))
     prints[4, C : 2 * C] = log
     found = likeness(prints, all_of(prints))[:4, :4]
@@ -105,7 +105,9 @@ def test_one_clients_variance_does_not_change_how_others_are_matched(log: float)
 
 
 def test_plausible_variances_are_averaged_without_a_limit() -> None:
-    prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate([0.0, 1.0, 3.0])])
+    prints = torch.stack(
+        [describe_images(*moments(centre, 200, seed), 4) for seed, centre in enumerate([0.0, 1.0, 3.0])]
+    )
     prints[0, C : 2 * C] += 4.0  # 50 times the variance of others is below the limit
     mean, logs, rest = prints.double().split([C, C, 2], 1)
     places = torch.cat([mean / logs.exp().mean(0).sqrt(), logs], 1)
@@ -119,7 +121,7 @@ def test_different_shares_of_the_same_classes_are_not_another_domain() -> None:
     generator = torch.Generator().manual_seed(3)
     shares = torch.tensor([[0.9, 0.9, 0.03, 0.03], [0.03, 0.03, 0.9, 0.9]])
     chosen = [torch.rand(4000, generator=generator) < share[labels] for share in shares]
-    prints = torch.stack([describe(rows[some], labels[some], 4) for some in chosen])
+    prints = torch.stack([describe_images(rows[some], labels[some], 4) for some in chosen])
     plain = torch.stack([rows[some, :C].mean(0) for some in chosen])
     assert (plain[0] - plain[1]).norm() > 0.5
     assert apart(prints)[0, 1] < 3
@@ -128,13 +130,15 @@ def test_different_shares_of_the_same_classes_are_not_another_domain() -> None:
 def test_random_labels_are_not_trusted_if_labels_of_others_are_informative() -> None:
     found = [moments(0.0, 400, seed, far=0.5) for seed in range(4)]
     drawn = torch.randint(0, 4, (400,), generator=torch.Generator().manual_seed(5))
-    prints = torch.stack([describe(rows, drawn if k == 3 else labels, 4) for k, (rows, labels) in enumerate(found)])
+    prints = torch.stack(
+        [describe_images(rows, drawn if k == 3 else labels, 4) for k, (rows, labels) in enumerate(found)]
+    )
     alike = likeness(prints, all_of(prints))
     sizes = torch.full((4,), 400)
     trusted = trust(prints, torch.ones_like(alike), sizes)
     assert (trusted[:3] > 0.6).all()
     assert trusted[3] < 0.1
-    uninformative = torch.stack([describe(rows, drawn, 4) for rows, _ in found])
+    uninformative = torch.stack([describe_images(rows, drawn, 4) for rows, _ in found])
     assert (trust(uninformative, torch.ones_like(alike), sizes) > 0.5).all()
 
 
@@ -154,7 +158,7 @@ def test_few_images_or_a_single_class_do_not_lower_trust() -> None:
     sizes = torch.tensor([800, 800, 800, 60, 50])
     found = [moments(0.0, int(size), seed, far=0.15) for seed, size in enumerate(sizes)]
     found[4] = (found[4][0], torch.zeros(50, dtype=torch.int64))
-    prints = torch.stack([describe(*one, 4) for one in found])
+    prints = torch.stack([describe_images(*one, 4) for one in found])
     assert prints[4, -1] == 0
     trusted = trust(prints, torch.ones(5, 5, dtype=torch.float64), sizes)
     assert prints[3, -1] < prints[:3, -1].min() / 4
@@ -167,8 +171,8 @@ def test_few_images_or_a_single_class_do_not_lower_trust() -> None:
 def test_a_client_with_perfect_contrast_does_not_lower_trust_in_others() -> None:
     """The third client has copies of one image per class, so that its classes have no variance."""
     rows, labels = zip(*(moments(0.0, 400, seed, far=0.5) for seed in range(3)), strict=True)
-    prints = torch.stack([describe(*moments(0.0, 400, seed, far=0.5), 4) for seed in range(3)])
-    prints[2] = describe(rows[2][:4].repeat(100, 1), labels[2], 4)
+    prints = torch.stack([describe_images(*moments(0.0, 400, seed, far=0.5), 4) for seed in range(3)])
+    prints[2] = describe_images(rows[2][:4].repeat(100, 1), labels[2], 4)
     assert prints[2, -1] == 1000
     alike, sizes = torch.ones(3, 3, dtype=torch.float64), torch.full((3,), 400)
     assert (trust(prints, alike, sizes)[:2] > 0.5).all()
@@ -187,7 +191,7 @@ def test_the_first_layer_does_not_depend_on_the_number_of_classes() -> None:
 
 
 def test_a_blurred_fingerprint_differs_less_and_declares_its_noise() -> None:
-    prints = torch.stack([describe(*moments(centre, 200, seed), 4) for seed, centre in enumerate([0.0, 1.0])])
+    prints = torch.stack([describe_images(*moments(centre, 200, seed), 4) for seed, centre in enumerate([0.0, 1.0])])
     generator = torch.Generator().manual_seed(1)
     blurred = torch.stack([blur(row, 3.0, 10.0, generator) for row in prints])
     assert blurred[0, -2] == pytest.approx(float(prints[0, -2]) + 2 * C * 9.0)
@@ -200,8 +204,8 @@ def test_a_blurred_fingerprint_differs_less_and_declares_its_noise() -> None:
 @given(seed=st.integers(0, 1000), order=st.permutations(range(4)), naming=st.permutations(range(4)))
 def test_names_of_classes_and_numbers_of_clients_do_not_matter(seed, order, naming) -> None:
     found = [moments(centre, 60, seed + k) for k, centre in enumerate([0.0, 0.0, 1.0, 1.0])]
-    prints = torch.stack([describe(rows, labels, 4) for rows, labels in found])
-    renamed = torch.stack([describe(rows, torch.tensor(naming)[labels], 4) for rows, labels in found])
+    prints = torch.stack([describe_images(rows, labels, 4) for rows, labels in found])
+    renamed = torch.stack([describe_images(rows, torch.tensor(naming)[labels], 4) for rows, labels in found])
     assert torch.allclose(prints, renamed, rtol=1e-4, atol=1e-5)
     assert torch.allclose(apart(prints)[order][:, order], apart(prints[order]))
 

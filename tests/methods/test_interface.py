@@ -25,7 +25,7 @@ from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate import build
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.rounds import run_round, sampling_of
-from factorized_fl.simulate.run import Stopped, run
+from factorized_fl.simulate.run import Stopped, run_federation
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
 from tests.tiny import tiny_config, tiny_scenario, tiny_set
 
@@ -390,14 +390,14 @@ STOPS = [(1, False), (2, False), (2, True), (3, True)]
 @pytest.mark.parametrize("method", FILES)
 def test_a_stopped_and_resumed_run_is_identical_to_the_unbroken_one(method: str, images: Path, tmp_path: Path) -> None:
     config = tiny_config(method, rounds=4, fraction=0.75, dropout=0.2)
-    run(config, tmp_path / "whole", data=images)
+    run_federation(config, tmp_path / "whole", data=images)
     wanted = written(tmp_path / "whole")
     assert "checkpoint.safetensors" in wanted
     for number, middle in STOPS:
         out = tmp_path / f"stopped-{number}-{middle}"
         with pytest.raises(KeyboardInterrupt if middle else Stopped):
-            run(config, out, data=images, observers=[StopAfter(number, middle)])
-        run(config, out, data=images, resume=True)
+            run_federation(config, out, data=images, observers=[StopAfter(number, middle)])
+        run_federation(config, out, data=images, resume=True)
         assert written(out) == wanted, (number, middle)
 
 

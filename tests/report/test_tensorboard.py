@@ -4,7 +4,7 @@ import pytest
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.report.tensorboard import TensorBoardObserver
-from factorized_fl.simulate.run import run
+from factorized_fl.simulate.run import run_federation
 from tests.simulate.test_run import StopIn
 from tests.tiny import tiny_config, write_folder
 
@@ -22,9 +22,9 @@ def test_curves_of_an_interrupted_and_resumed_run(tmp_path: Path) -> None:
     images, out = write_folder(tmp_path / "images"), tmp_path / "run"
     config = tiny_config("fedavg")
     with pytest.raises(KeyboardInterrupt), TensorBoardObserver(out) as observer:
-        run(config, out, data=images, observers=[observer, StopIn(2)])
+        run_federation(config, out, data=images, observers=[observer, StopIn(2)])
     with TensorBoardObserver(out) as observer:
-        directory = run(config, out, data=images, resume=True, observers=[observer])
+        directory = run_federation(config, out, data=images, resume=True, observers=[observer])
     metrics = directory.metrics()
     mean = {r: sum(m["accuracy"] for m in metrics if m["round"] == r) / 4 for r in (1, 2, 3)}
     assert points(out / "tensorboard", "accuracy/all clients") == pytest.approx(mean)

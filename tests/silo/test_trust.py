@@ -13,7 +13,7 @@ from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.payload import decode, encode
 from factorized_fl.core.views import Trained
-from factorized_fl.methods.fingerprints import describe
+from factorized_fl.methods.fingerprints import describe_images
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import control
@@ -365,7 +365,7 @@ def test_an_honest_fingerprint_passes_for_any_separation_of_classes(images: int,
     labels = torch.arange(4 * images) % 4
     generator = torch.Generator().manual_seed(1)
     means = torch.randn(4, 8, generator=generator)[labels] + spread * torch.randn(4 * images, 8, generator=generator)
-    found = describe(torch.cat([means, means.square() + 1], 1).double(), labels, 4)
+    found = describe_images(torch.cat([means, means.square() + 1], 1).double(), labels, 4)
     read = read_tensors(encode({"fingerprint": found}), {"fingerprint": torch.zeros(18)})
     assert torch.equal(read["fingerprint"], found)
 

@@ -9,7 +9,7 @@ from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.analysis import analyse, trace
 from factorized_fl.simulate.rounds import run_round
-from factorized_fl.simulate.run import run
+from factorized_fl.simulate.run import run_federation
 from tests.tiny import tiny_config, tiny_federation, write_folder
 
 
@@ -82,7 +82,7 @@ def test_a_client_that_never_trained_has_no_confusion_matrix() -> None:
 
 
 def test_a_run_leaves_traces_and_an_analysis(tmp_path: Path) -> None:
-    run(tiny_config(rounds=2), tmp_path / "run", data=write_folder(tmp_path / "images"))
+    run_federation(tiny_config(rounds=2), tmp_path / "run", data=write_folder(tmp_path / "images"))
     traces = sorted(path.name for path in (tmp_path / "run" / "traces").iterdir())
     assert traces == ["round-0001.safetensors", "round-0002.safetensors"]
     found = safetensors.torch.load_file(tmp_path / "run" / "traces" / traces[0])

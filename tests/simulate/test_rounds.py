@@ -12,7 +12,7 @@ from factorized_fl.core.views import Batch, Local, Mixing, Server, Tensors
 from factorized_fl.methods import METHODS, Method
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import download, run_round, sampling_of
-from factorized_fl.simulate.run import run
+from factorized_fl.simulate.run import run_federation
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario
 
 
@@ -270,6 +270,6 @@ def test_a_mixing_may_hold_views_and_one_tensor_twice(tmp_path: Path, monkeypatc
 
     config = tiny_config("fedavg", rounds=2)
     monkeypatch.setattr(METHODS["fedavg"], "mix", mix_with_views)
-    directory = run(config, tmp_path / "run", scenario=tiny_scenario(config))
+    directory = run_federation(config, tmp_path / "run", scenario=tiny_scenario(config))
     assert torch.equal(directory.mixing(2)["state.two"], torch.eye(4, dtype=torch.float64))
     assert directory.load_checkpoint()["method/one"].tolist() == torch.eye(4).tolist()

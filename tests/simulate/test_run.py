@@ -17,7 +17,7 @@ from factorized_fl.core.errors import Damaged, UserError
 from factorized_fl.results import rundir
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.build import build_federation, build_scenario_of
-from factorized_fl.simulate.run import peak_memory, run
+from factorized_fl.simulate.run import peak_memory, run_federation
 from tests.tiny import tiny_config
 
 
@@ -46,22 +46,22 @@ class StopIn:
 @pytest.mark.parametrize("method", ["factorized-fl-beta", "fedavg"])
 def test_runs_of_one_seed_are_equal_also_if_interrupted(method: str, images: Path, tmp_path: Path) -> None:
     config = tiny_config(method)
-    run(config, tmp_path / "a", data=images)
-    run(config, tmp_path / "b", data=images)
+    run_federation(config, tmp_path / "a", data=images)
+    run_federation(config, tmp_path / "b", data=images)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "c", data=images, observers=[StopIn(2)])
-    run(config, tmp_path / "c", data=images, resume=True)
+        run_federation(config, tmp_path / "c", data=images, observers=[StopIn(2)])
+    run_federation(config, tmp_path / "c", data=images, resume=True)
     assert contents(tmp_path / "a") == contents(tmp_path / "c")
-    run(tiny_config(method, seed=2), tmp_path / "d", data=images)
+    run_federation(tiny_config(method, seed=2), tmp_path / "d", data=images)
     assert contents(tmp_path / "a")["metrics.jsonl"] != contents(tmp_path / "d")["metrics.jsonl"]
 
 
 SLOW = """
 import sys, time
 from pathlib import Path
-from factorized_fl.config import read_config
-from factorized_fl.simulate.run import run
+from factorized_fl.config import from_table, read_table
+from factorized_fl.simulate.run import run_federation
 
 class Slow:
     def started(self, federation, done): pass
@@ -71,7 +71,7 @@ class Slow:
             time.sleep(60)
     def round_done(self, round_number, records): pass
 
-run(read_config(Path(sys.argv[1])), sys.argv[2], data=Path(sys.argv[3]), observers=[Slow()])
+run_federation(from_table(read_table(Path(sys.argv[1]))), sys.argv[2], data=Path(sys.argv[3]), observers=[Slow()])
 """
 
 
@@ -79,7 +79,7 @@ def test_a_run_killed_in_round_2_of_3_and_resumed_equals_an_uninterrupted_run(im
     """A process is killed with SIGKILL and the run is resumed by the command line."""
     config = tiny_config("factorized-fl-beta")
     (tmp_path / "config.toml").write_text(config.to_toml())
-    run(config, tmp_path / "whole", data=images)
+    run_federation(config, tmp_path / "whole", data=images)
     broken = tmp_path / "broken"
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, tmp_path / "config.toml", broken, images], stdout=subprocess.PIPE, text=True
@@ -107,7 +107,7 @@ def test_a_run_killed_while_its_first_files_are_written_can_be_resumed(
 ) -> None:
     """`files` files are complete and the next one is half written."""
     config = tiny_config("fedavg", rounds=1)
-    run(config, tmp_path / "whole", data=images)
+    run_federation(config, tmp_path / "whole", data=images)
     written: list[Path] = []
     write = rundir.write_atomically
 
@@ -121,14 +121,14 @@ def test_a_run_killed_while_its_first_files_are_written_can_be_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(rundir, "write_atomically", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(config, tmp_path / "broken", data=images)
+            run_federation(config, tmp_path / "broken", data=images)
     assert len(written) == files
-    run(config, tmp_path / "broken", data=images, resume=True)
+    run_federation(config, tmp_path / "broken", data=images, resume=True)
     assert contents(tmp_path / "whole") == contents(tmp_path / "broken")
 
 
 def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path) -> None:
-    directory = run(tiny_config(), tmp_path / "run", data=images)
+    directory = run_federation(tiny_config(), tmp_path / "run", data=images)
     assert [(r["round"], r["client"]) for r in directory.metrics()] == [(r, k) for r in (1, 2, 3) for k in range(4)]
     assert [record["round"] for record in directory.timing()] == [1, 2, 3]
     assert all(record.keys() == {"round", "seconds"} for record in directory.timing())  # a CPU has no peak
@@ -155,33 +155,33 @@ def test_metrics_hold_one_line_per_round_and_client(images: Path, tmp_path: Path
 
 def test_a_complete_run_is_not_run_again(images: Path, tmp_path: Path) -> None:
     config = tiny_config(rounds=1)
-    run(config, tmp_path / "run", data=images)
+    run_federation(config, tmp_path / "run", data=images)
     before = (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns
     with pytest.warns(UserWarning, match="was already complete; .* was ignored"):  # it may hold other data
-        run(config, tmp_path / "run", data=images, resume=True)
-    run(config, tmp_path / "run", resume=True)
+        run_federation(config, tmp_path / "run", data=images, resume=True)
+    run_federation(config, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_complete_run_is_recognised_by_its_summary_without_a_checkpoint(images: Path, tmp_path: Path) -> None:
     config = tiny_config(rounds=2)
-    run(config, tmp_path / "run", data=images)
+    run_federation(config, tmp_path / "run", data=images)
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    directory = run(config, tmp_path / "run", resume=True)
+    directory = run_federation(config, tmp_path / "run", resume=True)
     assert directory.summary() is not None
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     with pytest.raises(UserError, match="rounds was 2, now 3"):
-        run(tiny_config(rounds=3), tmp_path / "run", data=images, resume=True)
+        run_federation(tiny_config(rounds=3), tmp_path / "run", data=images, resume=True)
 
 
 def test_a_run_without_summary_and_checkpoint_begins_again(images: Path, tmp_path: Path) -> None:
     config = tiny_config()
-    run(config, tmp_path / "whole", data=images)
+    run_federation(config, tmp_path / "whole", data=images)
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "run", data=images, observers=[StopIn(3)])
+        run_federation(config, tmp_path / "run", data=images, observers=[StopIn(3)])
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
-    run(config, tmp_path / "run", data=images, resume=True)
+    run_federation(config, tmp_path / "run", data=images, resume=True)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
@@ -192,12 +192,12 @@ def test_peak_memory_of_a_gpu_is_in_gib(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_existing_run_is_never_overwritten(images: Path, tmp_path: Path) -> None:
-    run(tiny_config(rounds=1), tmp_path / "run", data=images)
+    run_federation(tiny_config(rounds=1), tmp_path / "run", data=images)
     before = contents(tmp_path / "run")
     with pytest.raises(UserError, match="add --resume"):
-        run(tiny_config(rounds=1), tmp_path / "run", data=images)
+        run_federation(tiny_config(rounds=1), tmp_path / "run", data=images)
     with pytest.raises(UserError, match=r"rounds was 1, now 2.*tau was 0.5, now 0.25"):
-        run(tiny_config(rounds=2, options={"tau": 0.25}), tmp_path / "run", data=images, resume=True)
+        run_federation(tiny_config(rounds=2, options={"tau": 0.25}), tmp_path / "run", data=images, resume=True)
     assert contents(tmp_path / "run") == before
 
 
@@ -205,30 +205,30 @@ def test_a_folder_of_other_files_a_file_and_a_damaged_checkpoint_are_refused(ima
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("precious")
     with pytest.raises(UserError, match="not empty"):
-        run(tiny_config(), tmp_path / "full", data=images)
+        run_federation(tiny_config(), tmp_path / "full", data=images)
     (tmp_path / "file").write_text("precious")
     with pytest.raises(UserError, match="is a file"):
-        run(tiny_config(), tmp_path / "file", data=images)
-    run(tiny_config(rounds=1), tmp_path / "run", data=images)
+        run_federation(tiny_config(), tmp_path / "file", data=images)
+    run_federation(tiny_config(rounds=1), tmp_path / "run", data=images)
     (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(UserError, match=r"damaged.*remove it, and summary\.json"):
-        run(tiny_config(rounds=1), tmp_path / "run", data=images, resume=True)
+        run_federation(tiny_config(rounds=1), tmp_path / "run", data=images, resume=True)
     for name in ("checkpoint.safetensors", "summary.json"):
         (tmp_path / "run" / name).unlink()
-    run(tiny_config(rounds=1), tmp_path / "run", data=images, resume=True)
+    run_federation(tiny_config(rounds=1), tmp_path / "run", data=images, resume=True)
     assert RunDirectory(tmp_path / "run").checkpoint_round() == 1
 
 
 def test_a_failed_start_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError):
-        run(tiny_config(), tmp_path / "runs" / "new", data=tmp_path / "nowhere")
+        run_federation(tiny_config(), tmp_path / "runs" / "new", data=tmp_path / "nowhere")
     assert not (tmp_path / "runs" / "new").exists()
 
 
 def test_a_failed_start_keeps_a_folder_that_existed_before(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError):
-        run(tiny_config(), tmp_path / "mine", data=tmp_path / "nowhere")
+        run_federation(tiny_config(), tmp_path / "mine", data=tmp_path / "nowhere")
     assert (tmp_path / "mine").is_dir()
 
 
@@ -246,21 +246,21 @@ def test_a_failed_start_keeps_a_folder_that_existed_before(tmp_path: Path) -> No
 def test_a_run_with_lost_or_damaged_lines_is_not_resumed(
     name: str, damage, words: str, images: Path, tmp_path: Path
 ) -> None:
-    directory = run(tiny_config(rounds=2), tmp_path / "run", data=images)
+    directory = run_federation(tiny_config(rounds=2), tmp_path / "run", data=images)
     (directory.path / "summary.json").unlink()
     file = directory.path / name
     file.write_bytes(damage(file.read_bytes()))
     before = file.read_bytes()
     with pytest.raises(UserError, match=words):
-        run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+        run_federation(tiny_config(rounds=2), directory.path, data=images, resume=True)
     assert file.read_bytes() == before
     directory.checkpoint_path.unlink()  # as the message advises
-    run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+    run_federation(tiny_config(rounds=2), directory.path, data=images, resume=True)
     assert len(directory.metrics()) == 2 * 4
 
 
 def test_a_damaged_summary_an_unknown_file_and_the_checkpoint_of_another_method(images: Path, tmp_path: Path) -> None:
-    directory = run(tiny_config("fedavg", rounds=2), tmp_path / "run", data=images)
+    directory = run_federation(tiny_config("fedavg", rounds=2), tmp_path / "run", data=images)
     whole = contents(directory.path)
     for damaged in ("{", "[1]", "{}"):
         (directory.path / "summary.json").write_text(damaged)
@@ -268,14 +268,14 @@ def test_a_damaged_summary_an_unknown_file_and_the_checkpoint_of_another_method(
             directory.summary()
     (directory.path / "summary.json").unlink()
     (directory.path / "mixing" / "round-x.safetensors").write_bytes(b"")
-    run(tiny_config("fedavg", rounds=2), directory.path, data=images, resume=True)
+    run_federation(tiny_config("fedavg", rounds=2), directory.path, data=images, resume=True)
     (directory.path / "mixing" / "round-x.safetensors").unlink()
     assert contents(directory.path) == whole
-    other = run(tiny_config("factorized-fl", rounds=2), tmp_path / "other", data=images)
+    other = run_federation(tiny_config("factorized-fl", rounds=2), tmp_path / "other", data=images)
     (other.path / "summary.json").unlink()
     other.checkpoint_path.write_bytes(directory.checkpoint_path.read_bytes())
     with pytest.raises(UserError, match="is damaged"):
-        run(tiny_config("factorized-fl", rounds=2), other.path, data=images, resume=True)
+        run_federation(tiny_config("factorized-fl", rounds=2), other.path, data=images, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -312,13 +312,13 @@ def test_a_checkpoint_without_read_permission_is_not_called_damaged(
 @pytest.mark.parametrize("changes", [{"permuted": 1}, {"seed": 1.0}, {"rounds": np.int64(2)}])
 def test_settings_that_toml_does_not_keep_are_refused_before_training(changes: dict, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="written down and read again"):
-        run(replace(tiny_config(), **changes), tmp_path / "run")
+        run_federation(replace(tiny_config(), **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_resumed_only_with_its_own_data(images: Path, tmp_path: Path) -> None:
     """Without this check a run would train on other classes or another split without a message."""
-    directory = run(tiny_config(rounds=2), tmp_path / "run", data=images)
+    directory = run_federation(tiny_config(rounds=2), tmp_path / "run", data=images)
     (directory.path / "summary.json").unlink()
     clients = directory.clients()
     file = directory.path / "clients.json"
@@ -330,17 +330,17 @@ def test_a_run_is_resumed_only_with_its_own_data(images: Path, tmp_path: Path) -
     ):
         file.write_text(json.dumps([clients[0] | change, *clients[1:]]))
         with pytest.raises(UserError, match=f"started with other data .*{words}.* --data"):
-            run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+            run_federation(tiny_config(rounds=2), directory.path, data=images, resume=True)
     file.write_text(json.dumps(clients[1:]))
     with pytest.raises(UserError, match="it had 3 clients, now there are 4"):
-        run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+        run_federation(tiny_config(rounds=2), directory.path, data=images, resume=True)
     for damaged in ("[", "[1, 2, 3]", "{}"):
         file.write_text(damaged)
         with pytest.raises(UserError, match=r"clients.json' is damaged"):
-            run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+            run_federation(tiny_config(rounds=2), directory.path, data=images, resume=True)
     older = [{name: value for name, value in client.items() if name != "split"} for client in clients]
     file.write_text(json.dumps(older))  # written by a version without this mark
-    run(tiny_config(rounds=2), directory.path, data=images, resume=True)
+    run_federation(tiny_config(rounds=2), directory.path, data=images, resume=True)
 
 
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_a_full_disk_gives_one_sentence_and_keeps_the_old_checkpoint(
 ) -> None:
     config: Config = tiny_config()
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "run", data=images, observers=[StopIn(3)])
+        run_federation(config, tmp_path / "run", data=images, observers=[StopIn(3)])
     before = (tmp_path / "run" / "checkpoint.safetensors").read_bytes()
 
     def full(tensors, path, metadata) -> None:
@@ -366,18 +366,18 @@ def test_a_full_disk_gives_one_sentence_and_keeps_the_old_checkpoint(
 
     monkeypatch.setattr(rundir.safetensors.torch, "save_file", full)
     with pytest.raises(UserError, match="free some space"):
-        run(config, tmp_path / "run", data=images, resume=True)
+        run_federation(config, tmp_path / "run", data=images, resume=True)
     assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() == before
     assert not (tmp_path / "run" / "checkpoint.part").exists()
     monkeypatch.undo()
     os.environ["FFL_CACHE"] = str(tmp_path / "cache")
-    run(config, tmp_path / "run", data=images, resume=True)
-    run(config, tmp_path / "whole", data=images)
+    run_federation(config, tmp_path / "run", data=images, resume=True)
+    run_federation(config, tmp_path / "whole", data=images)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 def test_checkpoint_holds_no_pickle(images: Path, tmp_path: Path) -> None:
-    directory = run(tiny_config(rounds=1), tmp_path / "run", data=images)
+    directory = run_federation(tiny_config(rounds=1), tmp_path / "run", data=images)
     tensors = safetensors.torch.load_file(directory.checkpoint_path)
     assert {name.split("/")[0] for name in tensors} == {
         *("state", "momentum", "trained"),  # of the clients
@@ -400,7 +400,7 @@ def test_checkpoints_that_take_too_long_are_skipped(
         def round_done(self, round_number, records) -> None:
             seen.append(RunDirectory(tmp_path / "run").checkpoint_round())
 
-    run(tiny_config(), tmp_path / "run", data=images, observers=[Look(0)])
+    run_federation(tiny_config(), tmp_path / "run", data=images, observers=[Look(0)])
     assert seen == written
 
 

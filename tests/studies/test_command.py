@@ -103,7 +103,7 @@ def test_interrupt_ends_with_130_and_what_to_do(capsys, images: Path, tmp_path: 
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("studies.runner.run", interrupted)
+    monkeypatch.setattr("studies.runner.run_federation", interrupted)
     folders = ["--results", tmp_path / "r", "--work", tmp_path / "w"]
     code, _, err = run_command(capsys, "ablation", "--data", images, *folders)
     assert code == 130
