@@ -83,7 +83,7 @@ def augment_images(
     pool, positions, plan, out, mean0, mean1, mean2, std0, std1, std2,
     H: tl.constexpr, W: tl.constexpr, COLUMNS: tl.constexpr, JITTER: tl.constexpr,
 ):  # fmt: skip
-    """Crop, flip, colour and normalise one image per program; `plan_rows` lists the columns of the plan."""
+    """Crop, flip, colour and normalise one image per program; `plan_augmentation` lists the columns of the plan."""
     n = tl.program_id(0)
     image = pool + tl.load(positions + n) * (3 * H * W)
     row = plan + n * COLUMNS
