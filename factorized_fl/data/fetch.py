@@ -9,14 +9,7 @@ from typing import Any
 
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.data.cache import cache_folder
-
-# The repository and the configuration, which is the name of the folder that holds the parquet files.
-HUB = {
-    "cifar10": ("uoft-cs/cifar10", "plain_text"),
-    "cifar100": ("uoft-cs/cifar100", "cifar100"),
-    "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
-    "mnist": ("ylecun/mnist", "mnist"),
-}
+from factorized_fl.data.sources import HUB
 
 Progress = Callable[[str, int, int], None]
 """called after each file with its name, the bytes fetched so far and the bytes of all files"""
@@ -38,11 +31,11 @@ def fetch_dataset(
     if name not in HUB:
         raise unknown("dataset to fetch", name, HUB)
     try:
-        from huggingface_hub import HfApi, hf_hub_download
+        from huggingface_hub import HfApi
     except ImportError as error:
         raise UserError('Fetching data needs the hub client: pip install "factorized-fl[hub]".') from error
 
-    repo, config = HUB[name]
+    repo, config = HUB[name]["place"]
     # The datasets are public, so that no token is sent.
     api = HfApi(endpoint=endpoint, token=False)
     try:
@@ -63,26 +56,18 @@ def fetch_dataset(
         if not _complete(target, file):
             try:
                 partial.mkdir(parents=True, exist_ok=True)
-                downloaded = Path(
-                    hf_hub_download(
-                        repo,
-                        file.rfilename,
-                        repo_type="dataset",
-                        revision=info.sha,
-                        local_dir=partial,
-                        endpoint=endpoint,
-                        token=False,
-                    )
+                arrived = api.hf_hub_download(
+                    repo, file.rfilename, repo_type="dataset", revision=info.sha, local_dir=partial
                 )
             except Exception as error:
                 raise _unreachable(name, api.endpoint, error) from error
-            if not _complete(downloaded, file):
+            if not _complete(Path(arrived), file):
                 shutil.rmtree(partial)
                 raise UserError(
                     f"{file.rfilename} arrived damaged from {api.endpoint} (size or sha256 differ): "
                     f"it was deleted; run `ffl data fetch {name}` again."
                 )
-            os.replace(downloaded, target)
+            os.replace(arrived, target)
         done += file.size or 0
         on_progress(target.name, done, total)
     shutil.rmtree(partial, ignore_errors=True)

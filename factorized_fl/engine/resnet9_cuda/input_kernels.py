@@ -122,11 +122,8 @@ def augment_images(
                 blue = tl.minimum(tl.maximum(target + factor * (blue - target), 0.0), 1.0)
         colourless = tl.load(row + 13) > 0
         grey = 0.2989 * red + 0.587 * green + 0.114 * blue
-        red, green, blue = (
-            tl.where(colourless, grey, red),
-            tl.where(colourless, grey, green),
-            tl.where(colourless, grey, blue),
-        )
+        red, green = tl.where(colourless, grey, red), tl.where(colourless, grey, green)
+        blue = tl.where(colourless, grey, blue)
     to = out + n * (3 * H * W) + pixel
     kind = out.dtype.element_ty
     tl.store(to, ((red - mean0) / std0).to(kind))

@@ -22,9 +22,8 @@ class Step:
     """The graph of a step, and the static tensors that it reads and writes."""
 
     def __init__(self, engine: "CudaEngine", clients: ClientState) -> None:
-        self.engine = engine
-        config, method, lanes = engine.config, engine.method, engine.lanes
-        need, size = method.batches_per_step, config.batch_size
+        self.engine, task, config = engine, engine.task, engine.config
+        lanes, need, size = engine.lanes, engine.method.batches_per_step, config.batch_size
         height, width = engine.images.shape[2:]
         device = engine.device
         first = [lane % len(clients) for lane in range(lanes)]  # any clients: `load` replaces them
@@ -39,9 +38,8 @@ class Step:
         self.loss = torch.zeros(lanes, device=device)
         self.losses: list[Tensor] = []
         self.local = Local(
-            self.loss_gradient, engine.task.roles, engine.task.shared, self.start,
-            lr=config.lr, trained=frozenset(self.parameters),
-        )  # fmt: skip
+            self.loss_gradient, task.roles, task.shared, self.start, lr=config.lr, trained=frozenset(self.parameters)
+        )
         self._capture()
 
     def _capture(self) -> None:
