@@ -105,17 +105,6 @@ def _place(mean, rstd, gamma, beta, C: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def _activations_of_block(x, corner, column, row_stride, inside, m, r, g, b, W: tl.constexpr):
-    """Return the normalised values and the inputs of the ReLU of the four pixels of 2 x 2 blocks."""
-    h0, a0 = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
-    h1, a1 = _activation(x, ((corner + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
-    h2, a2 = _activation(x, ((corner + W) * row_stride)[:, None] + column, inside, m, r, g, b)
-    h3, a3 = _activation(x, ((corner + W + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
-    top = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
-    return h0, h1, h2, h3, a0, a1, a2, a3, top
-
-
-@triton.jit
 def normalise_rows(
     x, y, residual, mean, rstd, gamma, beta,
     count, row_stride, lane_stride, out_stride, out_lane_stride, residual_stride,
@@ -130,7 +119,13 @@ def normalise_rows(
     y += lane * out_lane_stride
     if MODE == 1:
         corner = _corner(rows, H, W)
-        _, _, _, _, _, _, _, _, out = _activations_of_block(x, corner, column, row_stride, inside, m, r, g, b, W)
+        _, out = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
+        _, other = _activation(x, ((corner + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
+        out = tl.maximum(out, other)
+        _, other = _activation(x, ((corner + W) * row_stride)[:, None] + column, inside, m, r, g, b)
+        out = tl.maximum(out, other)
+        _, other = _activation(x, ((corner + W + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
+        out = tl.maximum(out, other)
     else:
         _, out = _activation(x, (rows * row_stride)[:, None] + column, inside, m, r, g, b)
     out = tl.maximum(out, 0.0)
@@ -143,7 +138,11 @@ def normalise_rows(
 @triton.jit
 def _pool_gradient(x, gradient, corner, column, row_stride, inside, m, r, g, b, W: tl.constexpr):
     """Return the four normalised values of a block and their gradients; the first of the largest receives it all."""
-    h0, h1, h2, h3, a0, a1, a2, _, top = _activations_of_block(x, corner, column, row_stride, inside, m, r, g, b, W)
+    h0, a0 = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
+    h1, a1 = _activation(x, ((corner + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
+    h2, a2 = _activation(x, ((corner + W) * row_stride)[:, None] + column, inside, m, r, g, b)
+    h3, a3 = _activation(x, ((corner + W + 1) * row_stride)[:, None] + column, inside, m, r, g, b)
+    top = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
     gradient = tl.where(top > 0, gradient, 0.0)
     d0 = tl.where(a0 == top, gradient, 0.0)
     left = tl.where(a0 == top, 0.0, gradient)
