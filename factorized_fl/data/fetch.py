@@ -11,22 +11,20 @@ from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.data.cache import cache_folder
 from factorized_fl.data.sources import HUB
 
-Progress = Callable[[str, int, int], None]
-"""called after each file with its name, the bytes fetched so far and the bytes of all files"""
-
 
 def fetch_dataset(
     name: str,
     dest: Path | None = None,
     *,
     endpoint: str | None = None,
-    on_progress: Progress = lambda file, done, total: None,
+    on_progress: Callable[[str, int, int], None] = lambda file, done, total: None,
 ) -> Path:
     """Download the training and test files of a dataset into `<dest>/<name>` and return that folder.
 
     `dest`, by default the cache folder's `hub`, is what `load` takes as its `data`. Files that are complete already
-    are kept; an interrupted download is resumed by the next call. Raises UserError if the name is unknown, the hub
-    cannot be reached or a file arrives damaged.
+    are kept; an interrupted download is resumed by the next call. `on_progress` is called after each file with its
+    name, the bytes fetched so far and the bytes of all files. Raises UserError if the name is unknown, the hub cannot
+    be reached or a file arrives damaged.
     """
     if name not in HUB:
         raise unknown("dataset to fetch", name, HUB)

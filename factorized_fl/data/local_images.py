@@ -184,9 +184,7 @@ class Inspection:
 
     def complaints(self) -> list[str]:
         """Return a sentence for each problem that should be examined before training on these images."""
-        lines = []
-        if len(self.classes) < 2:
-            lines.append("There are fewer than two classes: nothing can be learned.")
+        lines = ["There are fewer than two classes: nothing can be learned."] if len(self.classes) < 2 else []
         lines += [
             f"The class '{name}' has only {count} images."
             for name in self.classes

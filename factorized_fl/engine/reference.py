@@ -190,7 +190,7 @@ class ReferenceEngine:
         for chosen, draws in self.task.batches(round_number, k, phase, index):
             images = self.images[chosen.to(self.device)]
             pixels = images.float() / 255 if draws is None else augment(images, draws.to(self.device))
-            yield Batch(self._ready(pixels), self._labels(k, chosen))
+            yield Batch(self._ready(pixels), self.labels(k, chosen))
 
     def evaluate(self, round_number: int, ks: Sequence[int], clients: ClientState) -> dict[int, Evaluated]:
         """Tests the clients in turn."""
@@ -241,7 +241,7 @@ class ReferenceEngine:
         for chosen in positions.split(_EVALUATION_BATCH):
             with torch.no_grad():
                 logits = functional_call(model, tensors, (self._plain(chosen),))
-            yield logits, self._labels(k, chosen)
+            yield logits, self.labels(k, chosen)
 
     def _plain(self, chosen: Tensor) -> Tensor:
         """Images as they are tested: not augmented."""
@@ -251,8 +251,8 @@ class ReferenceEngine:
         """Normalised, and channels last: 1.4 times as fast a step of ResNet-9 on a CPU."""
         return normalise(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
-    def _labels(self, k: int, chosen: Tensor) -> Tensor:
-        """The images' classes under the client's own labelling."""
+    def labels(self, k: int, chosen: Tensor) -> Tensor:
+        """Returns the images' classes under the client's own labelling."""
         return self.scenario.clients[k].labelling[self.scenario.labels[chosen]].to(self.device)
 
     def _model(self, k: int) -> nn.Module:

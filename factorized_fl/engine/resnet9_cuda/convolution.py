@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import conv2d, pad
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
@@ -19,24 +19,21 @@ def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     taps = weight.shape[2]
     size = [(side + 2 * padding - taps) // stride + 1 for side in (height, width)]
     out = x.new_empty(lanes, batch, *size, weight.shape[1])
+    geometry = [padding] * 2, [stride] * 2, [1, 1], 1  # dilation 1, one group
     for lane in range(lanes):
-        _convolve_into(_first(out[lane]), _first(x[lane]), _first(weight[lane]), stride, padding)
+        result, image, kernel = (_first(tensor[lane]) for tensor in (out, x, weight))
+        if x.is_cuda:
+            cudnn = torch.backends.cudnn
+            flags = cudnn.benchmark, False, cudnn.allow_tf32
+            torch.ops.aten.cudnn_convolution.out(image, kernel, *geometry, *flags, out=result)
+        else:
+            result.copy_(conv2d(image, kernel, stride=stride, padding=padding))
     return out
 
 
 def _first(tensor: Tensor) -> Tensor:
     """Return a view whose channels come before the pixels, as PyTorch expects; in memory they stay last."""
     return tensor.permute(0, 3, 1, 2)
-
-
-def _convolve_into(out: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> None:
-    if x.is_cuda:
-        cudnn = torch.backends.cudnn
-        torch.ops.aten.cudnn_convolution.out(
-            x, weight, [padding] * 2, [stride] * 2, [1, 1], 1, cudnn.benchmark, False, cudnn.allow_tf32, out=out
-        )
-    else:
-        out.copy_(torch.nn.functional.conv2d(x, weight, stride=stride, padding=padding))
 
 
 class LaneConvolution(torch.autograd.Function):
@@ -59,7 +56,8 @@ class LaneConvolution(torch.autograd.Function):
         dy = dy.contiguous()
         stride, padding = [ctx.stride] * 2, [ctx.padding] * 2
         if ctx.stride == 1:
-            dx = convolve(dy, flipped(weight), 1, weight.shape[2] - 1 - ctx.padding)
+            flipped = weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()  # [G, I, F, F, O]
+            dx = convolve(dy, flipped, 1, weight.shape[2] - 1 - ctx.padding)
         else:
             dx = convolve(dy, flipped_blocks(weight), 1, 1).view_as(x)
         dweight = torch.empty_like(weight)
@@ -70,11 +68,6 @@ class LaneConvolution(torch.autograd.Function):
             )  # fmt: skip
             _first(dweight[lane]).copy_(gradient)
         return dx, dweight, None, None
-
-
-def flipped(weight: Tensor) -> Tensor:
-    """Return the kernel of the input's gradient for stride 1, [G, I, F, F, O]."""
-    return weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()
 
 
 def flipped_blocks(weight: Tensor) -> Tensor:

@@ -107,8 +107,7 @@ class CudaEngine:
         """Upload the batches of a round; return positions, labels and plans, each [steps, per step, lanes, B, ...]."""
         steps = max(stay.end for stay in stays)
         need, size = self.method.batches_per_step, self.config.batch_size
-        positions = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
-        labels = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
+        positions, labels = torch.zeros(2, steps * need, self.lanes, size, dtype=torch.int64)
         draws: list[tuple[slice, int, Tensor]] = []  # steps, lane and draws, if images are augmented
         height, width = self.images.shape[2:]
         for stay in stays:
@@ -121,8 +120,7 @@ class CudaEngine:
             when = slice(stay.first * need, stay.first * need + len(own))
             positions[when, stay.lane] = own
             labels[when, stay.lane] = client.labelling[self.scenario.labels[own]]
-            drawn = [draw for _, draw in batches if draw is not None]
-            if drawn:
+            if drawn := [draw for _, draw in batches if draw is not None]:
                 draws.append((when, stay.lane, torch.stack(drawn)))
         with torch.cuda.stream(self.uploads):
             sent = [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in (positions, labels)]
@@ -224,10 +222,8 @@ class CudaEngine:
         """
         for k in group:
             if (part, k) not in self.parts:
-                client = self.scenario.clients[k]
-                own = getattr(client, part)
-                right = client.labelling[self.scenario.labels[own]]
-                self.parts[part, k] = (own.to(self.device), right.to(self.device))
+                own = getattr(self.scenario.clients[k], part)
+                self.parts[part, k] = own.to(self.device), self.reference.labels(k, own)
         both = [self.parts[part, k] for k in group]
         positions = pad_sequence([own for own, _ in both], batch_first=True)
         labels = pad_sequence([right for _, right in both], batch_first=True, padding_value=-100)

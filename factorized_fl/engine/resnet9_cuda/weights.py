@@ -1,7 +1,7 @@
 """Weights of several lanes, rebuilt from their factors: [G, O, *kernel, I] in the type of the convolutions."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import triton
@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from factorized_fl.core.views import Tensors
 from factorized_fl.engine.resnet9_cuda import input_kernels as k
-from factorized_fl.nn import RankOneSparse
+from factorized_fl.nn.factorized import RankOneSparse, weight_parts
 
 
 class RankOneWeight(torch.autograd.Function):
@@ -80,24 +80,18 @@ def layer_weights(model: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.
 
 
 def _convolution(name: str, module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    part = _parts(module)[0] if parametrize.is_parametrized(module) else None
+    part = weight_parts(module)[0] if parametrize.is_parametrized(module) else None
     by_taps = isinstance(part, RankOneSparse) and part.has_mu and part.u.shape[:2] == (1, 1)
     if by_taps and module.training:  # in evaluation mode mu is pruned
-        prefix = f"{name}.parametrizations.weight."
-        return RankOneWeight.apply(
-            tensors[prefix + "original"], tensors[prefix + "0.u"], tensors[prefix + "0.v"], dtype
-        )
+        factors = (tensors[f"{name}.parametrizations.weight.{leaf}"] for leaf in ("original", "0.u", "0.v"))
+        return RankOneWeight.apply(*factors, dtype)
     return LaidOut.apply(_rebuild(name, module, tensors), dtype)
-
-
-def _parts(module: nn.Module) -> nn.ModuleList:
-    return cast(nn.ModuleList, cast(nn.ModuleDict, module.parametrizations)["weight"])
 
 
 def _rebuild(name: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return a layer's weight [G, ...], its parametrisation applied to each lane."""
     if not parametrize.is_parametrized(module):
         return tensors[f"{name}.weight"]
-    parts = _parts(module)
+    parts = weight_parts(module)
     own = {leaf: tensors[f"{name}.parametrizations.weight.{leaf}"] for leaf in parts.state_dict()}
     return vmap(lambda factors: functional_call(parts, factors, ()))(own)
