@@ -44,14 +44,14 @@ def steps(method: str, lanes: int, arguments: argparse.Namespace) -> dict:
     engine = CudaEngine(federation.engine, lanes)
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    step = engine.step = Step(engine, federation.clients.state, federation.clients.momentum)
+    step = engine.step = Step(engine, federation.clients)
     torch.cuda.synchronize()
     startup = time.perf_counter() - began
     stays = [Stay(lane, lane, 0, engine._steps(lane)) for lane in range(lanes)]
     batches = engine._upload(1, stays)
     times = []
     for turn in range(3):
-        step.load(stays, federation.clients.state, federation.clients.momentum)
+        step.load(stays, federation.clients)
         for part in range(40 // FEW):
             first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             first.record()

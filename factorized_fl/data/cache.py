@@ -26,9 +26,7 @@ def cache_folder() -> Path:
     """Return the folder for decoded and fetched data: $FFL_CACHE, or else the user's usual cache folder."""
     if own := os.environ.get("FFL_CACHE"):
         return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "factorized-fl"
-    return Path("~/.cache/factorized-fl").expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "factorized-fl").expanduser()
 
 
 def cached(key_files: Sequence[Path], params: dict[str, Any], build: Callable[[], ImageSet]) -> ImageSet:

@@ -4,7 +4,7 @@ They serve to try the software in seconds. Position, size, colour, contrast, noi
 a client with few images can gain from the images of the others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -14,15 +14,12 @@ from PIL import Image
 from factorized_fl.data.images import ImageSet, Pixels, check_shape
 
 _Array = NDArray[np.float64]
+_Labels = NDArray[np.int64]
 _Rng = np.random.Generator
+_Drawing = Callable[[_Array, _Array], _Array]
 
 _IMAGES = 1800
 _LUMINANCE = np.array([0.299, 0.587, 0.114])
-
-
-def embedded_domains(size: int = 16, channels: int = 3, seed: int = 0) -> list[ImageSet]:
-    """Return the three embedded domains: digits, shapes, textures."""
-    return [domain(size, channels, seed) for domain in (digits, shapes, textures)]
 
 
 def digits(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
@@ -36,10 +33,8 @@ def digits(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     n = len(ink)
     paper = _colours(rng, n, 0.8, 0.95, spread=0.06)
     pen = _colours(rng, n, 0.1, 0.35, spread=0.2)
-    strength = rng.uniform(0.75, 1.0, (n, 1, 1, 1))
-    pictures = paper + (pen - paper) * ink * strength
-    classes = tuple(str(i) for i in range(10))
-    return _image_set("digits", pictures, source.target, classes, 0.06, channels, rng)
+    pictures = paper + (pen - paper) * ink * rng.uniform(0.75, 1.0, (n, 1, 1, 1))
+    return _image_set("digits", pictures, source.target, map(str, range(10)), 0.06, channels, rng)
 
 
 def shapes(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
@@ -58,7 +53,7 @@ def shapes(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     for _ in range(3):
         dot = np.hypot(x - _uniform(rng, -1, 1), y - _uniform(rng, -1, 1)) - _uniform(rng, 0.02, 0.16)
         pictures = _paint(pictures, dot, _colours(rng, _IMAGES, 0.3, 0.7, spread=0.4))
-    return _image_set("shapes", pictures, labels, tuple(_SHAPES), 0.06, channels, rng)
+    return _image_set("shapes", pictures, labels, _SHAPES, 0.06, channels, rng)
 
 
 def textures(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
@@ -81,7 +76,7 @@ def textures(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     across, _ = _turn(x, y, _uniform(rng, 0, 2 * np.pi))
     scratch = np.abs(across - _uniform(rng, -0.8, 0.8)) - 0.03
     pictures = _paint(pictures, scratch, _colours(rng, _IMAGES, 0.2, 0.8, spread=0.1))
-    return _image_set("textures", pictures, labels, tuple(_TEXTURES), 0.09, channels, rng)
+    return _image_set("textures", pictures, labels, _TEXTURES, 0.09, channels, rng)
 
 
 def _star(x: _Array, y: _Array) -> _Array:
@@ -108,7 +103,7 @@ def _blobs(x: _Array, y: _Array) -> _Array:
 
 
 # Signed distance from the outline of a shape of radius 1: negative inside.
-_SHAPES: dict[str, Callable[[_Array, _Array], _Array]] = {
+_SHAPES: dict[str, _Drawing] = {
     "disc": lambda x, y: np.hypot(x, y) - 0.9,
     "square": lambda x, y: np.maximum(np.abs(x), np.abs(y)) - 0.78,
     "triangle": _triangle,
@@ -118,7 +113,7 @@ _SHAPES: dict[str, Callable[[_Array, _Array], _Array]] = {
 }
 
 # Height of a pattern, clipped to -1 .. 1; one unit is about a wavelength.
-_TEXTURES: dict[str, Callable[[_Array, _Array], _Array]] = {
+_TEXTURES: dict[str, _Drawing] = {
     "horizontal": lambda x, y: np.sin(2 * np.pi * y),
     "vertical": lambda x, y: np.sin(2 * np.pi * x),
     "diagonal": lambda x, y: np.sin(2 * np.pi * (x + y) * 0.7),
@@ -130,9 +125,7 @@ _TEXTURES: dict[str, Callable[[_Array, _Array], _Array]] = {
 }
 
 
-def _by_class(
-    drawings: dict[str, Callable[[_Array, _Array], _Array]], labels: NDArray[np.int64], x: _Array, y: _Array
-) -> _Array:
+def _by_class(drawings: dict[str, _Drawing], labels: _Labels, x: _Array, y: _Array) -> _Array:
     result = np.empty_like(x)
     for label, draw in enumerate(drawings.values()):
         result[labels == label] = draw(x[labels == label], y[labels == label])
@@ -178,16 +171,10 @@ def _paint(pictures: _Array, distance: _Array, colour: _Array) -> _Array:
 
 
 def _image_set(
-    name: str,
-    pictures: _Array,
-    labels: NDArray[np.int64],
-    classes: tuple[str, ...],
-    noise: float,
-    channels: int,
-    rng: _Rng,
+    name: str, pictures: _Array, labels: _Labels, classes: Iterable[str], noise: float, channels: int, rng: _Rng
 ) -> ImageSet:
     noisy = pictures + rng.normal(0, noise, pictures.shape)
     if channels == 1:
         noisy = np.einsum("nchw,c->nhw", noisy, _LUMINANCE)[:, None]
     images: Pixels = (np.clip(noisy, 0, 1) * 255).round().astype(np.uint8)
-    return ImageSet(name, torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), classes)
+    return ImageSet(name, torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), tuple(classes))

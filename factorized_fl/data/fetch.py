@@ -9,17 +9,7 @@ from typing import Any
 
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.data.cache import cache_folder
-
-# The repository and the configuration, which is the name of the folder that holds the parquet files.
-HUB = {
-    "cifar10": ("uoft-cs/cifar10", "plain_text"),
-    "cifar100": ("uoft-cs/cifar100", "cifar100"),
-    "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
-    "mnist": ("ylecun/mnist", "mnist"),
-}
-
-Progress = Callable[[str, int, int], None]
-"""called after each file with its name, the bytes fetched so far and the bytes of all files"""
+from factorized_fl.data.sources import HUB
 
 
 def fetch_dataset(
@@ -27,22 +17,23 @@ def fetch_dataset(
     dest: Path | None = None,
     *,
     endpoint: str | None = None,
-    on_progress: Progress = lambda file, done, total: None,
+    on_progress: Callable[[str, int, int], None] = lambda file, done, total: None,
 ) -> Path:
     """Download the training and test files of a dataset into `<dest>/<name>` and return that folder.
 
     `dest`, by default the cache folder's `hub`, is what `load` takes as its `data`. Files that are complete already
-    are kept; an interrupted download is resumed by the next call. Raises UserError if the name is unknown, the hub
-    cannot be reached or a file arrives damaged.
+    are kept; an interrupted download is resumed by the next call. `on_progress` is called after each file with its
+    name, the bytes fetched so far and the bytes of all files. Raises UserError if the name is unknown, the hub cannot
+    be reached or a file arrives damaged.
     """
     if name not in HUB:
         raise unknown("dataset to fetch", name, HUB)
     try:
-        from huggingface_hub import HfApi, hf_hub_download
+        from huggingface_hub import HfApi
     except ImportError as error:
         raise UserError('Fetching data needs the hub client: pip install "factorized-fl[hub]".') from error
 
-    repo, config = HUB[name]
+    repo, config = HUB[name]["place"]
     # The datasets are public, so that no token is sent.
     api = HfApi(endpoint=endpoint, token=False)
     try:
@@ -63,26 +54,18 @@ def fetch_dataset(
         if not _complete(target, file):
             try:
                 partial.mkdir(parents=True, exist_ok=True)
-                downloaded = Path(
-                    hf_hub_download(
-                        repo,
-                        file.rfilename,
-                        repo_type="dataset",
-                        revision=info.sha,
-                        local_dir=partial,
-                        endpoint=endpoint,
-                        token=False,
-                    )
+                arrived = api.hf_hub_download(
+                    repo, file.rfilename, repo_type="dataset", revision=info.sha, local_dir=partial
                 )
             except Exception as error:
                 raise _unreachable(name, api.endpoint, error) from error
-            if not _complete(downloaded, file):
+            if not _complete(Path(arrived), file):
                 shutil.rmtree(partial)
                 raise UserError(
                     f"{file.rfilename} arrived damaged from {api.endpoint} (size or sha256 differ): "
                     f"it was deleted; run `ffl data fetch {name}` again."
                 )
-            os.replace(downloaded, target)
+            os.replace(arrived, target)
         done += file.size or 0
         on_progress(target.name, done, total)
     shutil.rmtree(partial, ignore_errors=True)

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -67,16 +68,6 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.images)
-
-    @property
-    def size(self) -> int:
-        """The height and width in pixels."""
-        return self.images.shape[-1]
-
-    @property
-    def channels(self) -> int:
-        """The number of channels: 1 for grey, 3 for colour."""
-        return self.images.shape[1]
 
     def _wrong(self, what: str) -> UserError:
         return UserError(f"The image set '{self.name}' is malformed: {what}.")
@@ -164,10 +155,13 @@ def decode_each(
 
     Large images and files are decoded on a few threads.
     """
-    report = _after_each.get()
-    for decoded in _decode_in_order(sources, size, channels):
-        report()
-        yield decoded
+    report, decode = _after_each.get(), partial(_decode, size=size, channels=channels)
+    small = all(isinstance(source, bytes) and len(source) < _SMALL for source in sources)
+    with nullcontext() if small else ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for i in range(0, len(sources), _IN_FLIGHT):
+            for decoded in (pool.map if pool else map)(decode, sources[i : i + _IN_FLIGHT]):
+                report()
+                yield decoded
 
 
 @contextmanager
@@ -182,17 +176,6 @@ def counting(report: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         _after_each.reset(token)
-
-
-def _decode_in_order(
-    sources: Sequence[bytes | Path | None], size: int | None, channels: int
-) -> Iterator[Pixels | Unreadable]:
-    if all(isinstance(source, bytes) and len(source) < _SMALL for source in sources):
-        yield from (_decode(source, size, channels) for source in sources)
-        return
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for i in range(0, len(sources), _IN_FLIGHT):
-            yield from pool.map(lambda source: _decode(source, size, channels), sources[i : i + _IN_FLIGHT])
 
 
 def _decode(source: bytes | Path | None, size: int | None, channels: int) -> Pixels | Unreadable:

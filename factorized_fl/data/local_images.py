@@ -28,7 +28,7 @@ from factorized_fl.data.folder import (
     too_many_unreadable,
 )
 from factorized_fl.data.images import ImageSet, Pixels, Unreadable, decode_each
-from factorized_fl.data.parquet import NO_LABEL, read_parquet, read_rows
+from factorized_fl.data.parquet import NO_LABEL, cached_parquet, read_rows
 
 SPLITS = ("train", "validation", "test")
 _SPLIT_OF = {"val": "validation", "valid": "validation", **{split: split for split in SPLITS}}
@@ -43,8 +43,8 @@ class Part:
     """The images of one split: a folder of class folders, or parquet files."""
 
     split: str  # train, validation, test, or empty if the images are not split yet
-    folder: Path | None = None
-    files: tuple[Path, ...] = ()
+    folder: Path
+    files: tuple[Path, ...]  # parquet files; if there are none, the images lie in class folders
 
 
 def parts_of(path: Path) -> list[Part]:
@@ -53,7 +53,7 @@ def parts_of(path: Path) -> list[Part]:
     Raises UserError if there is nothing at `path` or if only some of the images are split.
     """
     if path.is_file() and path.suffix == ".parquet":
-        return [Part(_WHOLE, files=(path,))]
+        return [Part(_WHOLE, path.parent, (path,))]
     if not path.is_dir():
         raise UserError(f"There is no folder or parquet file {path}: check the path.")
     if files := _parquet_files(path):
@@ -65,9 +65,9 @@ def parts_of(path: Path) -> list[Part]:
                     f"{path} is split, but {strange[0].name} is in no part: let its name begin with train, val or "
                     "test, or put it elsewhere."
                 )
-            return [Part(split, files=found) for split, found in named.items() if found]
-        return [Part(_WHOLE, files=files)]
-    return _split_folders(path) or [Part(_WHOLE, folder=path)]
+            return [Part(split, path, found) for split, found in named.items() if found]
+        return [Part(_WHOLE, path, files)]
+    return _split_folders(path) or [Part(_WHOLE, path, ())]
 
 
 def _parquet_files(path: Path) -> tuple[Path, ...]:
@@ -77,10 +77,8 @@ def _parquet_files(path: Path) -> tuple[Path, ...]:
 def _split_folders(path: Path) -> list[Part]:
     """Return the parts of a folder that is split, none if it is not; raise UserError if the split is incomplete."""
     folders = subfolders(path)
-    holding = [
-        folder for folder in folders if _parquet_files(folder) or (subfolders(folder) and not image_files(folder))
-    ]
-    if not any(folder.name in _SPLIT_OF for folder in holding):
+    named = [folder for folder in folders if folder.name in _SPLIT_OF]
+    if not any(_parquet_files(folder) or (subfolders(folder) and not image_files(folder)) for folder in named):
         return []
     by_split = {_SPLIT_OF.get(folder.name, ""): folder for folder in folders}
     if len(by_split) < len(folders) or not {"train", "test"} <= by_split.keys() <= set(SPLITS):
@@ -88,12 +86,8 @@ def _split_folders(path: Path) -> list[Part]:
             f"{path} has the folders {', '.join(folder.name for folder in folders)}: images that are split lie in "
             "train and test, perhaps in validation, and nowhere else."
         )
-    return [_folder_part(split, by_split[split]) for split in SPLITS if split in by_split]
-
-
-def _folder_part(split: str, folder: Path) -> Part:
-    files = _parquet_files(folder)
-    return Part(split, files=files) if files else Part(split, folder=folder)
+    found = [(split, by_split[split]) for split in SPLITS if split in by_split]
+    return [Part(split, folder, _parquet_files(folder)) for split, folder in found]
 
 
 def read_local_images(path: Path, name: str, *, size: int | None, channels: int) -> ImageSet:
@@ -109,22 +103,19 @@ def read_local_images(path: Path, name: str, *, size: int | None, channels: int)
     if len(sets) == 1:
         return sets[0]
     classes = sets[0].classes  # those of the training images
-    present = {part.split: _present(images) for part, images in zip(parts, sets, strict=True)}
+    held = {part.split: images for part, images in zip(parts, sets, strict=True)}
+    present = {split: {each.classes[label] for label in each.labels.unique().tolist()} for split, each in held.items()}
     if untrained := _untrained(path, present):
         raise UserError(untrained[0])
     for line in _untested(path, present):
         warnings.warn(line, stacklevel=2)
     labels, split = [], []
-    for part, images in zip(parts, sets, strict=True):
+    for name_of_split, images in held.items():
         # Parquet files may name classes of which they have no image.
         own = torch.tensor([classes.index(known) if known in classes else -1 for known in images.classes])
         labels.append(own[images.labels])
-        split.append(torch.full((len(images),), SPLITS.index(part.split), dtype=torch.uint8))
+        split.append(torch.full((len(images),), SPLITS.index(name_of_split), dtype=torch.uint8))
     return ImageSet(name, torch.cat([s.images for s in sets]), torch.cat(labels), classes, torch.cat(split))
-
-
-def _present(images: ImageSet) -> set[str]:
-    return {images.classes[label] for label in images.labels.unique().tolist()}
 
 
 def _untrained(path: Path, present: Mapping[str, Set[str]]) -> list[str]:
@@ -156,10 +147,8 @@ def _dark(brightest: int) -> str:
 
 
 def _read(part: Part, name: str, size: int | None, channels: int) -> ImageSet:
-    if part.folder is None:
-        files = list(part.files)
-        params = {"reader": "parquet", "name": name, "size": size, "channels": channels}
-        return cached(files, params, lambda: read_parquet(files, name=name, size=size, channels=channels))
+    if part.files:
+        return cached_parquet(part.files, name, size, channels)
     folder = part.folder
     files = [file for inner in subfolders(folder) for file in image_files(inner)]
     # The key holds the names besides the contents, because the names of the class folders become the classes.
@@ -195,9 +184,7 @@ class Inspection:
 
     def complaints(self) -> list[str]:
         """Return a sentence for each problem that should be examined before training on these images."""
-        lines = []
-        if len(self.classes) < 2:
-            lines.append("There are fewer than two classes: nothing can be learned.")
+        lines = ["There are fewer than two classes: nothing can be learned."] if len(self.classes) < 2 else []
         lines += [
             f"The class '{name}' has only {count} images."
             for name in self.classes
@@ -246,7 +233,7 @@ def _run_notes(part: Part, found: Inspection) -> Iterator[str]:
     """Yield the warnings and errors with which a run reads a part."""
     counts = found.counts.get(part.split, Counter())
     unreadable = [where for split, where in found.unreadable if split == part.split]
-    if part.folder is None:
+    if part.files:
         yield from (f"{where} {Unreadable.DAMAGED}." for where in unreadable[:1])
         return
     yield from ignored_files(part.folder)
@@ -297,7 +284,7 @@ def _nothing(path: Path, parts: Iterable[Part]) -> str:
     if any(_parquet_files(folder) or any(map(image_files, subfolders(folder))) for folder in folders):
         return f"{path} holds one folder of images per domain, as for a simulation: inspect each of them separately."
     for part in parts:
-        if part.folder and (lines := ignored_files(part.folder)):
+        if not part.files and (lines := ignored_files(part.folder)):
             return lines[0]
     return f"{path} holds no readable images: put them into one sub-folder for each class, or give parquet files."
 
@@ -305,7 +292,7 @@ def _nothing(path: Path, parts: Iterable[Part]) -> str:
 def _entries(parts: Iterable[Part]) -> Iterator[tuple[str, str, str, bytes | Path | None]]:
     """Yield split, class, location and source of every image."""
     for part in parts:
-        if part.folder is not None:
+        if not part.files:
             for folder in subfolders(part.folder):
                 for file in image_files(folder):
                     yield part.split, folder.name, str(file.relative_to(part.folder.parent)), file

@@ -25,9 +25,8 @@ class Client:
     test: torch.Tensor
     labelling: torch.Tensor  # class c of the domain has the label labelling[c] at this client
     classes: tuple[str, ...]  # names, in this client's own order
-    holdout: torch.Tensor = field(
-        default_factory=lambda: torch.empty(0, dtype=torch.int64)
-    )  # candidate models are evaluated on these
+    # Candidate models are evaluated on these.
+    holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     seat: int | None = None  # its index for random draws, if that differs from its position in the scenario
 
     def draws_as(self, k: int) -> int:
@@ -128,10 +127,14 @@ def build_scenario(
 
 def score_validation(scenario: Scenario) -> Scenario:
     """Return a scenario whose test images are the validation images, for choosing options without the test images."""
+    _check_validation(scenario, "to be scored on: add some, or set score=test")
+    return replace(scenario, clients=tuple(replace(client, test=client.validation) for client in scenario.clients))
+
+
+def _check_validation(scenario: Scenario, advice: str) -> None:
     for client in scenario.clients:
         if not len(client.validation):
-            raise UserError(f"{client.name} has no validation images to be scored on: add some, or set score=test.")
-    return replace(scenario, clients=tuple(replace(client, test=client.validation) for client in scenario.clients))
+            raise UserError(f"{client.name} has no validation images {advice}.")
 
 
 def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
@@ -155,11 +158,7 @@ def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
 
 def try_validation(scenario: Scenario) -> Scenario:
     """Return a scenario in which candidate models are evaluated on the validation images of each client."""
-    for client in scenario.clients:
-        if not len(client.validation):
-            raise UserError(
-                f"{client.name} has no validation images to evaluate models on: add some, or set tried_on=holdout."
-            )
+    _check_validation(scenario, "to evaluate models on: add some, or set tried_on=holdout")
     return replace(scenario, clients=tuple(replace(client, holdout=client.validation) for client in scenario.clients))
 
 

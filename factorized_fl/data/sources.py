@@ -1,43 +1,28 @@
 """Datasets by name: their files, the shape of their images and their normalisation."""
 
 import re
+import tomllib
 import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.data.cache import cache_folder, cached
-from factorized_fl.data.embedded import digits, embedded_domains, shapes, textures
+from factorized_fl.data.embedded import digits, shapes, textures
 from factorized_fl.data.folder import image_files, subfolders
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.local_images import parts_of, read_local_images
-from factorized_fl.data.parquet import read_parquet
+from factorized_fl.data.parquet import cached_parquet, read_parquet
 
-# The paper's five domains of CIFAR-100, in its order. The paper's table pairs some names with wrong ids, so the classes
-# are defined by name and the ids are taken from the files.
-DOMAINS = {
-    "household": "bed chair couch table wardrobe clock keyboard lamp telephone television",
-    "fruit-food": "apple mushroom orange pear sweet_pepper bottle bowl can cup plate",
-    "tree-flower": "orchid poppy rose sunflower tulip maple_tree oak_tree palm_tree pine_tree willow_tree",
-    "transport": "lawn_mower rocket streetcar tank tractor bicycle bus motorcycle pickup_truck train",
-    "animals": "fox porcupine possum raccoon skunk bear leopard lion tiger wolf",
-}
-
-_DRAWN = {"digits": digits, "shapes": shapes, "textures": textures}
-_PARQUET = ("cifar10", "cifar100", "svhn", "mnist")
-DATASETS = (*_PARQUET, "cifar100-domains", "embedded", *_DRAWN, "folder")
-
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-_CIFAR100: Statistics = ((0.507, 0.487, 0.441), (0.268, 0.257, 0.276))
-_STATISTICS: dict[tuple[str, int], Statistics] = {
-    ("cifar10", 3): ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
-    ("svhn", 3): ((0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)),
-    ("mnist", 1): ((0.1307,), (0.3081,)),
-    **{(name, 3): _CIFAR100 for name in ("cifar100", "cifar100-domains", *DOMAINS)},
-}
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
+HUB: dict[str, dict[str, Any]] = _TABLES["hub"]
+DOMAINS: dict[str, str] = _TABLES["domains"]  # of CIFAR-100: the names of their classes
+_DRAWN = {"embedded": (digits, shapes, textures), "digits": (digits,), "shapes": (shapes,), "textures": (textures,)}
+DATASETS = (*HUB, "cifar100-domains", *_DRAWN, "folder")
 
 
 def load(
@@ -53,30 +38,31 @@ def load(
     """
     if dataset not in DATASETS:
         raise unknown("dataset", dataset, DATASETS)
-    if data is not None and dataset in ("embedded", *_DRAWN):
-        raise UserError(
-            f"The images of '{dataset}' are drawn and not those in '{data}': to train on that folder set "
-            "dataset=folder or the name of its dataset; otherwise leave out --data."
-        )
-    if dataset == "embedded":
-        return embedded_domains(_or(size, 16), _or(channels, 3))
     if dataset in _DRAWN:
-        return [_DRAWN[dataset](_or(size, 16), _or(channels, 3))]
+        if data is not None:
+            raise UserError(
+                f"The images of '{dataset}' are drawn and not those in '{data}': to train on that folder set "
+                "dataset=folder or the name of its dataset; otherwise leave out --data."
+            )
+        return [draw(_or(size, 16), _or(channels, 3)) for draw in _DRAWN[dataset]]
     if dataset == "folder":
         return _folders(data, size, _or(channels, 3))
     if dataset == "cifar100-domains":
         return _cifar100_domains(data, size, _or(channels, 3))
     if dataset == "mnist":
         size, channels = _or(size, 28), _or(channels, 1)
-    return [_parquet(dataset, _parquet_files(data, dataset), size, _or(channels, 3))]
+    return [cached_parquet(_parquet_files(data, dataset), dataset, size, _or(channels, 3))]
 
 
-def normalisation(dataset: str, channels: int) -> Statistics:
+def normalisation(dataset: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and standard deviation of each channel, for pixels scaled to 0 .. 1.
 
     They are measured values for the paper's datasets, and 0.5 and 0.25 for all others.
     """
-    return _STATISTICS.get((dataset, channels), ((0.5,) * channels, (0.25,) * channels))
+    known = HUB.get("cifar100" if dataset in ("cifar100-domains", *DOMAINS) else dataset)
+    if known is None or len(known["mean"]) != channels:
+        return (0.5,) * channels, (0.25,) * channels
+    return tuple(known["mean"]), tuple(known["std"])
 
 
 def _or(given: int | None, default: int) -> int:
@@ -106,11 +92,6 @@ def _check_complete(folder: Path, part: str, files: list[Path]) -> None:
     numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)\.parquet$", file.name))]
     if numbered and len({match[1] for match in numbered}) < (total := max(int(match[2]) for match in numbered)):
         raise UserError(f"'{folder}' holds {len(numbered)} of {total} {part} files: fetch or copy the others, too.")
-
-
-def _parquet(name: str, files: list[Path], size: int | None, channels: int) -> ImageSet:
-    params = {"reader": "parquet", "name": name, "size": size, "channels": channels}
-    return cached(files, params, lambda: read_parquet(files, name=name, size=size, channels=channels))
 
 
 def _cifar100_domains(data: Path | None, size: int | None, channels: int) -> list[ImageSet]:

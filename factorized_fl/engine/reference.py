@@ -8,7 +8,7 @@ from functools import partial
 from itertools import cycle, islice
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
@@ -19,10 +19,9 @@ from factorized_fl.core.roles import trainable
 from factorized_fl.core.seeds import global_rng
 from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Trained
 from factorized_fl.engine import Task
-from factorized_fl.engine.batches import batches_of, plain_batches
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
 from factorized_fl.tasks.augment import augment, normalise
-from factorized_fl.tasks.confusion import count_confusion, empty_confusion
+from factorized_fl.tasks.confusion import count_confusion
 
 _EVALUATION_BATCH = 500
 
@@ -32,8 +31,8 @@ class ReferenceEngine:
 
     def __init__(self, task: Task) -> None:
         keep_freed_memory()
-        self.config, self.method, self.scenario = task.config, task.method, task.scenario
-        self.roles, self.shared, self.device = task.roles, task.shared, task.device
+        self.task, self.config, self.method, self.scenario = task, task.config, task.method, task.scenario
+        self.roles, self.device = task.roles, task.device
         self.models = {classes: model.to(task.device) for classes, model in task.models.items()}
         self.images = self.scenario.images.to(self.device)
         self.mean = torch.tensor(self.scenario.mean, device=self.device)
@@ -61,8 +60,9 @@ class ReferenceEngine:
         return results
 
     def _train_one(self, round_number: int, k: int, clients: ClientState) -> Trained:
-        own, losses, steps = clients.state.client(k), list[torch.Tensor](), 0
-        local = self._view(round_number, k, clients, {name: own[name].clone() for name in self._trained(k)})
+        own, losses, steps = clients.state.client(k), list[Tensor](), 0
+        start = {name: own[name].clone() for name in trainable(self._model(k))}
+        local = self._view(round_number, k, clients, start)
         for index, phase in enumerate(self.method.phases()):
             tensors = clients.models[phase.model].client(k) if phase.model else own
             momentum = (clients.momenta[phase.model] if phase.model else clients.momentum).client(k)
@@ -98,22 +98,18 @@ class ReferenceEngine:
         return Local(
             loss_gradient=lambda at, batch: {},
             roles=self.roles,
-            shared=self.shared,
+            shared=self.task.shared,
             start=start,
             kept=clients.kept.client(k),
             extra={name: stacked[k] for name, stacked in clients.inbox.items()},
             models={name: stack.client(k) for name, stack in clients.models.items()},
             lr=self.config.lr,
-            trained=self._trained(k),
+            trained=frozenset(trainable(self._model(k))),  # tied ones once, frozen ones not at all
             batches=partial(self.batches, round_number, k),
         )
 
-    def _trained(self, k: int) -> frozenset[str]:
-        """The names of the parameters that training changes: tied ones once, frozen ones not at all."""
-        return frozenset(trainable(self._model(k)))
-
     def _attach(
-        self, k: int, tensors: Tensors, losses: list[torch.Tensor], phase: Phase | None = None
+        self, k: int, tensors: Tensors, losses: list[Tensor], phase: Phase
     ) -> tuple[Callable[[Tensors, Batch], Tensors], Tensors]:
         """A loss gradient on these tensors, and the parameters that train; each loss is noted in `losses`.
 
@@ -124,18 +120,14 @@ class ReferenceEngine:
         own, statistics = dict(model.named_parameters()), dict(model.named_buffers())
         for name, tensor in (own | statistics).items():
             tensor.data = tensors[name]
-        trains = phase.trains if phase else None
-        parameters: Tensors = {
-            name: p for name, p in own.items() if p.requires_grad and (trains is None or trains(self.roles[name]))
-        }
+        trains = phase.trains or (lambda role: True)
+        parameters: Tensors = {n: p for n, p in own.items() if p.requires_grad and trains(self.roles[n])}
         if not parameters:
-            raise UserError(f"{self.method.name} has a phase '{phase.name if phase else ''}' without any parameters.")
+            raise UserError(f"{self.method.name} has a phase '{phase.name}' without any parameters.")
 
         def loss_gradient(at: Tensors, batch: Batch) -> Tensors:
-            if at is parameters:
-                logits = model(batch.images)
-            else:
-                logits = functional_call(model, (at, statistics), (batch.images,))
+            inputs = (batch.images,)
+            logits = model(*inputs) if at is parameters else functional_call(model, (at, statistics), inputs)
             loss = cross_entropy(logits, batch.labels)
             losses.append(loss.detach())
             return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
@@ -155,7 +147,7 @@ class ReferenceEngine:
     def _local(self, round_number: int, k: int, clients: ClientState, tensors: Tensors) -> Local:
         """The view of client k for hooks outside training: the model works on copies of these tensors."""
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        loss_gradient, _ = self._attach(k, tensors, [])
+        loss_gradient, _ = self._attach(k, tensors, [], Phase())
         return replace(self._view(round_number, k, clients, tensors), loss_gradient=loss_gradient, tensors=tensors)
 
     @torch.no_grad()
@@ -174,7 +166,7 @@ class ReferenceEngine:
             n: t for n, t in tensors.items() if n in share or (n.rpartition(".")[0] in norms and n.endswith("_tracked"))
         }
         totals = {name: torch.zeros_like(tensors[name]) for name in share if name in tensors}
-        batches = plain_batches(self.config, self.scenario.clients[k], k)
+        batches = self.task.plain_batches(k)
         for chosen in batches:
             here = tensors | {name: torch.zeros_like(tensor) for name, tensor in changed.items()}
             functional_call(model, here, (self._plain(chosen),))
@@ -195,28 +187,27 @@ class ReferenceEngine:
 
     def batches(self, round_number: int, k: int, phase: Phase | None = None, index: int = 0) -> Iterator[Batch]:
         """The client's shuffled and augmented batches of one phase of a round."""
-        client = self.scenario.clients[k]
-        for chosen, draws in batches_of(self.config, self.method, client, round_number, k, phase, index):
+        for chosen, draws in self.task.batches(round_number, k, phase, index):
             images = self.images[chosen.to(self.device)]
             pixels = images.float() / 255 if draws is None else augment(images, draws.to(self.device))
-            yield Batch(self._ready(pixels), self._labels(k, chosen))
+            yield Batch(self._ready(pixels), self.labels(k, chosen))
 
     def evaluate(self, round_number: int, ks: Sequence[int], clients: ClientState) -> dict[int, Evaluated]:
         """Tests the clients in turn."""
         with using_threads(self.threads):
             return {k: self._test(k, self.tested(round_number, k, clients), self.scenario.clients[k].test) for k in ks}
 
-    def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[torch.Tensor]:
+    def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[Tensor]:
         """Counts for the clients in turn, each in its own order of classes."""
+        matrices = []
         with using_threads(self.threads):
-            return [self._confusion(k, self.tested(round_number, k, clients)) for k in ks]
-
-    def _confusion(self, k: int, tensors: Tensors) -> torch.Tensor:
-        client = self.scenario.clients[k]
-        counts = empty_confusion(1, len(client.classes), self.device)
-        for logits, labels in self._outputs(k, tensors, client.test):
-            count_confusion(counts, logits[None], labels[None])
-        return counts[0].cpu()
+            for k in ks:
+                client = self.scenario.clients[k]
+                counts = torch.zeros(1, *[len(client.classes)] * 2, dtype=torch.int64, device=self.device)
+                for logits, labels in self._outputs(k, self.tested(round_number, k, clients), client.test):
+                    count_confusion(counts, logits[None], labels[None])
+                matrices.append(counts[0].cpu())
+        return matrices
 
     def tested(self, round_number: int, k: int, clients: ClientState) -> Tensors:
         """The client's own tensors, or what the method makes of them; the client's are not changed by it."""
@@ -237,33 +228,31 @@ class ReferenceEngine:
         with using_threads(self.threads):
             return [self._test(k, own | model, self.scenario.clients[k].holdout).loss for model in models]
 
-    def _test(self, k: int, tensors: Tensors, positions: torch.Tensor) -> Evaluated:
+    def _test(self, k: int, tensors: Tensors, positions: Tensor) -> Evaluated:
         correct, loss = 0, 0.0
         for logits, labels in self._outputs(k, tensors, positions):
             correct += int((logits.argmax(1) == labels).sum())
             loss += float(cross_entropy(logits, labels, reduction="sum"))
         return Evaluated(correct, len(positions), loss / len(positions))
 
-    def _outputs(
-        self, k: int, tensors: Tensors, positions: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _outputs(self, k: int, tensors: Tensors, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits and labels, batch by batch, in evaluation mode."""
         model = self._model(k).eval()
         for chosen in positions.split(_EVALUATION_BATCH):
             with torch.no_grad():
                 logits = functional_call(model, tensors, (self._plain(chosen),))
-            yield logits, self._labels(k, chosen)
+            yield logits, self.labels(k, chosen)
 
-    def _plain(self, chosen: torch.Tensor) -> torch.Tensor:
+    def _plain(self, chosen: Tensor) -> Tensor:
         """Images as they are tested: not augmented."""
         return self._ready(self.images[chosen.to(self.device)].float() / 255)
 
-    def _ready(self, pixels: torch.Tensor) -> torch.Tensor:
+    def _ready(self, pixels: Tensor) -> Tensor:
         """Normalised, and channels last: 1.4 times as fast a step of ResNet-9 on a CPU."""
         return normalise(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
-    def _labels(self, k: int, chosen: torch.Tensor) -> torch.Tensor:
-        """The images' classes under the client's own labelling."""
+    def labels(self, k: int, chosen: Tensor) -> Tensor:
+        """Returns the images' classes under the client's own labelling."""
         return self.scenario.clients[k].labelling[self.scenario.labels[chosen]].to(self.device)
 
     def _model(self, k: int) -> nn.Module:

@@ -8,6 +8,8 @@ from torch import nn
 from factorized_fl.core.roles import canonical_names, roles
 from factorized_fl.nn.factorized import factored
 
+_KINDS = ("u", "v", "mu", "body", "bias", "norm", "stat")
+
 
 @dataclass(frozen=True)
 class Description:
@@ -35,8 +37,7 @@ class Description:
         return self.mu_surviving / self.mu if self.mu else 1.0
 
     def __str__(self) -> str:
-        kinds = ("u", "v", "mu", "body", "bias", "norm", "stat", "other")
-        rows = [(kind, getattr(self, kind), "") for kind in kinds]
+        rows = [(kind, getattr(self, kind), "") for kind in (*_KINDS, "other")]
         if self.mu:
             rows.insert(3, ("  surviving", self.mu_surviving, f"{self.share:.1%} of mu"))
         rows += [("total", self.total, ""), ("  of it head", self.head, "")]
@@ -57,11 +58,7 @@ def describe(model: nn.Module, head: str | None = None) -> Description:
         counts[role.kind] += tensor.numel()
         in_head += tensor.numel() * role.head
 
-    surviving = sum(
-        original.numel() - int(part.pruned(original.detach()).sum())
-        for part, original in factored(model)
-        if part.has_mu
-    )
-    known = {kind: counts.pop(kind, 0) for kind in ("u", "v", "mu", "body", "bias", "norm", "stat")}
+    surviving = sum(int((~part.pruned(mu.detach())).sum()) for part, mu in factored(model) if part.has_mu)
+    known = {kind: counts.pop(kind, 0) for kind in _KINDS}
     other = counts.total()
     return Description(**known, mu_surviving=surviving, other=other, head=in_head, total=sum(known.values()) + other)

@@ -33,9 +33,9 @@ class RankOneSparse(nn.Module):
         self.matrix_shape = tuple(torch.broadcast_shapes(u.shape, v.shape))
         self.has_mu = mu
         self.threshold = threshold
-        self.u = _parameter(u)
+        self.u = nn.Parameter(u.detach().clone())
         if mu:
-            self.v = _parameter(v)
+            self.v = nn.Parameter(v.detach().clone())
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -121,7 +121,7 @@ def factorize(
         parametrize.register_parametrization(layer, "weight", part)
         if init == "xavier":
             with torch.no_grad():
-                original = _list(layer).original
+                original = weight_parts(layer).original
                 original.copy_(torch.zeros_like(original) if mu else v)
     return model
 
@@ -136,15 +136,12 @@ def fold(model: nn.Module) -> nn.Module:
         for name, parts in cast(nn.ModuleDict, module.parametrizations).items():
             with torch.no_grad():
                 value = parts.eval()()
-            trainable = any(p.requires_grad for p in parts.parameters())
-            weights[name] = nn.Parameter(value, requires_grad=trainable)
+            weights[name] = nn.Parameter(value, requires_grad=any(p.requires_grad for p in parts.parameters()))
         # parametrize.remove_parametrizations would change the class, which the copy shares with the model.
         module.__class__ = parametrize.type_before_parametrizations(module)
         del module.parametrizations
-        rest = dict(module._parameters)
-        module._parameters.clear()
         # PyTorch's layers register their weights first: this restores the original order of the state dict.
-        module._parameters.update({**weights, **rest})
+        module._parameters = {**weights, **module._parameters}
     return copy
 
 
@@ -154,7 +151,7 @@ def set_threshold(model: nn.Module, value: float) -> None:
     Raises UserError if the model has no factorised layer or `value` is not a finite number of at least 0.
     """
     _check_threshold(value)
-    parts = [module for module in model.modules() if isinstance(module, RankOneSparse)]
+    parts = [part for part, _ in factored(model)]
     if not parts:
         raise UserError("The model has no factorised layer whose mu could be pruned; call factorize first.")
     for part in parts:
@@ -164,7 +161,7 @@ def set_threshold(model: nn.Module, value: float) -> None:
 def head_mu_xavier(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
     """Draw the classifier's mu Xavier-uniformly, as the authors' code does, and return the model."""
     for name in layers_under(model, find_head(model)):
-        nn.init.xavier_uniform_(_list(model.get_submodule(name)).original, generator=generator)
+        nn.init.xavier_uniform_(weight_parts(model.get_submodule(name)).original, generator=generator)
     return model
 
 
@@ -261,9 +258,6 @@ def _check_threshold(value: float) -> None:
         raise UserError(f"The threshold must be a number of at least 0, not {value}.")
 
 
-def _parameter(value: Tensor) -> nn.Parameter:
-    return nn.Parameter(value.detach().clone())
-
-
-def _list(layer: nn.Module) -> ParametrizationList:
+def weight_parts(layer: nn.Module) -> ParametrizationList:
+    """Return the parametrisation of a layer's weight."""
     return cast(ParametrizationList, cast(nn.ModuleDict, layer.parametrizations)["weight"])

@@ -99,11 +99,7 @@ class SmallCNN(nn.Module):
 
 
 FEWEST_PIXELS = 8  # of an image's sides
-MODELS: dict[str, Callable[[int, Scale, Head], nn.Module]] = {
-    "resnet9": ResNet9,
-    "resnet18": ResNet18,
-    "cnn": SmallCNN,
-}
+MODELS: dict[str, Callable[[int, Scale, Head], nn.Module]] = {"resnet9": ResNet9, "resnet18": ResNet18, "cnn": SmallCNN}
 
 
 def build_model(

@@ -6,10 +6,10 @@ the same images on every device and in every engine.
 """
 
 import math
-from dataclasses import dataclass
 from itertools import permutations
 
 import torch
+from torch import Tensor
 
 TRIES = 10  # attempts to find a crop that fits, as in torchvision
 DRAWS = 2 * TRIES + 10
@@ -21,53 +21,46 @@ _GREYSCALE = 0.2
 _LUMA = (0.2989, 0.587, 0.114)
 
 
-def draw(count: int, generator: torch.Generator) -> torch.Tensor:
+def draw(count: int, generator: torch.Generator) -> Tensor:
     """Return uniform numbers [count, DRAWS], which determine the augmentation of `count` images."""
     return torch.rand(count, DRAWS, generator=generator)
 
 
-@dataclass(frozen=True)
-class AugmentationPlan:
-    """The parameters of the augmentation of n images; every tensor is float32 and has n rows."""
+def plan_augmentation(draws: Tensor, height: int, width: int) -> Tensor:
+    """Return the plan of the augmentation of n images of this height and width, float32 [n, 14], from [n, DRAWS].
 
-    box: torch.Tensor  # [n, 4]: top, height, left, width of the crop, in whole pixels
-    flip: torch.Tensor  # [n]: 1 to mirror
-    factors: torch.Tensor  # [n, 3]: brightness, contrast, saturation
-    turn: torch.Tensor  # [n]: hue, as a share of the colour circle
-    order: torch.Tensor  # [n, 4]: the order of these four, as 0 .. 3
-    grey: torch.Tensor  # [n]: 1 to convert to greyscale
-
-
-def plan_augmentation(draws: torch.Tensor, height: int, width: int) -> AugmentationPlan:
-    """Return the plan that draws [n, DRAWS] stand for, for images of this height and width."""
+    The columns are top, height, left and width of the crop in whole pixels; 1 to mirror; brightness, contrast and
+    saturation; hue as a share of the colour circle; the order of these four as 0 .. 3; and 1 to convert to greyscale.
+    """
     rest = draws[:, 2 * TRIES :]
-    chosen = rest[:, 7] < _JITTER
-    strength = torch.tensor(_STRENGTH[:3], device=draws.device)
-    factors = torch.where(chosen.unsqueeze(1), 1 + strength * (2 * rest[:, 3:6] - 1), 1.0)
-    turn = torch.where(chosen, _STRENGTH[3] * (2 * rest[:, 6] - 1), 0.0)
+    chosen = rest[:, 7:8] < _JITTER
+    strength = torch.tensor(_STRENGTH, device=draws.device)
+    jitter = strength * (2 * rest[:, 3:7] - 1)
     orders = torch.tensor(list(permutations(range(4))), device=draws.device, dtype=draws.dtype)
-    return AugmentationPlan(
-        box=_boxes(draws[:, : 2 * TRIES], rest[:, 0:2], height, width),
-        flip=(rest[:, 2] < 0.5).to(draws.dtype),
-        factors=factors,
-        turn=turn,
-        order=orders[(rest[:, 8] * 24).long().clamp(max=23)],
-        grey=(rest[:, 9] < _GREYSCALE).to(draws.dtype),
-    )
+    parts = [
+        _boxes(draws[:, : 2 * TRIES], rest[:, 0:2], height, width),
+        rest[:, 2:3] < 0.5,
+        torch.where(chosen, 1 + jitter[:, :3], 1.0),
+        torch.where(chosen, jitter[:, 3:], 0.0),
+        orders[(rest[:, 8] * 24).long().clamp(max=23)],
+        rest[:, 9:10] < _GREYSCALE,
+    ]
+    return torch.cat([part.to(draws.dtype) for part in parts], 1)
 
 
-def augment(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+def augment(images: Tensor, draws: Tensor) -> Tensor:
     """Return uint8 images [n, C, H, W] augmented by their draws [n, DRAWS], as floats in [0, 1]."""
     plan = plan_augmentation(draws, *images.shape[-2:])
-    return _colour(_crop(images.float() / 255, plan), plan)
+    box, flip, factors, turn, order, grey = plan.split((4, 1, 3, 1, 4, 1), 1)
+    return _colour(_crop(images.float() / 255, box, flip), factors, turn, order, grey)
 
 
-def normalise(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Return float images in [0, 1], shifted by the mean and scaled by the deviation of each channel."""
     return (images - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
 
 
-def _boxes(draws: torch.Tensor, place: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def _boxes(draws: Tensor, place: Tensor, height: int, width: int) -> Tensor:
     """Return, for each image, the first random box that fits, or else the largest centred box of an allowed ratio."""
     area = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * draws[:, :TRIES])
     low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
@@ -83,16 +76,16 @@ def _boxes(draws: torch.Tensor, place: torch.Tensor, height: int, width: int) ->
     return torch.stack([top, h, left, w], 1)
 
 
-def _crop(images: torch.Tensor, plan: AugmentationPlan) -> torch.Tensor:
+def _crop(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
     """Crop, resample and flip: bilinear resampling is separable, so each image needs one small matrix per axis."""
-    top, h, left, w = plan.box.unbind(1)
+    top, h, left, w = box.unbind(1)
     rows = _resampler(top, h, images.shape[-2])
     columns = _resampler(left, w, images.shape[-1])
-    columns = torch.where(plan.flip.bool()[:, None, None], columns.flip(1), columns)
+    columns = torch.where(flip.bool()[:, None], columns.flip(1), columns)
     return rows.unsqueeze(1) @ images @ columns.transpose(1, 2).unsqueeze(1)
 
 
-def _resampler(start: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:
+def _resampler(start: Tensor, length: Tensor, size: int) -> Tensor:
     """Return matrices [n, size, size] that stretch pixels start .. start + length - 1 over the whole axis."""
     pixel = torch.arange(size, device=start.device, dtype=start.dtype)
     source = (pixel + 0.5) * (length / size).unsqueeze(1) - 0.5
@@ -100,41 +93,34 @@ def _resampler(start: torch.Tensor, length: torch.Tensor, size: int) -> torch.Te
     return (1 - (pixel - source.unsqueeze(2)).abs()).clamp(min=0)
 
 
-def _colour(images: torch.Tensor, plan: AugmentationPlan) -> torch.Tensor:
+def _colour(images: Tensor, factors: Tensor, turn: Tensor, order: Tensor, grey: Tensor) -> Tensor:
     """Change brightness, contrast, saturation and hue in each image's own order, then convert some to greyscale."""
     if images.shape[1] != 3:
         return images
     out = images
     for step in range(4):
-        operation = plan.order[:, step].view(-1, 1, 1, 1)
-        grey = _grey(out)
-        target = torch.where(operation == 1, grey.mean((2, 3), keepdim=True), grey)
+        operation = order[:, step].view(-1, 1, 1, 1)
+        luma = _grey(out)
+        target = torch.where(operation == 1, luma.mean((2, 3), keepdim=True), luma)
         target = torch.where(operation == 0, 0.0, target)
-        factor = plan.factors.gather(1, plan.order[:, step : step + 1].long().clamp(max=2)).view(-1, 1, 1, 1)
+        factor = factors.gather(1, order[:, step : step + 1].long().clamp(max=2)).view(-1, 1, 1, 1)
         blended = (target + factor * (out - target)).clamp(0, 1)
-        out = torch.where(operation == 3, _turn_hue(out, plan.turn), blended)
-    return torch.where(plan.grey.bool().view(-1, 1, 1, 1), _grey(out), out)
+        out = torch.where(operation == 3, _turn_hue(out, turn), blended)
+    return torch.where(grey.bool().view(-1, 1, 1, 1), _grey(out), out)
 
 
-def _grey(images: torch.Tensor) -> torch.Tensor:
+def _grey(images: Tensor) -> Tensor:
     red, green, blue = images.unbind(1)
     return (_LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue).unsqueeze(1)
 
 
-def _turn_hue(images: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+def _turn_hue(images: Tensor, turn: Tensor) -> Tensor:
     """Turn the hue by a share of the colour circle; value and chroma (HSV) stay the same."""
     red, green, blue = images.unbind(1)
     value = images.amax(1)
     chroma = value - images.amin(1)
     safe = torch.where(chroma > 0, chroma, 1.0)
-    hue = torch.where(
-        value == red,
-        (green - blue) / safe,
-        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-    )
-    hue = hue + 6 * turn.view(-1, 1, 1)
-    channels = []
-    for offset in (5, 3, 1):
-        k = torch.remainder(offset + hue, 6)
-        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
-    return torch.stack(channels, 1)
+    hue = torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    hue = torch.where(value == red, (green - blue) / safe, hue) + 6 * turn.view(-1, 1, 1)
+    places = (torch.remainder(offset + hue, 6) for offset in (5, 3, 1))
+    return torch.stack([value - chroma * torch.minimum(k, 4 - k).clamp(0, 1) for k in places], 1)

@@ -3,24 +3,25 @@ import pytest
 import torch
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.data.embedded import digits, embedded_domains, shapes, textures
+from factorized_fl.data.embedded import digits, shapes, textures
+from factorized_fl.data.sources import load
 
 
 def test_three_domains() -> None:
-    domains = embedded_domains()
+    domains = load("embedded")
     assert [(d.name, len(d), len(d.classes)) for d in domains] == [
         ("digits", 1797, 10),
         ("shapes", 1800, 6),
         ("textures", 1800, 8),
     ]
-    assert {(d.size, d.channels) for d in domains} == {(16, 3)}
+    assert {tuple(d.images.shape[1:]) for d in domains} == {(3, 16, 16)}
     for domain in domains:
         counts = domain.labels.bincount()
         assert counts.min() > 0.9 * counts.max()
 
 
 def test_the_domains_differ_in_brightness() -> None:
-    paper, dark, muted = (d.images.float().mean() / 255 for d in embedded_domains())
+    paper, dark, muted = (d.images.float().mean() / 255 for d in load("embedded"))
     assert dark + 0.15 < muted < paper - 0.1
 
 

@@ -115,7 +115,7 @@ def test_unequal_sizes_ask_for_a_size(tmp_path) -> None:
     fill(tmp_path / "b", [2], side=5)
     with pytest.raises(UserError, match=r"002\.png is 5x5 .*give a size"):
         read_folder(tmp_path, size=None, channels=3)
-    assert read_folder(tmp_path, size=3, channels=3).size == 3
+    assert read_folder(tmp_path, size=3, channels=3).images.shape[1:] == (3, 3, 3)
 
 
 def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

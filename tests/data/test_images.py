@@ -16,9 +16,8 @@ def make(images=None, labels=None, classes=("a", "b"), split=None) -> ImageSet:
     return ImageSet("tiny", images, torch.tensor([0, 1]) if labels is None else labels, classes, split)
 
 
-def test_a_good_set_knows_its_shape() -> None:
-    tiny = make(split=torch.zeros(2, dtype=torch.uint8))
-    assert (len(tiny), tiny.size, tiny.channels) == (2, 4, 3)
+def test_a_good_set_knows_its_length() -> None:
+    assert len(make(split=torch.zeros(2, dtype=torch.uint8))) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed (PyTorch's CUDA builds bring it)")
 
 from factorized_fl.engine.resnet9_cuda import norm_kernels as k
-from factorized_fl.engine.resnet9_cuda.augment import make_batch, plain_row, plan_rows
+from factorized_fl.engine.resnet9_cuda.augment import make_batch, plain_row
 from factorized_fl.engine.resnet9_cuda.first_layer import ONE, PATCH, FirstLayer, convolve_and_normalise, make_patches
 from factorized_fl.engine.resnet9_cuda.norm import PACKED, STACKED, NormReLU, Shape
 from factorized_fl.engine.resnet9_cuda.stacked import supported
 from factorized_fl.engine.resnet9_cuda.weights import LaidOut, RankOneWeight
 from factorized_fl.nn.models import build_model
-from factorized_fl.tasks.augment import augment, draw, normalise
+from factorized_fl.tasks.augment import augment, draw, normalise, plan_augmentation
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The 16-bit type and its tolerance; the interpreter cannot multiply bfloat16.
@@ -63,7 +63,7 @@ def test_normalisation_and_its_gradients(mode: int, source: str, result: str, re
         extra = added.clone().requires_grad_() if added is not None else None
         running = torch.zeros(G, C, device=DEVICE), torch.ones(G, C, device=DEVICE)
         gamma, beta, x = leaves
-        y = apply(shape, *running, gamma, beta, extra, x) if apply else expected(*leaves, *running, extra, shape)
+        y = apply(shape, extra, x, *running, gamma, beta) if apply else expected(*leaves, *running, extra, shape)
         total = (y * torch.linspace(-1, 2, y.numel(), device=DEVICE).view(y.shape)).sum()
         gradients = torch.autograd.grad(total, [*leaves, *([extra] if extra is not None else [])])
         results.append([y, *running, *gradients])
@@ -105,7 +105,7 @@ def test_first_layer_whole(
         weight, gamma, beta = (t.clone().requires_grad_() for t in (start, *affine))
         running = torch.zeros(G, channels, device=DEVICE), torch.ones(G, channels, device=DEVICE)
         if ours:
-            y, back = FirstLayer.apply(shape, *running, gamma, beta, patches, weight), in_blocks
+            y, back = FirstLayer.apply(shape, patches, weight, *running, gamma, beta), in_blocks
         else:
             x = torch.bmm(patches.float(), weight.float().transpose(1, 2))
             y, back = expected(gamma, beta, x, *running, None, shape), dy.float()
@@ -120,7 +120,7 @@ def test_first_layer_with_given_statistics() -> None:
     shape = Shape(B, H, W, G, C, source=STACKED, result=STACKED)
     patches, weight = random_patches(shape), torch.randn(G, C, PATCH, device=DEVICE)
     mean, rstd, gamma, beta = (torch.rand(G, C, device=DEVICE) + 0.5 for _ in range(4))
-    y = convolve_and_normalise(patches, weight, mean, rstd, gamma, beta, shape)
+    y = convolve_and_normalise(patches, weight, (mean, rstd, gamma, beta), shape)
     m, r, g, b = (t.unsqueeze(1) for t in (mean, rstd, gamma, beta))
     assert close(y.flatten(1, 3), ((torch.bmm(patches, weight.transpose(1, 2)) - m) * r * g + b).relu())
 
@@ -165,7 +165,7 @@ def test_augmentation(jitter: bool) -> None:
     positions = torch.randint(0, 20, (24,), device=DEVICE)
     draws = draw(24, torch.Generator().manual_seed(1)).to(DEVICE)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
-    rows = plan_rows(draws, 16, 16) if jitter else plain_row(16, 16).repeat(24, 1).to(DEVICE)
+    rows = plan_augmentation(draws, 16, 16) if jitter else plain_row(16, 16).repeat(24, 1).to(DEVICE)
     got = make_batch(pool, positions, rows, torch.empty(24, 3, 16, 16, device=DEVICE), mean, std, jitter)
     pixels = augment(pool[positions], draws) if jitter else pool[positions].float() / 255
     assert torch.allclose(got, normalise(pixels, *(torch.tensor(t, device=DEVICE) for t in (mean, std))), atol=1e-5)

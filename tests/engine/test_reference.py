@@ -7,7 +7,6 @@ from torch.func import functional_call
 
 from factorized_fl.core.views import Trained
 from factorized_fl.data.scenarios import Client, Scenario
-from factorized_fl.engine.batches import plain_batches
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import run_round
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
@@ -159,7 +158,7 @@ def test_recalibration_changes_only_statistics_and_uses_images_without_augmentat
         norm.train()
         norm.register_forward_hook(lambda module, given, out: inputs.append(given[0]))
     scenario = recalibrated.scenario
-    batches = plain_batches(recalibrated.config, scenario.clients[0], 0)
+    batches = recalibrated.engine.task.plain_batches(0)
     assert batches.shape == (2, 8)
     assert set(batches.flatten().tolist()) < set(scenario.clients[0].train.tolist())
     with torch.no_grad():
@@ -188,10 +187,11 @@ def test_images_sorted_by_class_are_shuffled_for_recalibration() -> None:
     scenario = tiny_scenario(config, (ordered, tiny_set("lines", 3, 300, seed=1)))
     own = scenario.labels[scenario.clients[0].train]
     assert torch.equal(own, own.sort().values)
-    for batch in plain_batches(config, scenario.clients[0], 0):
+    task = build_federation(config, scenario, torch.device("cpu")).engine.task
+    for batch in task.plain_batches(0):
         assert torch.bincount(scenario.labels[batch], minlength=3).min() >= 3
-    again = plain_batches(config, scenario.clients[0], 0)
-    assert torch.equal(again, plain_batches(config, scenario.clients[0], 0))
+    again = task.plain_batches(0)
+    assert torch.equal(again, task.plain_batches(0))
 
 
 def test_a_normalisation_inside_the_classifier_is_recalibrated_too() -> None:

@@ -79,7 +79,7 @@ def test_a_step_gives_the_gradients_of_some_of_the_parameters() -> None:
     """Frozen parameters require this; the weights that are not named are those of the lanes."""
     ours = federation("fedavg")
     engine = cuda.CudaEngine(ours.engine, lanes=2)
-    step = Step(engine, ours.clients.state, ours.clients.momentum)
+    step = Step(engine, ours.clients)
     engine.model.train()
     step.pixels.copy_(torch.randn(step.pixels.shape, generator=torch.Generator().manual_seed(1)))
     batch = Batch(step.pixels[0], step.labels[0])

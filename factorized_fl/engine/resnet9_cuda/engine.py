@@ -9,20 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from factorized_fl.core.clients import ClientState
 from factorized_fl.core.stack import ClientStack
 from factorized_fl.core.views import Evaluated, Tensors, Trained
-from factorized_fl.engine.batches import batch_count, batches_of, plain_batches
 from factorized_fl.engine.reference import ReferenceEngine
-from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch, plain_row, plan_rows
+from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch, plain_row
 from factorized_fl.engine.resnet9_cuda.lanes import Stay, choose_lanes, schedule
 from factorized_fl.engine.resnet9_cuda.norm import MOMENTUM
 from factorized_fl.engine.resnet9_cuda.stacked import TEST_PIXELS, StackedResNet9
 from factorized_fl.engine.resnet9_cuda.step import Step
-from factorized_fl.tasks.confusion import count_confusion, empty_confusion
+from factorized_fl.tasks.augment import plan_augmentation
+from factorized_fl.tasks.confusion import count_confusion
 
 _TOGETHER = 10  # clients that are evaluated at once
 _SIZES = 128  # large batches of an evaluation are multiples of it, small ones powers of two
@@ -33,8 +34,10 @@ class CudaEngine:
 
     def __init__(self, reference: ReferenceEngine, lanes: int | None = None) -> None:
         self.reference = reference
-        self.config, self.method, self.scenario = reference.config, reference.method, reference.scenario
-        self.device, self.images = reference.device, reference.images
+        self.task, self.config, self.method = reference.task, reference.config, reference.method
+        self.scenario, self.device, self.images = reference.scenario, reference.device, reference.images
+        self.normalisation = self.scenario.mean, self.scenario.std
+        self.receive, self.tested = reference.receive, reference.tested  # hooks run one client at a time
         steps = [self._steps(k) for k in range(len(self.scenario.clients))]
         self.lanes = lanes or choose_lanes(steps)
         self.dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
@@ -45,9 +48,9 @@ class CudaEngine:
         self.step: Step | None = None
         self.uploads = torch.cuda.Stream()
         self.plain_row = plain_row(*self.images.shape[2:]).to(self.device)
-        self.ahead: dict[tuple[int | Stay, ...], tuple[torch.Tensor, ...]] = {}  # uploaded batches by round and stays
-        self.plain_batches: dict[int, torch.Tensor] = {}  # by client, on the device
-        self.parts: dict[tuple[str, int], tuple[torch.Tensor, ...]] = {}  # positions and labels by part and client
+        self.ahead: dict[tuple[int | Stay, ...], tuple[Tensor, ...]] = {}  # uploaded batches by round and stays
+        self.plain_batches: dict[int, Tensor] = {}  # by client, on the device
+        self.parts: dict[tuple[str, int], tuple[Tensor, ...]] = {}  # positions and labels by part and client
 
     def describe(self) -> dict[str, str | int]:
         """Return the engine's name and the precision of its convolutions."""
@@ -56,26 +59,20 @@ class CudaEngine:
     # -- training
 
     def train(
-        self,
-        round_number: int,
-        ks: Sequence[int],
-        clients: ClientState,
-        done: Callable[[int], None],
+        self, round_number: int, ks: Sequence[int], clients: ClientState, done: Callable[[int], None]
     ) -> dict[int, Trained]:
         """Train the clients in lanes, those with less than one batch on the reference engine."""
-        state, momentum = clients.state, clients.momentum
-        size = self.config.batch_size
-        full = {k: self._steps(k) for k in ks if len(self.scenario.clients[k].train) >= size}
+        full = {k: self._steps(k) for k in ks if len(self.scenario.clients[k].train) >= self.config.batch_size}
         short = [k for k in ks if k not in full]
         stays = schedule(full, self.lanes)
-        log = self._train_lanes(round_number, stays, state, momentum, done) if stays else torch.empty(0)
+        log = self._train_lanes(round_number, stays, clients, done) if stays else torch.empty(0)
         if len(full) == len(self.scenario.clients) and round_number < self.config.rounds:
             # The batches of the next round are prepared while the device computes.
             self.ahead = {(round_number + 1, *stays): self._upload(round_number + 1, stays)}
         results = self.reference.train(round_number, short, clients, done) if short else {}
         if self.method.settle:
             for group in _together(sorted(full, key=lambda k: -full[k])):
-                self._recalibrate(group, state)
+                self._recalibrate(group, clients.state)
         losses = log.cpu()
         for stay in stays:
             mean = losses[stay.first : stay.end, stay.lane].mean()
@@ -84,60 +81,53 @@ class CudaEngine:
         return {k: results[k] for k in ks}
 
     def _steps(self, k: int) -> int:
-        return max(1, batch_count(self.config, self.method, self.scenario.clients[k]) // self.method.batches_per_step)
+        return max(1, self.task.batch_count(k) // self.method.batches_per_step)
 
     def _train_lanes(
-        self,
-        round_number: int,
-        stays: Sequence[Stay],
-        state: ClientStack,
-        momentum: ClientStack,
-        done: Callable[[int], None],
-    ) -> torch.Tensor:
+        self, round_number: int, stays: Sequence[Stay], clients: ClientState, done: Callable[[int], None]
+    ) -> Tensor:
         """Run the steps of a round and return their losses [steps, lanes], still on the device."""
-        step = self.step = self.step or Step(self, state, momentum)
+        step = self.step = self.step or Step(self, clients)
         batches = self.ahead.pop((round_number, *stays), None) or self._upload(round_number, stays)
         for tensor in batches:  # allocated on another stream
             tensor.record_stream(torch.cuda.current_stream())
         log = torch.empty(len(batches[0]), self.lanes, device=self.device)
         for index, batch in enumerate(zip(*batches, strict=True)):
             if coming := [stay for stay in stays if stay.first == index]:
-                step.load(coming, state, momentum)
+                step.load(coming, clients)
             step.run(*batch)
             log[index].copy_(step.loss)
             if going := [stay for stay in stays if stay.end == index + 1]:
-                step.store(going, state, momentum)
+                step.store(going, clients)
             for stay in going:
                 done(stay.client)
         return log
 
-    def _upload(self, round_number: int, stays: Sequence[Stay]) -> tuple[torch.Tensor, ...]:
+    def _upload(self, round_number: int, stays: Sequence[Stay]) -> tuple[Tensor, ...]:
         """Upload the batches of a round; return positions, labels and plans, each [steps, per step, lanes, B, ...]."""
         steps = max(stay.end for stay in stays)
         need, size = self.method.batches_per_step, self.config.batch_size
-        positions = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
-        labels = torch.zeros(steps * need, self.lanes, size, dtype=torch.int64)
-        draws: list[tuple[slice, int, torch.Tensor]] = []  # steps, lane and draws, if images are augmented
+        positions, labels = torch.zeros(2, steps * need, self.lanes, size, dtype=torch.int64)
+        draws: list[tuple[slice, int, Tensor]] = []  # steps, lane and draws, if images are augmented
         height, width = self.images.shape[2:]
         for stay in stays:
             client = self.scenario.clients[stay.client]
             count = (stay.end - stay.first) * need
-            batches = list(islice(batches_of(self.config, self.method, client, round_number, stay.client), count))
+            batches = list(islice(self.task.batches(round_number, stay.client), count))
             while len(batches) < need:  # too few images for one step of distinct batches
                 batches += batches[: need - len(batches)]
             own = torch.stack([chosen for chosen, _ in batches])
             when = slice(stay.first * need, stay.first * need + len(own))
             positions[when, stay.lane] = own
             labels[when, stay.lane] = client.labelling[self.scenario.labels[own]]
-            drawn = [draw for _, draw in batches if draw is not None]
-            if drawn:
+            if drawn := [draw for _, draw in batches if draw is not None]:
                 draws.append((when, stay.lane, torch.stack(drawn)))
         with torch.cuda.stream(self.uploads):
             sent = [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in (positions, labels)]
             rows = self.plain_row.expand(steps * need, self.lanes, size, COLUMNS).clone()
             for when, lane, own in draws:
                 there = own.pin_memory().to(self.device, non_blocking=True)
-                rows[when, lane] = plan_rows(there.flatten(0, 1), height, width).view(*own.shape[:2], -1)
+                rows[when, lane] = plan_augmentation(there.flatten(0, 1), height, width).view(*own.shape[:2], -1)
         torch.cuda.current_stream().wait_stream(self.uploads)
         return tuple(tensor.view(steps, need, *tensor.shape[1:]) for tensor in (*sent, rows))
 
@@ -170,21 +160,21 @@ class CudaEngine:
         for name, part in zip(names, total.split(sizes), strict=True):
             state.common[name].index_copy_(0, lanes, part.view(len(group), -1))
 
-    def _plain_batches(self, group: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _plain_batches(self, group: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the positions of a group's plain batches [n, G, B] and their number per lane [G, 1], on the device."""
         for k in group:
             if k not in self.plain_batches:
-                self.plain_batches[k] = plain_batches(self.config, self.scenario.clients[k], k).to(self.device)
+                self.plain_batches[k] = self.task.plain_batches(k).to(self.device)
         own = [self.plain_batches[k] for k in group]
         counts = torch.tensor([[len(batches)] for batches in own]).pin_memory()
         return pad_sequence(own), counts.to(self.device, non_blocking=True)
 
-    def _plain(self, chosen: torch.Tensor) -> torch.Tensor:
+    def _plain(self, chosen: Tensor) -> Tensor:
         """Return the normalised images [G, B, 3, H, W] at the positions [G, B], without augmentation."""
         height, width = self.images.shape[2:]
         row = self.plain_row.expand(chosen.numel(), COLUMNS).contiguous()
         pixels = torch.empty(chosen.numel(), 3, height, width, dtype=self.dtype, device=self.device)
-        make_batch(self.images, chosen.reshape(-1), row, pixels, self.scenario.mean, self.scenario.std, False)
+        make_batch(self.images, chosen.reshape(-1), row, pixels, *self.normalisation, False)
         return pixels.view(*chosen.shape, 3, height, width)
 
     # -- evaluation
@@ -195,27 +185,19 @@ class CudaEngine:
             return self.reference.evaluate(round_number, ks, clients)
         counted = [(group, self._test(group, tensors, "test")) for group, tensors in self._groups(ks, clients.state)]
         return {
-            k: Evaluated(round_to_int(correct), len(self.scenario.clients[k].test), loss)
+            k: Evaluated(round(correct), len(self.scenario.clients[k].test), loss)
             for group, totals in counted
             for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
         }
 
-    def receive(self, round_number: int, k: int, clients: ClientState, given: Tensors) -> Tensors:
-        """Return what the method's hook makes of a download, in the reference engine."""
-        return self.reference.receive(round_number, k, clients, given)
-
-    def tested(self, round_number: int, k: int, clients: ClientState) -> Tensors:
-        """Return the tensors of the model that `evaluate` tests for client k."""
-        return self.reference.tested(round_number, k, clients)
-
-    def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[torch.Tensor]:
+    def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[Tensor]:
         """Return the confusion matrix of each client, counted in the groups of `evaluate`."""
         if self.method.personal:
             return self.reference.confusion(round_number, ks, clients)
         (classes,) = self.reference.models
-        matrices: list[torch.Tensor] = []
+        matrices: list[Tensor] = []
         for group, tensors in self._groups(ks, clients.state):
-            counts = empty_confusion(len(group), classes, self.device)
+            counts = torch.zeros(len(group), classes, classes, dtype=torch.int64, device=self.device)
             for logits, labels in self._outputs(group, tensors, "test"):
                 count_confusion(counts, logits, labels)
             matrices.extend(counts.cpu())
@@ -233,24 +215,22 @@ class CudaEngine:
         models = {name: candidates.get(name, t.expand(count, *t.shape)).contiguous() for name, t in own.items()}
         return self._test([k] * count, models, "holdout")[:, 1].tolist()
 
-    def _part(self, group: Sequence[int], part: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _part(self, group: Sequence[int], part: str, size: int) -> tuple[Tensor, Tensor]:
         """Return positions and labels [G, n] of a part of the clients' images, n a multiple of `size`.
 
         Shorter lanes are padded with label -100, which cross_entropy ignores.
         """
         for k in group:
             if (part, k) not in self.parts:
-                client = self.scenario.clients[k]
-                own = getattr(client, part)
-                right = client.labelling[self.scenario.labels[own]]
-                self.parts[part, k] = (own.to(self.device), right.to(self.device))
+                own = getattr(self.scenario.clients[k], part)
+                self.parts[part, k] = own.to(self.device), self.reference.labels(k, own)
         both = [self.parts[part, k] for k in group]
         positions = pad_sequence([own for own, _ in both], batch_first=True)
         labels = pad_sequence([right for _, right in both], batch_first=True, padding_value=-100)
         missing = -positions.shape[1] % size
         return pad(positions, (0, missing)), pad(labels, (0, missing), value=-100)
 
-    def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> torch.Tensor:
+    def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> Tensor:
         """Return the number of correct predictions and the mean loss of each lane on a part of its images, [G, 2]."""
         totals = torch.zeros(len(group), 2, device=self.device, dtype=torch.float64)
         counts = torch.zeros(len(group), device=self.device, dtype=torch.int64)
@@ -262,9 +242,7 @@ class CudaEngine:
         return totals
 
     @torch.no_grad()
-    def _outputs(
-        self, group: Sequence[int], tensors: Tensors, part: str
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _outputs(self, group: Sequence[int], tensors: Tensors, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits [G, B, classes] and labels [G, B] of each batch in evaluation mode, lanes padded with -100."""
         self.model.eval()
         height, width = self.images.shape[2:]
@@ -286,8 +264,3 @@ def few_sizes(count: int) -> int:
     """Return a batch size of at least `count`, one of few, because cuDNN times its algorithms for every new size."""
     step = min(_SIZES, 1 << (count - 1).bit_length())
     return -(-count // step) * step
-
-
-def round_to_int(value: float) -> int:
-    """Return the integer count that a sum in floating point stands for."""
-    return int(value + 0.5)

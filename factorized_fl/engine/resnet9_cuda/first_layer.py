@@ -4,9 +4,11 @@ Three channels are too few for tensor cores, but the 27 numbers of a pixel's 3 x
 these, then a one, then zeros up to PATCH numbers; a weight holds 27 numbers and zeros.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from factorized_fl.engine.resnet9_cuda import first_kernels as first
@@ -19,7 +21,7 @@ ONE = 27  # the position of the one
 _PIXELS = 64  # pixels per program that extracts patches
 
 
-def make_patches(pixels: torch.Tensor) -> torch.Tensor:
+def make_patches(pixels: Tensor) -> Tensor:
     """Return the 3 x 3 patches of all pixels of [G, B, 3, H, W]: [G, B * H * W, PATCH]."""
     lanes, batch, _, height, width = pixels.shape
     out = pixels.new_empty(lanes, batch * height * width, PATCH)
@@ -28,26 +30,16 @@ def make_patches(pixels: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def patch_weight(weight: torch.Tensor) -> torch.Tensor:
+def patch_weight(weight: Tensor) -> Tensor:
     """Return weights [G, C, 3, 3, 3], channels last, in the order of patches: [G, C, PATCH]."""
     return pad(weight.flatten(2), (0, PATCH - ONE))
 
 
-def convolve_and_normalise(
-    patches: torch.Tensor,
-    weight: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    gamma: torch.Tensor,
-    beta: torch.Tensor,
-    shape: Shape,
-) -> torch.Tensor:
-    """Return relu((patches weight^T - mean) * rstd * gamma + beta)."""
+def convolve_and_normalise(patches: Tensor, weight: Tensor, norm: Sequence[Tensor], shape: Shape) -> Tensor:
+    """Return relu((patches weight^T - mean) * rstd * gamma + beta); `norm` holds mean, rstd, gamma and beta."""
     y = shape.new_result(patches)
     parts, per_program = _split(shape)
-    first.normalised_product[(parts, shape.blocks)](
-        patches, weight, y, mean, rstd, gamma, beta, shape.rows, per_program, **_sizes(shape)
-    )
+    first.normalised_product[(parts, shape.blocks)](patches, weight, y, *norm, shape.rows, per_program, **_sizes(shape))
     return y
 
 
@@ -58,40 +50,32 @@ class FirstLayer(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        shape: Shape,
-        running_mean: torch.Tensor,
-        running_var: torch.Tensor,
-        gamma: torch.Tensor,
-        beta: torch.Tensor,
-        patches: torch.Tensor,
-        weight: torch.Tensor,
-    ) -> torch.Tensor:
-        """Compute the statistics, update the running statistics and return the result."""
+    def forward(ctx: Any, shape: Shape, patches: Tensor, weight: Tensor, *norm: Tensor) -> Tensor:
+        """Compute the statistics and the result; `norm` holds the same tensors as in `NormReLU.forward`."""
         width, (parts, per_program) = shape.all_channels, _split(shape)
-        sums, firsts = torch.empty(parts, 2, width, device=gamma.device), torch.empty(width, device=gamma.device)
+        sums, firsts = (torch.empty(*size, device=weight.device) for size in ((parts, 2, width), (width,)))
         first.product_sums[(parts, shape.blocks)](
             patches, weight, sums, firsts, shape.rows, width, per_program, **_sizes(shape)
         )
-        mean, rstd = moments(firsts, sums, running_mean, running_var, shape)
-        ctx.save_for_backward(mean, rstd, gamma, beta, patches, weight)
+        norm = *moments(firsts, sums, norm[:2], shape), *norm[2:]
+        ctx.save_for_backward(patches, weight, *norm)
         ctx.shape = shape
-        return convolve_and_normalise(patches, weight, mean, rstd, gamma, beta, shape)
+        return convolve_and_normalise(patches, weight, norm, shape)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Compute all gradients from two sums over the rows.
 
         These are the sum of the gradient before the ReLU times the patch, and the sum of the patch times itself. They
         suffice because x is a product of weight and patch, and x - mean is one with -mean at the position of the one.
         """
-        mean, rstd, gamma, beta, patches, weight = ctx.saved_tensors
+        patches, weight, *norm = ctx.saved_tensors
+        mean, rstd, gamma, _ = norm
         shape: Shape = ctx.shape
         parts, per_program = _split(shape)
         pieces = [torch.empty(shape.lanes, parts, n, PATCH, device=dy.device) for n in (shape.channels, PATCH)]
         first.patch_gradients[(parts, shape.blocks)](
-            patches, weight, dy.contiguous(), pieces[0], mean, rstd, gamma, beta, shape.rows, per_program,
+            patches, weight, dy.contiguous(), pieces[0], *norm, shape.rows, per_program,
             H=shape.height, W=shape.width, **_sizes(shape),
         )  # fmt: skip
         first.patch_squares[(parts, shape.lanes)](patches, pieces[1], shape.rows, per_program, PATCH=PATCH, BM=k.ROWS)
@@ -105,7 +89,7 @@ class FirstLayer(torch.autograd.Function):
         along[..., ONE].add_(dbeta)
         dweight = torch.baddbmm(gradients, along, squares, alpha=-1 / shape.rows)
         dweight *= (gamma * rstd).unsqueeze(2)
-        return None, None, None, dgamma, dbeta, None, dweight.to(weight.dtype)
+        return None, None, dweight.to(weight.dtype), None, None, dgamma, dbeta
 
 
 def _split(shape: Shape) -> tuple[int, int]:

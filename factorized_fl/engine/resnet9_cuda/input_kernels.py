@@ -83,7 +83,7 @@ def augment_images(
     pool, positions, plan, out, mean0, mean1, mean2, std0, std1, std2,
     H: tl.constexpr, W: tl.constexpr, COLUMNS: tl.constexpr, JITTER: tl.constexpr,
 ):  # fmt: skip
-    """Crop, flip, colour and normalise one image per program; `plan_rows` lists the columns of the plan."""
+    """Crop, flip, colour and normalise one image per program; `plan_augmentation` lists the columns of the plan."""
     n = tl.program_id(0)
     image = pool + tl.load(positions + n) * (3 * H * W)
     row = plan + n * COLUMNS
@@ -122,11 +122,8 @@ def augment_images(
                 blue = tl.minimum(tl.maximum(target + factor * (blue - target), 0.0), 1.0)
         colourless = tl.load(row + 13) > 0
         grey = 0.2989 * red + 0.587 * green + 0.114 * blue
-        red, green, blue = (
-            tl.where(colourless, grey, red),
-            tl.where(colourless, grey, green),
-            tl.where(colourless, grey, blue),
-        )
+        red, green = tl.where(colourless, grey, red), tl.where(colourless, grey, green)
+        blue = tl.where(colourless, grey, blue)
     to = out + n * (3 * H * W) + pixel
     kind = out.dtype.element_ty
     tl.store(to, ((red - mean0) / std0).to(kind))

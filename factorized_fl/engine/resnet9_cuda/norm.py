@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from factorized_fl.engine.resnet9_cuda import norm_kernels as k
 
@@ -49,19 +50,13 @@ class Shape:
         return self.all_channels // k.CHANNELS
 
     @property
-    def strides(self) -> tuple[int, int]:
-        """The distances from row to row and from lane to lane in the input."""
-        return self._strides(self.source, self.rows)
+    def strides(self) -> tuple[int, int, int, int]:
+        """The distances from row to row and from lane to lane, in the input and in the result."""
+        packed, one = (self.all_channels, self.channels), self.channels
+        source = packed if self.source == PACKED else (one, self.rows * one)
+        return *source, *(packed if self.result == PACKED else (one, self.out_rows * one))
 
-    @property
-    def out_strides(self) -> tuple[int, int]:
-        """The distances from row to row and from lane to lane in the result."""
-        return self._strides(self.result, self.out_rows)
-
-    def _strides(self, how: str, rows: int) -> tuple[int, int]:
-        return (self.all_channels, self.channels) if how == PACKED else (self.channels, rows * self.channels)
-
-    def new_result(self, like: torch.Tensor) -> torch.Tensor:
+    def new_result(self, like: Tensor) -> Tensor:
         """Return an uninitialised tensor for the result, channels last."""
         half = 2 if self.mode == k.POOL else 1
         size = (self.batch, self.height // half, self.width // half)
@@ -70,68 +65,55 @@ class Shape:
         return like.new_empty(self.lanes, *size, self.channels)
 
 
-def statistics(
-    x: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, shape: Shape
-) -> tuple[torch.Tensor, torch.Tensor]:
+def statistics(x: Tensor, running: Sequence[Tensor], shape: Shape) -> tuple[Tensor, Tensor]:
     """Return mean and inverse standard deviation of every channel, and update the running statistics."""
     tile, unroll, programs = k.SUMS
     parts, per_program = k.split_rows(shape.rows, shape.blocks, tile * unroll, programs)
     width = shape.all_channels
     sums, firsts = torch.empty(parts, 2, width, device=x.device), torch.empty(width, device=x.device)
     k.channel_sums[(parts, shape.blocks)](
-        x, sums, firsts, shape.rows, *shape.strides, width, per_program,
+        x, sums, firsts, shape.rows, *shape.strides[:2], width, per_program,
         C=shape.channels, BC=k.CHANNELS, BM=tile, UNROLL=unroll,
     )  # fmt: skip
-    return moments(firsts, sums, running_mean, running_var, shape)
+    return moments(firsts, sums, running, shape)
 
 
-def moments(
-    firsts: torch.Tensor, sums: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, shape: Shape
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and inverse standard deviation, and update the running statistics.
+def moments(firsts: Tensor, sums: Tensor, running: Sequence[Tensor], shape: Shape) -> tuple[Tensor, Tensor]:
+    """Return mean and inverse standard deviation, and update the running mean and variance.
 
     `sums` holds the sums of the differences to the channels' first values, `firsts`, and of their squares.
     """
     mean, rstd = torch.empty_like(firsts), torch.empty_like(firsts)
     k.store_moments[(len(firsts) // k.FEW,)](
-        firsts, sums, mean, rstd, running_mean, running_var, shape.rows, len(firsts), len(sums), MOMENTUM,
-        EPS, BC=k.FEW, PARTS=k.MOST_PARTS,
+        firsts, sums, mean, rstd, *running, shape.rows, len(firsts), len(sums), MOMENTUM, EPS,
+        BC=k.FEW, PARTS=k.MOST_PARTS,
     )  # fmt: skip
     return mean, rstd
 
 
-def affine_gradients(
-    x: torch.Tensor, dy: torch.Tensor, saved: Sequence[torch.Tensor], shape: Shape
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of gamma and beta; `saved` holds mean, rstd, gamma and beta."""
+def affine_gradients(x: Tensor, dy: Tensor, norm: Sequence[Tensor], shape: Shape) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gamma and beta; `norm` holds mean, rstd, gamma and beta."""
     width = shape.all_channels
     tile, unroll, programs = k.POOL_GRADIENT_SUMS if shape.mode == k.POOL else k.GRADIENT_SUMS
     parts, per_program = k.split_rows(shape.out_rows, shape.blocks, tile * unroll, programs)
     sums = torch.empty(parts, 2, width, device=x.device)
     k.gradient_sums[(parts, shape.blocks)](
-        x, dy, sums, *saved, shape.out_rows, *shape.strides, *shape.out_strides, width, per_program,
+        x, dy, sums, *norm, shape.out_rows, *shape.strides, width, per_program,
         C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, BC=k.CHANNELS, BM=tile, UNROLL=unroll,
     )  # fmt: skip
-    _, _, gamma, beta = saved
-    dgamma, dbeta = torch.empty_like(gamma), torch.empty_like(beta)
+    dgamma, dbeta = (torch.empty_like(affine) for affine in norm[2:])
     k.add_up[(width // k.FEW,)](sums, dbeta, dgamma, width, parts, BC=k.FEW, PARTS=k.MOST_PARTS)
     return dgamma, dbeta
 
 
-def normalise_lanes(
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    gamma: torch.Tensor,
-    beta: torch.Tensor,
-    residual: torch.Tensor | None,
-    shape: Shape,
-) -> torch.Tensor:
-    """Return relu((x - mean) * rstd * gamma + beta) [+ residual], max-pooled if the shape's mode is POOL."""
+def normalise_lanes(x: Tensor, norm: Sequence[Tensor], residual: Tensor | None, shape: Shape) -> Tensor:
+    """Return relu((x - mean) * rstd * gamma + beta) [+ residual], max-pooled if the shape's mode is POOL.
+
+    `norm` holds mean, rstd, gamma and beta.
+    """
     y = shape.new_result(x)
     k.normalise_rows[(k.tiles(shape.out_rows), shape.blocks)](
-        x, y, y if residual is None else residual, mean, rstd, gamma, beta, shape.out_rows,
-        *shape.strides, *shape.out_strides, shape.all_channels,
+        x, y, y if residual is None else residual, *norm, shape.out_rows, *shape.strides, shape.all_channels,
         C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, RESIDUAL=residual is not None,
         BC=k.CHANNELS, BM=k.ROWS,
     )  # fmt: skip
@@ -142,29 +124,23 @@ class NormReLU(torch.autograd.Function):
     """Compute relu(batch_norm(x)) [+ residual] with the batch's statistics."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        shape: Shape,
-        running_mean: torch.Tensor,
-        running_var: torch.Tensor,
-        gamma: torch.Tensor,
-        beta: torch.Tensor,
-        residual: torch.Tensor | None,
-        x: torch.Tensor,
-    ) -> torch.Tensor:
-        """Compute the statistics in two stages, then the result in one pass."""
-        mean, rstd = statistics(x, running_mean, running_var, shape)
-        ctx.save_for_backward(mean, rstd, gamma, beta, x)
+    def forward(ctx: Any, shape: Shape, residual: Tensor | None, x: Tensor, *norm: Tensor) -> Tensor:
+        """Compute the statistics in two stages, then the result in one pass.
+
+        `norm` holds running mean, running variance, gamma and beta; the running statistics are updated.
+        """
+        norm = *statistics(x, norm[:2], shape), *norm[2:]
+        ctx.save_for_backward(x, *norm)
         ctx.shape, ctx.residual = shape, residual is not None
-        return normalise_lanes(x, mean, rstd, gamma, beta, residual, shape)
+        return normalise_lanes(x, norm, residual, shape)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Compute two sums per channel, then the input's gradient in one pass."""
-        *saved, x = ctx.saved_tensors
+        x, *norm = ctx.saved_tensors
         shape: Shape = ctx.shape
         dy = dy.contiguous()
-        dgamma, dbeta = affine_gradients(x, dy, saved, shape)
+        dgamma, dbeta = affine_gradients(x, dy, norm, shape)
         dx = torch.empty_like(x)
         # The residual is PACKED: its gradient is the result's gradient, or a copy of that in packed order.
         dresidual = dy if ctx.residual else None
@@ -172,9 +148,9 @@ class NormReLU(torch.autograd.Function):
         if copied:
             dresidual = dy.new_empty(shape.batch, shape.height, shape.width, shape.all_channels)
         k.gradient_input[(k.tiles(shape.out_rows), shape.blocks)](
-            x, dy, dx, dresidual if copied else dx, *saved, dbeta, dgamma,
-            shape.out_rows, float(shape.rows), *shape.strides, *shape.out_strides, shape.all_channels,
+            x, dy, dx, dresidual if copied else dx, *norm, dbeta, dgamma,
+            shape.out_rows, float(shape.rows), *shape.strides, shape.all_channels,
             C=shape.channels, H=shape.height, W=shape.width, MODE=shape.mode, RESIDUAL=copied,
             BC=k.CHANNELS, BM=k.ROWS,
         )  # fmt: skip
-        return None, None, None, dgamma, dbeta, dresidual, dx
+        return None, dresidual, dx, None, None, dgamma, dbeta

@@ -94,6 +94,17 @@ def _activation(x, at, inside, mean, rstd, gamma, beta):
 
 
 @triton.jit
+def _place(mean, rstd, gamma, beta, C: tl.constexpr, BC: tl.constexpr):
+    """Return the lane and the channels of this program, these channels among those of all lanes, and their norm."""
+    block = tl.program_id(1)
+    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
+    at = lane * C + channel
+    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
+    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
+    return lane.to(tl.int64), channel[None, :], at, m, r, g, b
+
+
+@triton.jit
 def normalise_rows(
     x, y, residual, mean, rstd, gamma, beta,
     count, row_stride, lane_stride, out_stride, out_lane_stride, residual_stride,
@@ -101,16 +112,11 @@ def normalise_rows(
     BC: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Normalise, apply the ReLU, and pool or add the residual; `count` is the number of output rows."""
-    block = tl.program_id(1)
-    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
+    lane, column, at, m, r, g, b = _place(mean, rstd, gamma, beta, C, BC)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = (rows < count)[:, None]
-    at = lane * C + channel
-    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
-    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
-    x += lane.to(tl.int64) * lane_stride
-    y += lane.to(tl.int64) * out_lane_stride
-    column = channel[None, :]
+    x += lane * lane_stride
+    y += lane * out_lane_stride
     if MODE == 1:
         corner = _corner(rows, H, W)
         _, out = _activation(x, (corner * row_stride)[:, None] + column, inside, m, r, g, b)
@@ -155,14 +161,10 @@ def gradient_sums(
     BC: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Sum, per channel, the gradient before the ReLU, and this gradient times the normalised value."""
-    part, block = tl.program_id(0), tl.program_id(1)
-    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
-    at = lane * C + channel
-    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
-    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
-    x += lane.to(tl.int64) * lane_stride
-    dy += lane.to(tl.int64) * out_lane_stride
-    column = channel[None, :]
+    part = tl.program_id(0)
+    lane, column, at, m, r, g, b = _place(mean, rstd, gamma, beta, C, BC)
+    x += lane * lane_stride
+    dy += lane * out_lane_stride
     total = tl.zeros([BM, BC], tl.float32)
     product = tl.zeros([BM, BC], tl.float32)
     for start in range(0, per_program, BM * UNROLL):
@@ -208,18 +210,13 @@ def gradient_input(
     BC: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Store the gradient of the input in the input's order; `samples` values were averaged per channel."""
-    block = tl.program_id(1)
-    lane, channel = block // (C // BC), (block % (C // BC)) * BC + tl.arange(0, BC)
+    lane, column, at, m, r, g, b = _place(mean, rstd, gamma, beta, C, BC)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = (rows < count)[:, None]
-    at = lane * C + channel
-    m, r = tl.load(mean + at)[None, :], tl.load(rstd + at)[None, :]
-    g, b = tl.load(gamma + at)[None, :], tl.load(beta + at)[None, :]
     total, product = tl.load(dbeta + at)[None, :] / samples, tl.load(dgamma + at)[None, :] / samples
-    x += lane.to(tl.int64) * lane_stride
-    dx += lane.to(tl.int64) * lane_stride
-    dy += lane.to(tl.int64) * out_lane_stride
-    column = channel[None, :]
+    x += lane * lane_stride
+    dx += lane * lane_stride
+    dy += lane * out_lane_stride
     kind = dx.dtype.element_ty
     gradient = tl.load(dy + (rows * out_stride)[:, None] + column, mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from factorized_fl.core.views import Tensors
@@ -24,7 +24,7 @@ from factorized_fl.nn.models import ResNet9
 TEST_PIXELS = 1024 * 1000  # of one client in one batch
 
 
-def supported(model: nn.Module, images: torch.Tensor, batch_size: int) -> str | None:
+def supported(model: nn.Module, images: Tensor, batch_size: int) -> str | None:
     """Return the reason why the CUDA engine cannot run a model on such images, or None if it can."""
     if not isinstance(model, ResNet9):
         return f"{type(model).__name__} is not a ResNet-9"
@@ -52,11 +52,11 @@ class StackedResNet9:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
 
-    def weights(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    def weights(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return every layer's dense weights [G, ...], rebuilt from the factors of each lane."""
         return layer_weights(self.model, tensors, self.dtype)
 
-    def logits(self, tensors: Mapping[str, torch.Tensor], weights: Tensors, pixels: torch.Tensor) -> torch.Tensor:
+    def logits(self, tensors: Mapping[str, Tensor], weights: Tensors, pixels: Tensor) -> Tensor:
         """Return the logits [G, B, classes] of normalised images [G, B, 3, H, W]."""
         lanes, batch, _, height, _ = pixels.shape
         run = _Pass(self, tensors, lanes, batch, height)
@@ -85,12 +85,12 @@ class _Pass:
     """The state of one forward pass; `size` is the present height and width of the activations."""
 
     stacked: StackedResNet9
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Tensor]
     lanes: int
     batch: int
     size: int
 
-    def grouped(self, x: torch.Tensor, weight: torch.Tensor, padding: int = 1) -> torch.Tensor:
+    def grouped(self, x: Tensor, weight: Tensor, padding: int = 1) -> Tensor:
         """Convolve PACKED activations [B, H, W, G * I] with weights [G, O, 3, 3, I]; the result is PACKED.
 
         float32 runs one lane at a time, which with the cost of unpacking is faster than cuDNN's grouped convolution.
@@ -101,35 +101,40 @@ class _Pass:
         kernel = weight.flatten(0, 1).permute(0, 3, 1, 2)
         return conv2d(x.permute(0, 3, 1, 2), kernel, padding=padding, groups=self.lanes).permute(0, 2, 3, 1)
 
-    def first(self, name: str, patches: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def first(self, name: str, patches: Tensor, weight: Tensor) -> Tensor:
         """Return the activations of the first layer on patches of the images."""
-        gamma, beta, mean, variance = self._norm_tensors(name)
-        shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], result=STACKED)
+        norm = self._norm_tensors(name)
+        shape = Shape(self.batch, self.size, self.size, self.lanes, norm[-1].shape[1], result=STACKED)
         if self.stacked.model.training:
-            return FirstLayer.apply(shape, mean, variance, gamma, beta, patches, weight)
-        return convolve_and_normalise(patches, weight, mean, torch.rsqrt(variance + EPS), gamma, beta, shape)
-
-    def _norm_tensors(self, name: str) -> tuple[torch.Tensor, ...]:
-        """Return gamma, beta, mean and variance of a layer; in training mode also count its batch."""
-        if self.stacked.model.training:
-            self.tensors[f"{name}.norm.num_batches_tracked"].add_(1)
-        leaves = ("weight", "bias", "running_mean", "running_var")
-        return tuple(self.tensors[f"{name}.norm.{leaf}"] for leaf in leaves)
+            return FirstLayer.apply(shape, patches, weight, *norm)
+        return convolve_and_normalise(patches, weight, norm, shape)
 
     def norm(
         self,
         name: str,
-        x: torch.Tensor,
+        x: Tensor,
         *,
         mode: int = norm_kernels.PLAIN,
-        residual: torch.Tensor | None = None,
+        residual: Tensor | None = None,
         source: str = PACKED,
         result: str = PACKED,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Normalise a layer's output, apply the ReLU, and pool or add the residual."""
-        gamma, beta, mean, variance = self._norm_tensors(name)
-        shape = Shape(self.batch, self.size, self.size, self.lanes, gamma.shape[1], mode, source, result)
+        norm = self._norm_tensors(name)
+        shape = Shape(self.batch, self.size, self.size, self.lanes, norm[-1].shape[1], mode, source, result)
         x = x.contiguous()  # cuDNN may return another memory format than that of its input
         if self.stacked.model.training:
-            return NormReLU.apply(shape, mean, variance, gamma, beta, residual, x)
-        return normalise_lanes(x, mean, torch.rsqrt(variance + EPS), gamma, beta, residual, shape)
+            return NormReLU.apply(shape, residual, x, *norm)
+        return normalise_lanes(x, norm, residual, shape)
+
+    def _norm_tensors(self, name: str) -> tuple[Tensor, ...]:
+        """Return mean, variance, gamma and beta of a layer, with the inverse deviation in evaluation mode.
+
+        In training mode also count the batch.
+        """
+        leaves = ("running_mean", "running_var", "weight", "bias")
+        mean, variance, *affine = (self.tensors[f"{name}.norm.{leaf}"] for leaf in leaves)
+        if not self.stacked.model.training:
+            return mean, torch.rsqrt(variance + EPS), *affine
+        self.tensors[f"{name}.norm.num_batches_tracked"].add_(1)
+        return mean, variance, *affine

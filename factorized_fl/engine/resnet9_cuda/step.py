@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from factorized_fl.core.answers import checked_gradient
-from factorized_fl.core.stack import ClientStack
+from factorized_fl.core.clients import ClientState
 from factorized_fl.core.views import Batch, Local, Tensors
 from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch
 from factorized_fl.engine.resnet9_cuda.lanes import Stay
@@ -20,15 +21,14 @@ if TYPE_CHECKING:
 class Step:
     """The graph of a step, and the static tensors that it reads and writes."""
 
-    def __init__(self, engine: "CudaEngine", state: ClientStack, momentum: ClientStack) -> None:
-        self.engine = engine
-        config, method, lanes = engine.config, engine.method, engine.lanes
-        need, size = method.batches_per_step, config.batch_size
+    def __init__(self, engine: "CudaEngine", clients: ClientState) -> None:
+        self.engine, task, config = engine, engine.task, engine.config
+        lanes, need, size = engine.lanes, engine.method.batches_per_step, config.batch_size
         height, width = engine.images.shape[2:]
         device = engine.device
-        first = [lane % len(state) for lane in range(lanes)]  # any clients: `load` replaces them
-        self.tensors = {name: stacked[first].clone() for name, stacked in state.common.items()}
-        self.momentum = {name: stacked[first].clone() for name, stacked in momentum.common.items()}
+        first = [lane % len(clients) for lane in range(lanes)]  # any clients: `load` replaces them
+        self.tensors = {name: stacked[first].clone() for name, stacked in clients.state.common.items()}
+        self.momentum = {name: stacked[first].clone() for name, stacked in clients.momentum.common.items()}
         self.parameters = {name: self.tensors[name].requires_grad_() for name in self.momentum}
         self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.positions = torch.zeros(need, lanes, size, dtype=torch.int64, device=device)
@@ -36,14 +36,9 @@ class Step:
         self.rows = engine.plain_row.expand(need, lanes, size, COLUMNS).clone()
         self.pixels = torch.empty(need, lanes, size, 3, height, width, dtype=engine.dtype, device=device)
         self.loss = torch.zeros(lanes, device=device)
-        self.losses: list[torch.Tensor] = []
+        self.losses: list[Tensor] = []
         self.local = Local(
-            self.loss_gradient,
-            engine.reference.roles,
-            engine.reference.shared,
-            self.start,
-            lr=config.lr,
-            trained=frozenset(self.parameters),
+            self.loss_gradient, task.roles, task.shared, self.start, lr=config.lr, trained=frozenset(self.parameters)
         )
         self._capture()
 
@@ -73,10 +68,7 @@ class Step:
         engine, config = self.engine, self.engine.config
         batches = []
         for positions, labels, rows, pixels in zip(self.positions, self.labels, self.rows, self.pixels, strict=True):
-            make_batch(
-                engine.images, positions, rows, pixels, engine.scenario.mean, engine.scenario.std,
-                jitter=config.augment == "paper",
-            )  # fmt: skip
+            make_batch(engine.images, positions, rows, pixels, *engine.normalisation, config.augment == "paper")
             batches.append(Batch(pixels, labels))
         self.losses.clear()
         gradient = engine.method.gradient(self.local, self.parameters, batches)
@@ -86,53 +78,44 @@ class Step:
                 list(self.parameters.values()),
                 [gradient[name].contiguous() for name in self.parameters],
                 [self.momentum[name] for name in self.parameters],
-                weight_decay=config.weight_decay,
-                momentum=config.momentum,
-                lr=config.lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
+                weight_decay=config.weight_decay, momentum=config.momentum, lr=config.lr,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+            )  # fmt: skip
             self.loss.copy_(torch.stack(self.losses).mean(0))
 
     @torch.no_grad()
-    def load(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
+    def load(self, stays: Sequence[Stay], clients: ClientState) -> None:
         """Copy the clients of these stays into their lanes."""
-        _copy(self._places(stays, state, momentum))
-        _copy(
-            (start[stay.lane], self.parameters[name][stay.lane]) for stay in stays for name, start in self.start.items()
-        )
+        _copy(self._places(stays, clients))
+        starts = [(start, self.parameters[name]) for name, start in self.start.items()]
+        _copy((start[stay.lane], own[stay.lane]) for start, own in starts for stay in stays)
 
     @torch.no_grad()
-    def store(self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack) -> None:
+    def store(self, stays: Sequence[Stay], clients: ClientState) -> None:
         """Copy the clients of these stays back to the stacks; the results of idle lanes are never read."""
-        _copy((client, place) for place, client in self._places(stays, state, momentum))
+        _copy((client, place) for place, client in self._places(stays, clients))
         for stay in stays:
             start = {name: tensor[stay.lane] for name, tensor in self.start.items()}
-            steps, tensors = stay.end - stay.first, state.client(stay.client)
+            steps, tensors = stay.end - stay.first, clients.state.client(stay.client)
             self.engine.method.finish(replace(self.local, start=start, steps=steps, tensors=tensors))
 
-    def _places(
-        self, stays: Sequence[Stay], state: ClientStack, momentum: ClientStack
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _places(self, stays: Sequence[Stay], clients: ClientState) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every tensor of these clients twice: its place in the lane and its place in the stack."""
-        for mine, stack in ((self.tensors, state.common), (self.momentum, momentum.common)):
+        for mine, stack in ((self.tensors, clients.state.common), (self.momentum, clients.momentum.common)):
             for name, tensor in mine.items():
                 for stay in stays:
                     yield tensor[stay.lane], stack[name][stay.client]
 
-    def run(self, positions: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
+    def run(self, positions: Tensor, labels: Tensor, rows: Tensor) -> None:
         """Run one step on these batches."""
-        self.positions.copy_(positions)
-        self.labels.copy_(labels)
-        self.rows.copy_(rows)
+        for place, given in ((self.positions, positions), (self.labels, labels), (self.rows, rows)):
+            place.copy_(given)
         self.graph.replay()
 
 
-def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy the second tensor of each pair to the first, with one launch per type of tensor."""
-    by_type: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     for to, source in pairs:
         by_type.setdefault(to.dtype, []).append((to, source))
     for same in by_type.values():
