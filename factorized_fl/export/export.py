@@ -1,31 +1,29 @@
 """Export of a client's model, checked on the client's whole test split before anything is kept."""
 
 import importlib.util
+import json
 import logging
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import resources
 from pathlib import Path
 
 import safetensors.torch
 import torch
+from jinja2 import Environment, StrictUndefined
 from torch import nn
 
+from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.stack import load_untied, untied_state
-from factorized_fl.export.card import model_card
-from factorized_fl.export.package import ABOUT, CARD, ONNX, WEIGHTS, FromPixels, Package, package_json
-from factorized_fl.methods import fingerprints
+from factorized_fl.export.package import ABOUT, ARCHITECTURE, CARD, ONNX, WEIGHTS, FromPixels, Package
+from factorized_fl.methods import METHODS, fingerprints
 from factorized_fl.nn import fold
-from factorized_fl.results.comparison import (
-    Verdict,
-    check_baseline,
-    client_verdicts,
-    difference_lines,
-    read_baseline,
-)
+from factorized_fl.results.comparison import Verdict, check_baseline, client_verdicts, difference_lines, read_baseline
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.results.schema import clean_summary
@@ -110,15 +108,12 @@ def export_client(
         name=name,
         method=config.method,
         model=config.model,
-        width=config.width,
-        head_layers=config.head_layers,
-        head_norm=config.head_norm,
-        head_width=config.head_width,
         classes=client.classes,
         image_size=size,
         channels=channels,
         mean=scenario.mean,
         std=scenario.std,
+        **{option: getattr(config, option) for option in ARCHITECTURE},
     )
     images = scenario.images[client.test]
     labels = client.labelling[scenario.labels[client.test]]
@@ -140,22 +135,23 @@ def export_client(
         difference = max(difference, _compare(wanted, theirs, "ONNX"))
         same &= wanted.argmax(1) == theirs.argmax(1)
     correct = int((got.argmax(1) == labels).sum())
-    verdict = _verdict(k, client.domain, correct, len(images), baseline)
+    verdict = None
+    if baseline:
+        line = {"client": k, "domain": client.domain, "accuracy": correct / len(images), "correct": correct}
+        ours = {"clients": [line | {"total": len(images)}]}
+        pair = [[clean_summary(summary)["clients"]] for summary in (ours, baseline)]
+        verdict = next(iter(client_verdicts(*pair)), None)
     exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, verdict)
-    results = {
-        "accuracy": exported.accuracy,
-        "correct": correct,
-        "images": len(images),
-        "largest_difference": difference,
+    results = {name: getattr(exported, name) for name in ("accuracy", "correct", "images", "largest_difference")}
+    results |= {
         "same_class": exported.same_class,
         "alone": verdict.alone if verdict else None,
         "verdict": verdict.word if verdict else None,
     }
+    about = json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False)
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
-    write_atomically(out / ABOUT, package_json(package, results))
-    counts = {"train": len(client.train), "validation": len(client.validation), "test": len(client.test)}
-    text = model_card(package, config, trained, counts, correct, len(images), verdict, difference, onnx)
-    write_atomically(out / CARD, text.encode())
+    write_atomically(out / ABOUT, about.encode())
+    write_atomically(out / CARD, _model_card(package, config, trained, len(client.train), exported).encode())
     return exported
 
 
@@ -197,12 +193,18 @@ def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
     return largest
 
 
-def _verdict(k: int, domain: str, correct: int, total: int, baseline: Record | None) -> Verdict | None:
-    if baseline is None:
-        return None
-    line = {"client": k, "domain": domain, "accuracy": correct / total, "correct": correct, "total": total}
-    ours, alone = (clean_summary(summary)["clients"] for summary in ({"clients": [line]}, baseline))
-    return next(iter(client_verdicts([ours], [alone])), None)
+def _model_card(package: Package, config: Config, trained: int, train: int, exported: Exported) -> str:
+    """Return the content of README.md, from the numbers of rounds and of images that the client trained with."""
+    template = resources.files("factorized_fl.export").joinpath("card.md.jinja").read_text(encoding="utf-8")
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # of Markdown
+    environment.filters |= {
+        "form": lambda value, form: format(value, form),
+        "quote": partial(json.dumps, ensure_ascii=False),
+    }
+    card = METHODS[config.method].card
+    return environment.from_string(template).render(
+        package=package, config=config, card=card, trained=trained, train=train, exported=exported
+    )
 
 
 def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
@@ -213,11 +215,9 @@ def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
         warnings.warn('No ONNX file was made: pip install "factorized-fl[onnx]" for that.', stacklevel=3)
         return False
     example = torch.zeros(2, channels, size, size, dtype=torch.uint8)
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    silenced = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
@@ -229,9 +229,8 @@ def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
                 dynamo=True,
                 verbose=False,
             )
-        assert program is not None
-        write_atomically(path, program.model_proto.SerializeToString())
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(silenced)
+    assert program is not None
+    write_atomically(path, program.model_proto.SerializeToString())
     return True

@@ -7,9 +7,8 @@ README.md           the model card
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -23,6 +22,7 @@ from factorized_fl.nn import build_model
 from factorized_fl.tasks.augment import normalise
 
 WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "model.json", "README.md"
+ARCHITECTURE = ("width", "head_layers", "head_norm", "head_width")  # options of a network
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,10 @@ class Package:
     std: tuple[float, ...]
     head_width: int = 0
 
-    def build(self) -> nn.Module:
-        """Return the dense network, untrained."""
-        return build_model(
-            self.model,
-            len(self.classes),
-            channels=self.channels,
-            width=self.width,
-            head_layers=self.head_layers,
-            head_norm=self.head_norm,
-            head_width=self.head_width,
-        )
-
     def network(self, weights: dict[str, torch.Tensor]) -> nn.Module:
         """Return the network with these weights; its input is raw pixels."""
-        network = self.build()
+        options = {option: getattr(self, option) for option in ARCHITECTURE}
+        network = build_model(self.model, len(self.classes), channels=self.channels, **options)
         load_untied(network, weights)
         return FromPixels(network, self.mean, self.std).eval()
 
@@ -75,11 +64,6 @@ class FromPixels(nn.Module):
         assert isinstance(self.mean, torch.Tensor)
         assert isinstance(self.std, torch.Tensor)
         return self.network(normalise(pixels.float() / 255, self.mean, self.std))
-
-
-def package_json(package: Package, results: dict[str, Any]) -> bytes:
-    """Return the content of model.json."""
-    return json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False).encode()
 
 
 def read_package(folder: Path | str) -> Package:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
@@ -21,7 +21,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import dense, weights_from
 from factorized_fl.methods import METHODS
 from factorized_fl.results import schema
-from factorized_fl.results.schema import ClientEntry, FinalResult, MetricsLine, Record, Summary
+from factorized_fl.results.schema import ClientEntry, FinalResult, MetricsLine, Record, Summary, as_record
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,12 +53,16 @@ class RunReader:
 
     def environment(self) -> Record:
         """Return the content of environment.json; empty if there is none."""
-        return _as_record(self._json(schema.ENVIRONMENT, RESTORE, missing="so versions and machine are unknown"))
+        return as_record(self._json(schema.ENVIRONMENT, RESTORE, "so versions and machine are unknown"))
 
     def clients(self) -> list[Record]:
         """Return the entries of clients.json in order; empty if there are none."""
-        missing = "so clients are numbered and classes have no names"
-        found = self._json(schema.CLIENTS, RESTORE, schema.is_client_list, missing)
+        found = self._json(
+            schema.CLIENTS,
+            RESTORE,
+            "so clients are numbered and classes have no names",
+            lambda found: isinstance(found, list) and all("name" in as_record(client) for client in found),
+        )
         return found if isinstance(found, list) and all(isinstance(client, dict) for client in found) else []
 
     def metrics(self) -> list[Record]:
@@ -71,13 +75,14 @@ class RunReader:
 
     def summary(self) -> Record | None:
         """Return the content of summary.json; None if the run is not complete."""
-        found = self._json(schema.SUMMARY, "remove it, then --resume writes it again.", schema.is_summary)
+        advice = "remove it, then --resume writes it again."
+        found = self._json(schema.SUMMARY, advice, fits=lambda found: isinstance(as_record(found).get("clients"), list))
         return found if isinstance(found, dict) else None
 
     def analysis(self, missing: str = "") -> Record:
         """Return the content of analysis.json; empty if there is none."""
         advice = f"remove it and {schema.SUMMARY}, then --resume writes them again."
-        return _as_record(self._json(schema.ANALYSIS, advice, missing=missing))
+        return as_record(self._json(schema.ANALYSIS, advice, missing))
 
     def recorded_rounds(self, folder: str) -> list[int]:
         """Return the rounds of which `mixing` or `traces` holds a file, in order."""
@@ -90,6 +95,12 @@ class RunReader:
 
     # -- how a file is read
 
+    def _fault(self, name: str, what: str, advice: str) -> None:
+        """Raise UserError with the fault of a file and what to do; a lenient reader keeps a note of it."""
+        if self.strict:
+            raise UserError(f"'{self.path / name}' {what}: {advice}") from None
+        self.notes.append(f"{name} {what}.")
+
     def _read(self, name: str, missing: str) -> bytes | None:
         try:
             return (self.path / name).read_bytes()
@@ -97,13 +108,10 @@ class RunReader:
             if missing:
                 self.notes.append(f"{name} is missing, {missing}.")
         except OSError as error:
-            if self.strict:
-                advice = "make it readable; no data was lost."
-                raise UserError(f"Cannot read '{self.path / name}' ({_reason(error)}): {advice}") from None
-            self.notes.append(f"{name} cannot be read ({_reason(error)}).")
+            self._fault(name, f"cannot be read ({_reason(error)})", "make it readable; no data was lost.")
         return None
 
-    def _json(self, name: str, advice: str, fits: Callable[[Any], bool] | None = None, missing: str = "") -> Any:
+    def _json(self, name: str, advice: str, missing: str = "", fits: Callable[[Any], bool] | None = None) -> Any:
         """Return the content of a JSON file; None if it is missing. Only a strict reader checks that it `fits`."""
         content = self._read(name, missing)
         if content is None:
@@ -112,30 +120,24 @@ class RunReader:
             found = json.loads(content.decode())
             if self.strict and fits and not fits(found):
                 raise ValueError("it lists no clients")
+            return found
         except (ValueError, RecursionError) as error:
-            if self.strict:
-                raise UserError(f"'{self.path / name}' is damaged ({error}): {advice}") from None
-            self.notes.append(f"{name} is damaged ({_reason(error)}).")
-            return None
-        return found
+            self._fault(name, f"is damaged ({_reason(error)})", advice)
+        return None
 
     def _lines(self, name: str, missing: str) -> list[Record]:
         """Return the records of a file of lines, without the incomplete last line that a killed process leaves."""
-        lines = (self._read(name, missing) or b"").split(b"\n")
-        found, damaged = [], 0
-        for at, line in enumerate(lines, start=1):
-            record = _parse_line(line)
-            if at == len(lines):
-                found += [record] if record is not None and not self.strict else []
-            elif record is None or (self.strict and not isinstance(record.get("round"), int)):
-                if self.strict:
-                    raise UserError(f"'{self.path / name}', line {at}, is damaged: {RESTORE}")
-                damaged += 1
-            else:
-                found.append(record)
+        *lines, rest = map(_parse_line, (self._read(name, missing) or b"").split(b"\n"))
+        damaged = [
+            at
+            for at, line in enumerate(lines, start=1)
+            if line is None or (self.strict and not isinstance(line.get("round"), int))
+        ]
+        if damaged and self.strict:
+            raise UserError(f"'{self.path / name}', line {damaged[0]}, is damaged: {RESTORE}")
         if damaged:
-            self.notes.append(f"{name}: {damaged} damaged line{'s' if damaged > 1 else ''} left out.")
-        return found
+            self.notes.append(f"{name}: {len(damaged)} damaged line{'s' if len(damaged) > 1 else ''} left out.")
+        return [line for line in (lines if self.strict else [*lines, rest]) if line is not None]
 
 
 @dataclass
@@ -202,16 +204,21 @@ class RunFiles:
         """Return the tensors of a round as float64, without those that have no row for each client."""
         path = RunReader(self.path).round_file(folder, round_number)
         try:
-            tensors = safetensors.numpy.load_file(path)
-            if folder == schema.MIXING and "matrix" not in tensors:
-                stored = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
-                tensors["matrix"] = dense(weights_from(stored)).numpy()
+            tensors = load_round(path)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             note = f"{folder}/{path.name} cannot be read ({_reason(error)}): that round is left out."
             self.notes += [note] if note not in self.notes else []
             return {}
-        found = {name: tensor.astype(np.float64) for name, tensor in tensors.items() if not name.startswith("state.")}
+        found = {name: tensor.double().numpy() for name, tensor in tensors.items() if not name.startswith("state.")}
         return {name: tensor for name, tensor in found.items() if tensor.ndim == 2 and len(tensor) == len(self.clients)}
+
+
+def load_round(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file of `mixing` or `traces`; weights of an aggregation are the dense `matrix`."""
+    tensors = safetensors.torch.load_file(path)
+    if path.parent.name == schema.MIXING and "matrix" not in tensors:
+        tensors["matrix"] = dense(weights_from(tensors))
+    return tensors
 
 
 def read_run(path: Path, strict: bool = False) -> RunFiles:
@@ -222,21 +229,21 @@ def read_run(path: Path, strict: bool = False) -> RunFiles:
     reader = RunReader(path, strict)
     config = reader.config_table()
     raw = reader.summary()
-    summary = None if raw is None else schema.clean_summary(raw)
     clients = [schema.clean_client(client, index) for index, client in enumerate(reader.clients())]
-    metrics = _clean_lines(reader, len(clients) or schema.whole(config.get("clients")) or schema.MOST_CLIENTS)
-    domains: dict[int, str] = {record["client"]: record["domain"] for record in metrics}
-    if not metrics and summary:
-        domains = {record["client"]: record["domain"] for record in summary["clients"]}
+    most = len(clients) or schema.whole(config.get("clients")) or schema.MOST_CLIENTS
+    metrics = _clean_lines(reader, most)
+    summary = None if raw is None else schema.clean_summary(raw, most)
+    domains = {result["client"]: result["domain"] for result in (summary["clients"] if summary else [])}
+    domains |= {record["client"]: record["domain"] for record in metrics}
     for k in range(len(clients), 1 + max(domains, default=-1)):
         clients.append(schema.clean_client({"domain": domains.get(k, "")}, k))
-    timing = reader.timing()
     expected = summary and any(client["classes"] for client in clients)  # a coordinator knows no classes
-    analysis = reader.analysis(missing="so there are no confusion matrices" if expected else "")
+    timing = reader.timing()
+    analysis = reader.analysis("so there are no confusion matrices" if expected else "")
     run = RunFiles(
         path=path,
         config={name: value for name, value in config.items() if name != "options"},
-        options=_as_record(config.get("options")),
+        options=as_record(config.get("options")),
         environment=reader.environment(),
         clients=clients,
         metrics=metrics,
@@ -323,10 +330,6 @@ def _parse_line(line: bytes) -> Record | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def _as_record(value: Any) -> Record:
-    return value if isinstance(value, dict) else {}
 
 
 def _reason(error: Exception) -> str:

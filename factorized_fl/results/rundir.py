@@ -18,11 +18,10 @@ from safetensors import SafetensorError, safe_open
 from factorized_fl.config import Config, from_table
 from factorized_fl.core.errors import Busy, Damaged, UserError, is_lack_of_memory
 from factorized_fl.core.files import PART, plain_errors, write_atomically
-from factorized_fl.core.mixing import dense, weights_from
 from factorized_fl.core.views import Mixing
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.results import schema
-from factorized_fl.results.reading import RESTORE, RunReader
+from factorized_fl.results.reading import RESTORE, RunReader, load_round
 from factorized_fl.results.schema import Record
 
 __all__ = ["Record", "RunDirectory", "describe_clients"]
@@ -45,21 +44,23 @@ class RunDirectory(RunReader):
         """Keep other processes out while the context lasts; raise Busy if one is at work here.
 
         The operating system releases the lock when the process ends, however it ends. A folder that was created here
-        is removed again if nothing was written into it.
+        is removed again if nothing was written into it. A complete run that cannot be written is not locked.
         """
         created = not self.path.exists()
         if not created and not self.path.is_dir():
             raise UserError(f"'{self.path}' is a file: choose another --out.")
         file = self.path / schema.LOCK
-        lock = FileLock(file, blocking=False)
+        lock = FileLock(file, timeout=0)
         with plain_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire()
             except Timeout:
-                raise Busy(
-                    f"Another process is at work in '{self.path}': wait for it, or choose another --out."
-                ) from None
+                message = f"Another process is at work in '{self.path}': wait for it, or choose another --out."
+                raise Busy(message) from None
+            except OSError:
+                if not (self.path / schema.SUMMARY).is_file():
+                    raise
         try:
             yield
         finally:
@@ -114,31 +115,25 @@ class RunDirectory(RunReader):
         if not self.checkpoint_path.exists():
             return
         before = self.clients() or clients
-        if len(before) != len(clients):
-            raise self._other_data(f"it had {len(before)} clients, now there are {len(clients)}")
-        for old, new in zip(before, clients, strict=True):
-            for name in old:
-                if name in new and old[name] != new[name]:
-                    change = f"{name} was {old[name]}, now {new[name]}"
-                    raise self._other_data(f"of {old['name']}, {_MARKS.get(name, change)}")
-
-    def _other_data(self, what: str) -> UserError:
-        return UserError(f"'{self.path}' was started with other data ({what}): give it the same, with --data.")
+        changes = [f"it had {len(before)} clients, now there are {len(clients)}"] if len(before) != len(clients) else []
+        changes += [
+            f"of {old['name']}, {_MARKS.get(name, f'{name} was {old[name]}, now {new[name]}')}"
+            for old, new in zip(before, clients, strict=False)
+            for name in old
+            if name in new and old[name] != new[name]
+        ]
+        if changes:
+            raise UserError(f"'{self.path}' was started with other data ({changes[0]}): give it the same, with --data.")
 
     def _refuse_other_config(self, config: Config) -> None:
         # Reading a configuration fills in the defaults of options that are newer than the run.
         old, new = (tomllib.loads(found.to_toml()) for found in (self.config(), config))
         old |= old.pop("options", {})
         new |= new.pop("options", {})
-        changed = [
-            f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
-            for name in {**old, **new}
-            if old.get(name) != new.get(name)
-        ]
-        if changed:
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if changed := "; ".join(f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in names):
             raise UserError(
-                f"'{self.path}' was started with another configuration ({'; '.join(changed)}): "
-                "use the same one, or another --out."
+                f"'{self.path}' was started with another configuration ({changed}): use the same one, or another --out."
             )
 
     def _drop_after(self, round_number: int, metrics_size: int | None) -> None:
@@ -169,9 +164,8 @@ class RunDirectory(RunReader):
         """Write the round's matrices and the state that the method keeps of it."""
         tensors = mixing.weights.tensors()
         tensors |= {f"state.{n}": t for n, t in mixing.state.items() if t.numel() <= schema.LARGEST_STATE}
-        for name, tensor in (("similarity", mixing.similarity), ("revert", mixing.revert)):
-            if tensor is not None:
-                tensors[name] = tensor
+        further = {"similarity": mixing.similarity, "revert": mixing.revert}
+        tensors |= {name: tensor for name, tensor in further.items() if tensor is not None}
         # A method may return the same tensor twice, or views.
         apart = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
         write_atomically(self.round_file(schema.MIXING, round_number), safetensors.torch.save(apart))
@@ -244,13 +238,10 @@ class RunDirectory(RunReader):
             if not os.access(path, os.R_OK):
                 raise UserError(f"Permission denied reading '{path}'. Fix the permissions; no data was lost.") from None
             if is_lack_of_memory(error):
-                raise UserError(
-                    f"There is too little memory to load '{path}'. Free some memory; no data was lost."
-                ) from None
-            raise Damaged(
-                f"The checkpoint '{path}' is damaged ({error}): "
-                "remove it, and summary.json if there is one, to start this run again."
-            ) from None
+                lack = f"There is too little memory to load '{path}'. Free some memory; no data was lost."
+                raise UserError(lack) from None
+            advice = "remove it, and summary.json if there is one, to start this run again."
+            raise Damaged(f"The checkpoint '{path}' is damaged ({error}): {advice}") from None
 
     def config(self) -> Config:
         """Return the run's configuration."""
@@ -266,13 +257,13 @@ class RunDirectory(RunReader):
 
     def mixing(self, round_number: int) -> dict[str, torch.Tensor]:
         """Return `matrix` of a round and, where the method has them, `similarity`, `revert` and its `state.*`."""
-        tensors = safetensors.torch.load_file(self.round_file(schema.MIXING, round_number))
-        return tensors if "matrix" in tensors else {**tensors, "matrix": dense(weights_from(tensors))}
+        return load_round(self.round_file(schema.MIXING, round_number))
 
     def traces(self) -> dict[int, dict[str, torch.Tensor]]:
         """Return the measurements of the factors by round: `cosine.u`, `cosine.v`, `mu`; empty if there are none."""
-        rounds = self.recorded_rounds(schema.TRACES)
-        return {found: safetensors.torch.load_file(self.round_file(schema.TRACES, found)) for found in rounds}
+        return {
+            found: load_round(self.round_file(schema.TRACES, found)) for found in self.recorded_rounds(schema.TRACES)
+        }
 
 
 def _line(record: Record) -> str:
@@ -296,11 +287,7 @@ def describe_clients(scenario: Scenario) -> list[Record]:
                 "domain": client.domain,
                 "classes": list(client.classes),
                 **{part: len(positions) for part, positions in parts.items()},
-                "split": _mark(
-                    numbers
-                    for positions in parts.values()
-                    for numbers in (positions, client.labelling[scenario.labels[positions]])
-                ),
+                "split": _mark(part for at in parts.values() for part in (at, client.labelling[scenario.labels[at]])),
                 "images": _mark((pixels[everything], client.labelling[scenario.labels[everything]])),
             }
         )

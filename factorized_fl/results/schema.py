@@ -16,8 +16,7 @@ report.html            the page, which reads all of the above
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, NotRequired, TypedDict, cast, get_type_hints
+from typing import Any, NotRequired, TypedDict, cast
 
 CONFIG, ENVIRONMENT, CLIENTS = "config.toml", "environment.json", "clients.json"
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
@@ -99,16 +98,6 @@ class Summary(Totals):
     clients: list[FinalResult]
 
 
-def is_client_list(found: Any) -> bool:
-    """Return whether this can be the content of clients.json."""
-    return isinstance(found, list) and all(isinstance(client, dict) and "name" in client for client in found)
-
-
-def is_summary(found: Any) -> bool:
-    """Return whether this can be the content of summary.json."""
-    return isinstance(found, dict) and isinstance(found.get("clients"), list)
-
-
 def diverged(record: Mapping[str, Any]) -> bool:
     """Return whether a test of metrics.jsonl or summary.json has no finite loss; False where no loss is recorded."""
     return record["accuracy"] is not None and record.get("loss", 0.0) is None
@@ -126,13 +115,14 @@ def whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def as_record(value: Any) -> Record:
+    """Return a dictionary, anything else as an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
 def words(value: Any) -> list[str]:
     """Return the entries of a list as strings; an empty list for anything else."""
     return [str(word) for word in value] if isinstance(value, list) else []
-
-
-def _counts(value: Any) -> dict[str, int]:
-    return {str(k): v for k, v in value.items() if whole(v) is not None} if isinstance(value, dict) else {}
 
 
 _CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the value, or a default if it is not valid
@@ -141,54 +131,47 @@ _CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the val
     int | None: whole,
     float | None: number,
     list[str]: words,
-    dict[str, int]: _counts,
+    dict[str, int]: lambda value: {str(k): v for k, v in as_record(value).items() if whole(v) is not None},
 }
 
 
-@cache
-def _cleaners(fields: type) -> list[tuple[str, Callable[[Any], Any]]]:
-    """Return the names and cleaning functions of the fields that a TypedDict requires."""
-    required: frozenset[str] = vars(fields)["__required_keys__"]
-    return [(name, _CLEANED[hint]) for name, hint in get_type_hints(fields).items() if name in required]
-
-
-def _clean(record: Mapping[str, Any], fields: type) -> dict[str, Any]:
+def _clean(record: Mapping[str, Any], fields: type) -> Any:
     """Return the fields that a TypedDict requires, each with a valid value."""
-    return {name: cleaned(record.get(name)) for name, cleaned in _cleaners(fields)}
+    required: frozenset[str] = vars(fields)["__required_keys__"]
+    return {name: _CLEANED[hint](record.get(name)) for name, hint in fields.__annotations__.items() if name in required}
 
 
 def clean_client(client: Mapping[str, Any], index: int) -> ClientEntry:
     """Return an entry of clients.json with every field present and of the right type."""
-    name = str(client.get("name") or f"client {index + 1}")
-    return cast(ClientEntry, _clean(client, ClientEntry) | {"name": name})
+    return _clean({**client, "name": client.get("name") or f"client {index + 1}"}, ClientEntry)
 
 
 def clean_metrics(line: Mapping[str, Any], clients: int = MOST_CLIENTS) -> MetricsLine | None:
     """Return a line of metrics.jsonl with every field present; None without a valid round and client."""
-    found = _clean(line, MetricsLine)
+    found: MetricsLine = _clean(line, MetricsLine)
     if whole(line.get("client")) is None or not (1 <= found["round"] <= MOST_ROUNDS and 0 <= found["client"] < clients):
         return None
     correct, total = found["correct"], found["total"]
     if correct is None or not total or found["accuracy"] is None or not 0 <= correct <= total:
-        found |= {"accuracy": None, "correct": None, "total": None}
+        found["accuracy"] = found["correct"] = found["total"] = None
     elif "loss" in line:
         found["loss"] = line["loss"]
-    return cast(MetricsLine, found)
+    return found
 
 
-def clean_summary(summary: Mapping[str, Any]) -> Summary:
+def clean_summary(summary: Mapping[str, Any], clients: int = MOST_CLIENTS) -> Summary:
     """Return the content of summary.json with every field present; clients without a valid result are left out."""
     given = summary.get("clients")
-    lines = [line for line in given if isinstance(line, dict)] if isinstance(given, list) else []
-    cleaned = (clean_metrics({"round": 1, **line}) for line in lines)
-    results = [result for line in cleaned if line and (result := final_result(line))]
-    return cast(Summary, _clean(summary, Totals) | {"clients": results})
+    lines = [
+        clean_metrics({"round": 1, **as_record(line)}, clients) for line in (given if isinstance(given, list) else [])
+    ]
+    results = [result for line in lines if line and (result := final_result(line))]
+    return cast(Summary, {**_clean(summary, Totals), "clients": results})
 
 
 def final_result(record: MetricsLine) -> FinalResult | None:
     """Return the test in a line of metrics.jsonl; None if the client was not tested."""
     if record["accuracy"] is None:
         return None
-    names = ("client", "domain", "round", "accuracy", "correct", "total")
-    kept = {name: value for name, value in record.items() if name in names}
-    return cast(FinalResult, kept | {"diverged": diverged(record)})
+    found = {name: record.get(name) for name in FinalResult.__annotations__} | {"diverged": diverged(record)}
+    return cast(FinalResult, found)

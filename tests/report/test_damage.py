@@ -56,6 +56,23 @@ def test_no_content_of_any_file_breaks_the_page(name: str, content: bytes, tmp_p
     assert render_page(collect([path]))
 
 
+@pytest.mark.parametrize("left", [["clients.json"], ["clients.json", "metrics.jsonl"], ["metrics.jsonl"]])
+def test_a_list_of_fewer_clients_than_have_results(left: list[str], tmp_path: Path) -> None:
+    """clients.json lists one of four, metrics.jsonl has one of four, or both."""
+    path = write_run(tmp_path / "run")
+    if "metrics.jsonl" in left:
+        (path / "metrics.jsonl").write_text((path / "metrics.jsonl").read_text().splitlines()[0] + "\n")
+        (path / "config.toml").unlink()
+    if "clients.json" in left:
+        (path / "clients.json").write_text('[{"name": "client 1"}]')
+    else:
+        (path / "clients.json").unlink()
+    (run,) = collect([path])["runs"]
+    known = 1 if "clients.json" in left else 4
+    assert [final["client"] for final in run["final"]] == list(range(known))
+    assert len(run["clients"]) == known
+
+
 def test_lines_that_make_no_sense_are_counted_and_left_out(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     with (path / "metrics.jsonl").open("a") as file:

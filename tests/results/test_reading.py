@@ -71,6 +71,6 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, monke
         raise PermissionError(13, "Permission denied", str(file))
 
     monkeypatch.setattr(Path, "read_bytes", refused)  # whoever runs tests may be allowed everything
-    with pytest.raises(UserError, match=r"Cannot read .*summary.json' \(Permission denied\).* no data was lost"):
+    with pytest.raises(UserError, match=r"summary.json' cannot be read \(Permission denied\).* no data was lost"):
         RunReader(path).summary()
     assert read_run(path).notes[-1] == "environment.json cannot be read (Permission denied)."

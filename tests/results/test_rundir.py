@@ -1,15 +1,20 @@
 """The lock of a run directory: one process at a time, and nothing left behind."""
 
+import errno
+import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from factorized_fl.core.errors import Busy, UserError
 from factorized_fl.results.rundir import RunDirectory
-from tests.tiny import tiny_config
+from factorized_fl.simulate import run as simulation
+from tests.tiny import tiny_config, write_folder
 
 HOLDER = """
 import sys, time
@@ -64,6 +69,45 @@ def test_what_a_killed_process_left_is_no_foreign_file(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(UserError, match="is not empty and not a run"):
         RunDirectory(tmp_path).rounds_done(tiny_config(), resume=False)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A complete run in which no file can be created; the user who runs tests may be allowed everything."""
+    directory = simulation.run(
+        tiny_config("stand-alone", rounds=1), tmp_path / "run", data=write_folder(tmp_path / "i")
+    )
+    opened = os.open
+
+    def refused(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refused)
+    return directory.path
+
+
+def test_a_complete_run_in_a_folder_that_cannot_be_written_is_resumed_as_it_is(read_only: Path) -> None:
+    before = files(read_only)
+    directory = simulation.run(tiny_config("stand-alone", rounds=1), read_only, resume=True)
+    summary = directory.summary()
+    assert summary is not None
+    assert len(summary["clients"]) == 4
+    assert files(read_only) == before
+    with pytest.raises(UserError, match="already holds a run: add --resume"):
+        simulation.run(tiny_config("stand-alone", rounds=1), read_only)
+    with pytest.raises(UserError, match="started with another configuration"):
+        simulation.run(tiny_config("stand-alone", rounds=2), read_only, resume=True)
+
+
+def test_another_run_in_a_folder_that_cannot_be_written_is_one_sentence(read_only: Path) -> None:
+    (read_only / "summary.json").unlink()
+    complaint = re.escape(
+        f"Cannot write to '{read_only}' (Read-only file system): make it writable, or choose another folder."
+    )
+    with pytest.raises(UserError, match=f"^{complaint}$"):
+        simulation.run(tiny_config("stand-alone", rounds=1), read_only, resume=True)
 
 
 def test_the_package_can_be_imported_without_fcntl() -> None:
