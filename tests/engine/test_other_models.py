@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from factorized_fl.engine.batches import plain_batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.stack import untied_state
-from factorized_fl.engine.batches import plain_batches
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.export.export import export_client
 from factorized_fl.export.package import load_network, read_package
