@@ -114,15 +114,11 @@ def build_scenario(
                 )
             )
         offset += len(domain.images)
-    single = len(domains) == 1
-    return Scenario(
-        images=domains[0].images if single else torch.cat([domain.images for domain in domains]),
-        labels=domains[0].labels if single else torch.cat([domain.labels for domain in domains]),
-        clients=tuple(members),
-        labels_agree=single and not permuted,
-        mean=normalisation[0],
-        std=normalisation[1],
-    )
+    images, labels = domains[0].images, domains[0].labels
+    if len(domains) > 1:
+        images, labels = torch.cat([each.images for each in domains]), torch.cat([each.labels for each in domains])
+    labels_agree = len(domains) == 1 and not permuted
+    return Scenario(images, labels, tuple(members), labels_agree, *normalisation)
 
 
 def score_validation(scenario: Scenario) -> Scenario:

@@ -1,5 +1,7 @@
 """Batches on the GPU: one kernel gathers, augments and normalises the images."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,8 @@ def make_batch(
     positions: Tensor,
     rows: Tensor,
     out: Tensor,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    mean: Sequence[float],
+    std: Sequence[float],
     jitter: bool,
 ) -> Tensor:
     """Write the pool's images at `positions`, augmented by `rows` and normalised, to `out` [..., 3, H, W]."""
