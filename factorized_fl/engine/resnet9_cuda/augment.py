@@ -1,7 +1,5 @@
 """Batches on the GPU: one kernel gathers, augments and normalises the images."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -20,12 +18,14 @@ def make_batch(
     positions: Tensor,
     rows: Tensor,
     out: Tensor,
-    mean: Sequence[float],
-    std: Sequence[float],
+    normalisation: tuple[tuple[float, ...], ...],
     jitter: bool,
 ) -> Tensor:
-    """Write the pool's images at `positions`, augmented by `rows` and normalised, to `out` [..., 3, H, W]."""
-    height, width = pool.shape[2:]
+    """Write the pool's images at `positions`, augmented by `rows` and normalised, to `out` [..., 3, H, W].
+
+    `normalisation` holds the channels' means and standard deviations.
+    """
+    (height, width), (mean, std) = pool.shape[2:], normalisation
     k.augment_images[(positions.numel(),)](
         pool, positions, rows, out, *mean, *std, H=height, W=width, COLUMNS=COLUMNS, JITTER=jitter, num_warps=4
     )
