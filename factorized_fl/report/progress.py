@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -53,7 +52,7 @@ class ProgressObserver:
         self.rounds = 0
         self.began = self.last_line = time.monotonic()
         self.trained = 0
-        self.decoding = images_told(console)
+        self.open = ExitStack()
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -67,16 +66,13 @@ class ProgressObserver:
         )
 
     def __enter__(self) -> "ProgressObserver":
-        self.bar.start()
-        self.decoding.__enter__()
+        self.open.enter_context(self.bar)
+        self.open.enter_context(images_told(self.console))
         self.task = self.bar.add_task(self.title, total=None, note="reading data")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.decoding.__exit__(kind, error, traceback)
-        self.bar.stop()
+    def __exit__(self, *raised: object) -> None:
+        self.open.close()
 
     def started(self, federation: "Federation", done: int) -> None:
         """Set the bar to the number of clients to train in all rounds."""
@@ -86,8 +82,7 @@ class ProgressObserver:
             self.console.print(model_line(config.model, *federation.parameters()), highlight=False)
         self.rounds = config.rounds
         self.per_round = Sampling(config.seed, config.clients, config.fraction).per_round
-        total = self.rounds * self.per_round
-        self.bar.update(self.task, total=total, completed=done * self.per_round, note="")
+        self.bar.update(self.task, total=self.rounds * self.per_round, completed=done * self.per_round, note="")
 
     def client_done(self, round_number: int, client: int) -> None:
         """Count one more trained client."""
@@ -113,8 +108,8 @@ class ProgressObserver:
             self.last_line = now
 
     def _note(self, round_number: int) -> str:
-        parts = [f"round {round_number}/{self.rounds}"]
+        note = f"round {round_number}/{self.rounds}"
         if self.latest:
             mean = sum(self.latest.values()) / len(self.latest)
-            parts += [f"accuracy {100 * mean:.1f}%", format_bytes(self.bytes)]
-        return ", ".join(parts)
+            note += f", accuracy {100 * mean:.1f}%, {format_bytes(self.bytes)}"
+        return note

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from factorized_fl.core.errors import UserError
@@ -24,9 +23,7 @@ class TensorBoardObserver:
     def __enter__(self) -> "TensorBoardObserver":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self.writer is not None:
             self.writer.close()
 
