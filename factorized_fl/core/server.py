@@ -178,7 +178,8 @@ class ServerState:
         """All that changes from round to round, under distinct names; what is aliased belongs to the clients."""
         own = {"received": self.received, "updated": self.updated}
         own |= {f"extra/{name}": tensor for name, tensor in self.extra.items()}
-        if self.vectors is not None:
+        if self.sends_fingerprints:
+            assert self.vectors is not None
             own["vectors"] = self.vectors
         if not self.aliased:
             own["sizes"] = self.sizes
@@ -191,8 +192,12 @@ class ServerState:
     def load(self, tensors: Tensors) -> None:
         """Goes back to where `tensors` was taken."""
         self.state, self._prepared = {}, 0
+        tensors = {"updated": tensors["received"]} | tensors  # early checkpoints do not hold it
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
+        if self.vectors is not None and self.method.fingerprint_is_shared:
+            for k in range(len(self.vectors)):
+                self.vectors[k] = self._vector(k)
         for name, tensor in tensors.items():
             if name.startswith(_ON_CPU):
                 self.state[name.removeprefix(_ON_CPU)] = tensor

@@ -80,6 +80,10 @@ def build_scenario(
     """
     if 0 < images_per_client < FEWEST_IMAGES:
         raise UserError(f"images_per_client is {images_per_client}, but each needs at least {FEWEST_IMAGES}; 0 is all.")
+    sides = {tuple(domain.images.shape[2:]): domain.name for domain in domains}
+    if len(sides) > 1:
+        found = " and ".join(f"those of '{name}' {height} x {width}" for (height, width), name in sides.items())
+        raise UserError(f"Images of all domains must have one size, but {found} pixels: set image_size.")
     counts = _clients_of(domains, clients, clients_per_domain)
     members: list[Client] = []
     offset = 0
