@@ -48,11 +48,9 @@ class Agent:
             news = ready
             if reply.kind == "refused":
                 theirs = str(reply.fields.get("version"))[:40]
-                why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
-                if theirs == __version__:
-                    why = (
-                        "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
-                    )
+                why = "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
+                if theirs != __version__:
+                    why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
                 raise Refused(f"refused: {why}")
             if reply.kind == "end":
                 finish(self.kit, self.journal, trainer)

@@ -71,9 +71,8 @@ class Coordinator:
                 self.memory.trust_all_but(aside)
             if done:
                 self.log(f"going on after round {done}")
-            self.directory.begin(
-                self.config, describe_environment(self.config.seed, "cpu"), self.memory.describe(), done
-            )
+            environment = describe_environment(self.config.seed, "cpu")
+            self.directory.begin(self.config, environment, self.memory.describe(), done)
             self.seconds = [line["seconds"] for line in self.directory.timing()]
             self.accuracy = _accuracies(self.directory.metrics())
             self.round = done

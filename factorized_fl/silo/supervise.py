@@ -158,13 +158,11 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 
 def _show_new(kit: Kit, seen: int, show: Callable[[str], None]) -> int:
     """Show the whole lines after byte `seen` of the journal; returns the position after them."""
-    path = journal_path(kit)
-    if not path.exists():
-        return seen
-    with path.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), journal_path(kit).open("rb") as file:
         file.seek(seen)
         new = file.read()
-    whole = new[: new.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        show(line)
-    return seen + len(whole)
+        whole = new[: new.rfind(b"\n") + 1]
+        for line in whole.decode(errors="replace").splitlines():
+            show(line)
+        seen += len(whole)
+    return seen
