@@ -102,10 +102,8 @@ def check_data(kit: Path, data: Path, device: str) -> Found:
         scenario = site_scenario(party.config, party.party, party.seat, data)
     site_federation(party, scenario)
     (client,) = scenario.clients
-    line = (
-        f"{party.party}: {len(client.classes)} classes, {len(client.train)} images to train, "
-        f"{len(client.validation)} to validate, {len(client.test)} to test"
-    )
+    training = f"{len(client.classes)} classes, {len(client.train)} images to train"
+    line = f"{party.party}: {training}, {len(client.validation)} to validate, {len(client.test)} to test"
     return Found(line, find_device(device))
 
 
@@ -147,8 +145,7 @@ def show_status(kit: KitFolder) -> None:
     """Show the sites, the round, reported accuracies and the time left."""
     party = read_kit(kit)
     runs = supervise.is_running(party)
-    for line in status.status_lines(party, runs):
-        _show(line)
+    _show("\n".join(status.status_lines(party, runs)))
     if table := status.sites_table(party, runs):
         console.print(table)
     for line in journal.last_lines(party):

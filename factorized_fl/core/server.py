@@ -156,14 +156,18 @@ class ServerState:
                 self.extra[name.removeprefix(EXTRA)][places] = rows
             elif not self.aliased:
                 self.stack[name][places] = rows
-        if self.vectors is not None and self.method.fingerprint_is_shared:
-            for k in places:
-                vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
-                assert vector is not None
-                self.vectors[k] = vector
+        self._read_shared_vectors(places)
         self.received[places] = True
         self.updated[places] = True
         return sent.loads()
+
+    def _read_shared_vectors(self, clients: Iterable[int]) -> None:
+        """Takes the vectors of some clients from their shared tensors, if they are part of these."""
+        if self.vectors is not None and self.method.fingerprint_is_shared:
+            for k in clients:
+                vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
+                assert vector is not None
+                self.vectors[k] = vector
 
     def expected(self, k: int, begun_with: Tensors) -> Tensors:
         """What client k's update is compared with: what it began the round with, or else its last update."""
@@ -195,9 +199,7 @@ class ServerState:
         tensors = {"updated": tensors["received"]} | tensors  # early checkpoints do not hold it
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
-        if self.vectors is not None and self.method.fingerprint_is_shared:
-            for k in range(len(self.vectors)):
-                self.vectors[k] = self._vector(k)
+        self._read_shared_vectors(range(len(self.sizes)))
         for name, tensor in tensors.items():
             if name.startswith(_ON_CPU):
                 self.state[name.removeprefix(_ON_CPU)] = tensor
