@@ -46,11 +46,9 @@ class ProgressObserver:
 
     def __init__(self, console: Console, title: str, seldom: float = 0.0) -> None:
         self.console, self.title, self.seldom = console, title, seldom
-        self.bytes = 0
+        self.bytes = self.rounds = self.trained = 0
         self.latest: dict[int, float] = {}
-        self.rounds = 0
         self.began = self.last_line = time.monotonic()
-        self.trained = 0
         self.open = ExitStack()
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -70,7 +68,7 @@ class ProgressObserver:
         self.task = self.bar.add_task(self.title, total=None, note="reading data")
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.open.close()
 
     def started(self, federation: "Federation", done: int) -> None:
