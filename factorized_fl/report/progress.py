@@ -47,11 +47,9 @@ class ProgressObserver:
 
     def __init__(self, console: Console, title: str, seldom: float = 0.0, details: bool = False) -> None:
         self.console, self.title, self.seldom, self.details = console, title, seldom, details
-        self.bytes = 0
+        self.bytes = self.rounds = self.trained = 0
         self.latest: dict[int, float] = {}
-        self.rounds = 0
         self.began = self.last_line = time.monotonic()
-        self.trained = 0
         self.open = ExitStack()
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -71,7 +69,7 @@ class ProgressObserver:
         self.task = self.bar.add_task(self.title, total=None, note="reading data")
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.open.close()
 
     def started(self, federation: "Federation", done: int) -> None:

@@ -66,8 +66,9 @@ class RunDirectory(RunReader):
         finally:
             # While the lock is held, so that a waiting process does not lose the file it has just locked. Windows
             # does not remove open files; there an empty file remains, which everything else here ignores.
-            with suppress(OSError):
-                file.unlink()
+            if lock.is_locked:
+                with suppress(OSError):
+                    file.unlink()
             lock.release()
             if created:
                 with suppress(OSError):  # it is not empty
