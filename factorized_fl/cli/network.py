@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -112,7 +113,11 @@ def check_data(kit: Path, data: Path, device: str) -> Found:
 def check_data_in_child(kit: Path, data: Path, device: str) -> Found:
     """The same in a process of its own: this one supervises for days, and stays small without PyTorch."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(check_data, kit, data, device).result()
+        try:
+            return process.submit(check_data, kit, data, device).result()
+        except BrokenProcessPool:
+            why = "perhaps there is too little memory: free some, or agree on a smaller image_size"
+            raise UserError(f"The process that read '{data}' was killed; {why}.") from None
 
 
 def site_choices(
