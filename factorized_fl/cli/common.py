@@ -1,6 +1,7 @@
 """What commands share: consoles, arguments and options, parsing of their values, interruption."""
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import Parameter, signature
@@ -29,6 +30,11 @@ _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 class Interrupted(Exception):
     """Ctrl-C; Typer would handle a KeyboardInterrupt itself."""
+
+
+def show_warnings_as_notes() -> None:
+    """Print each warning of this process as one line, without the line of code that gave it."""
+    warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from factorized_fl.cli.common import console
+from factorized_fl.cli.common import console, show_warnings_as_notes
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import control, journal, status, supervise
@@ -109,8 +110,12 @@ def check_data(kit: Path, data: Path, device: str) -> Found:
 
 def check_data_in_child(kit: Path, data: Path, device: str) -> Found:
     """The same in a process of its own: this one supervises for days, and stays small without PyTorch."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(check_data, kit, data, device).result()
+    with ProcessPoolExecutor(1, get_context("spawn"), show_warnings_as_notes) as process:
+        try:
+            return process.submit(check_data, kit, data, device).result()
+        except BrokenProcessPool:
+            why = "perhaps there is too little memory: free some, or agree on a smaller image_size"
+            raise UserError(f"The process that read '{data}' was killed; {why}.") from None
 
 
 def site_choices(

@@ -43,6 +43,8 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
 
     Raise UserError if there is nothing to show, unless the page is `live`, or if the runs cannot be compared.
     """
+    if not paths:
+        raise UserError("There is nothing to report on: name a run directory, or a folder of them.")
     found = find_runs(list(paths))
     others = [read_baseline(baseline)] if baseline else []
     if len(found) > 1 and baseline:  # among several runs it is another run

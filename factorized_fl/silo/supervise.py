@@ -56,7 +56,7 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
                 if child.returncode == 0 and (kit.complete if kit.is_coordinator else has_ended(kit)):
                     return True
                 if child.returncode == FINAL:
-                    why = "".join(last_lines(kit, 1))[20:]  # without its date and time
+                    why = "".join(last_lines(kit, 1))[20:].removeprefix("Error: ")  # without its date and time
                     raise UserError(f"{kit.party} has stopped and would stop again: {why}")
                 pause = min(30.0, 2 * pause + 1.0) if time.monotonic() - began < _SHORT else 0.5
                 code = child.returncode
