@@ -6,25 +6,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.options import option
-from factorized_fl.core.views import Mixing, Server
+from factorized_fl.core.views import Server
 from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.factorized import Factorized, FactorizedFL, count_factors, count_u
+from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import LAYOUTS
 
 
 @dataclass(frozen=True)
-class FactorizedFedAvg(Factorized):
+class FactorizedFedAvg(Factorized, FedAvg):
     """Factorised weights, all of them averaged over all clients: no matching."""
 
     name = "factorized-fedavg"
     card = card_of("factorized-fedavg", cost=count_factors)
-
-    def mix(self, server: Server) -> Mixing:
-        """The same weights as in FedAvg."""
-        return Mixing(weighted_mean(server.sizes, server.received))
 
 
 @dataclass(frozen=True)
