@@ -32,10 +32,7 @@ COMPARISON = "comparison.json"
 
 
 def configure(preset: str | Path, method: str | None = None, /, **settings: Any) -> Config:
-    """Return the configuration of a preset or a TOML file with another method and single settings.
-
-    Raise UserError for names and values that do not exist.
-    """
+    """Return the configuration of a preset or TOML file with a method and settings; raise UserError for a wrong one."""
     return resolve(_table(preset), method, settings)
 
 
@@ -158,10 +155,7 @@ def report(
 def export(
     run: Path, client: int = 0, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
 ) -> Exported:
-    """Export the model of a run's client, counted from 1, or the one model of a site's kit, where `run` is a kit.
-
-    `alone` is a Stand-Alone run to compare the model of a run with. Raise UserError if there is no such model.
-    """
+    """Export the model of a run's client (from 1) or of a site's kit; `alone` is a Stand-Alone run to compare with."""
     if not (run / FEDERATION).is_file():
         return export_run(run, client, out, data=data, alone=alone)
     kit = read_kit(run)

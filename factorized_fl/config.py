@@ -87,10 +87,7 @@ class Config:
         return make_method(self.method, self.options)
 
     def refuse_unkept(self) -> None:
-        """Raise a UserError if config.toml would not give this configuration back.
-
-        A configuration that was made in Python can hold values of any type.
-        """
+        """Raise a UserError if config.toml would not give this configuration back: Python accepts any types."""
         try:
             same = from_table(tomllib.loads(self.to_toml())) == self
         except (TypeError, ValueError, UserError) as error:
@@ -104,10 +101,8 @@ class Config:
 
 
 def to_toml_value(value: Any) -> str:
-    """A value as TOML on one line, as in ``--set key=value``; tomli_w breaks lists over several lines.
-
-    JSON is TOML for all values of options, if every character except DEL is written as it is.
-    """
+    """A value as TOML on one line, as in ``--set key=value``; tomli_w breaks lists over several lines."""
+    # JSON is TOML for all values of options, if every character except DEL is written as it is.
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
 

@@ -62,14 +62,12 @@ class ClientState:
         extra_down: Tensors | None = None,
     ) -> None:
         self.method, self.roles, self.shared = method, roles, shared
-        self.state, self.momentum = state, state.zeros_like(trained)
-        self.start = state.copy_of(started)  # where each client's last training began
+        self.state, self.momentum = state, state.made(torch.zeros_like, trained)
+        self.start = state.made(torch.clone, started)  # where each client's last training began
         self.initial = {name: state.common[name].clone() for name in sorted(reset)}
         self.kept = ClientStack.of(kept) if kept else ClientStack({}, [{} for _ in range(len(state))])
-        self.models = {name: state.copy_of([*state.common, *state.own[0]]) for name in models}
-        self.momenta = {
-            name: self.momentum.zeros_like([*self.momentum.common, *self.momentum.own[0]]) for name in models
-        }
+        self.models = {name: state.made(torch.clone, state.client(0)) for name in models}
+        self.momenta = {name: self.momentum.made(torch.zeros_like, self.momentum.client(0)) for name in models}
         self.expected_up, self.expected_down = extra_up or {}, extra_down or {}
         self.trained = torch.zeros(len(state), dtype=torch.bool)  # has this client ever trained?
         self.inbox: Tensors = {}  # extra payloads of this round, [K, ...]

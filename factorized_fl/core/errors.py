@@ -5,10 +5,7 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """A mistake that the user can correct: one sentence that says what is wrong and what to do.
-
-    The command line prints it without a traceback and exits with code 2.
-    """
+    """One sentence for the user, what is wrong and what to do: the command line prints it and exits with code 2."""
 
 
 class Busy(UserError):

@@ -27,10 +27,7 @@ def plain_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: after a crash the path holds the old content or the new content.
-
-    Raises a UserError if the file cannot be written.
-    """
+    """Replace a file as a whole, so that a crash leaves the old or the new content; raises UserError if it cannot."""
     temporary = path.with_name(path.name + PART)
     with plain_errors(path.parent):
         try:

@@ -44,16 +44,9 @@ class Traffic:
 
 def count_traffic(down: Load, up: Load | None, cost: Cost) -> Traffic:
     """The entry of a sampled client; `up` is None if it sent no update."""
-    return Traffic(
-        up_parameters=up.parameters if up else 0,
-        down_parameters=down.parameters,
-        up_bytes=up.bytes if up else 0,
-        down_bytes=down.bytes,
-        up_formula=cost.up if up else 0,
-        down_formula=cost.down,
-        up_roles=up.roles if up else {},
-        down_roles=down.roles,
-    )
+    formula, up = (cost.up, up) if up else (0, Load())
+    numbers = (up.parameters, down.parameters, up.bytes, down.bytes, formula, cost.down)
+    return Traffic(*numbers, up.roles, down.roles)
 
 
 class Payloads:
@@ -107,10 +100,7 @@ def measured(
 
 
 def formula_bytes(entries: Iterable[tuple[int, int, int]]) -> dict[str, int]:
-    """The paper's formula over entries of (round, up, down), by both conventions of counting.
-
-    B counts every upload and download; A leaves out the download of the first round.
-    """
+    """The paper's formula over entries of (round, up, down): B counts all of them, A no download of the first round."""
     a = b = 0
     for round_number, up, down in entries:
         b += (up + down) * BYTES_PER_NUMBER

@@ -82,10 +82,7 @@ class Method:
         return local.loss_gradient(parameters, batches[0])
 
     def finish(self, local: Local) -> Tensors:
-        """Called after local training; may change `local.tensors` and `local.kept` in place.
-
-        Returns the payloads declared by `extra_up`.
-        """
+        """Returns the payloads of `extra_up` after training; may change `local.tensors` and `local.kept` in place."""
         return {}
 
     @property
@@ -113,10 +110,7 @@ class Method:
         return False
 
     def extra_up(self, shared: Tensors) -> Tensors:
-        """A tensor in the shape and type of each payload that a client sends besides the shared tensors.
-
-        Of `shared`, and of what is returned, only names, shapes and types count.
-        """
+        """A tensor like each payload that a client sends besides `shared`: only names, shapes and types count."""
         return {}
 
     def extra_down(self, shared: Tensors) -> Tensors:

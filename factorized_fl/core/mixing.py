@@ -183,10 +183,7 @@ def group_mean(group: torch.Tensor, received: torch.Tensor, weights: torch.Tenso
 
 
 def cosine(vectors: torch.Tensor) -> torch.Tensor:
-    """The cosine similarity of all pairs of rows (paper, Eq. 4), float64 on the CPU, where weights are made.
-
-    A zero vector has similarity 0 to all others; a vector that is not finite has similarity -1.
-    """
+    """The cosine similarity of all pairs of rows (paper, Eq. 4), float64 on the CPU; -1 where a row is not finite."""
     unit = torch.nn.functional.normalize(vectors.double(), dim=1)
     return (unit @ unit.T).nan_to_num(-1.0).clamp(-1, 1).cpu()
 

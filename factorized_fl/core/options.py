@@ -71,10 +71,7 @@ def check(instance: Any) -> None:
 
 
 def make(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """An instance of an options dataclass from the values of a TOML table.
-
-    Raises a UserError for an unknown name or a value of the wrong type; `what` is the word for an option there.
-    """
+    """An options dataclass from a TOML table; raises UserError for a wrong type or an unknown name, called a `what`."""
     hints = typing.get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(typing.cast(Any, cls))}
     for name in values:

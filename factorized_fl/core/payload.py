@@ -75,9 +75,8 @@ def measure(shapes: Mapping[str, tuple[Shape, torch.dtype, int]]) -> tuple[int, 
     if not shapes:
         return 0, 0
     forms = {name: _form(shape, nonzero, dtype) for name, (shape, dtype, nonzero) in shapes.items()}
-    numbers = sum(
-        math.prod(next(iter(form.values()))[0]) for form in forms.values()
-    )  # every form begins with the numbers
+    # Every form begins with the numbers.
+    numbers = sum(math.prod(next(iter(form.values()))[0]) for form in forms.values())
     parts = tuple((name + suffix, *part) for name, form in forms.items() for suffix, part in form.items())
     sparse = {name: list(shapes[name][0]) for name, form in forms.items() if _DENSE not in form}
     return numbers, _length(parts, json.dumps(sparse))

@@ -27,10 +27,7 @@ class Role:
 
 
 def layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return every Linear and convolution by its qualified name, in module order.
-
-    A module that is registered under several names appears once, under the first of them.
-    """
+    """Return every Linear and convolution once, by the first name it is registered under, in module order."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
 
 
@@ -41,11 +38,7 @@ def layers_under(model: nn.Module, prefix: str) -> list[str]:
 
 
 def canonical_names(model: nn.Module) -> dict[str, str]:
-    """Return, for every entry of the state dict, the first name of its tensor.
-
-    Entries that share one tensor (tied weights, a module registered twice) have the same canonical name. For
-    parameters it is the name that `model.named_parameters()` uses.
-    """
+    """Return the first name of the tensor of each state-dict entry; entries that share one (tied weights) agree."""
     first: dict[int, str] = {}
     state = model.state_dict(keep_vars=True)
     return {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
@@ -62,10 +55,7 @@ def under(name: str, prefix: str) -> bool:
 
 
 def find_head(model: nn.Module, head: str | None = None) -> str:
-    """Return the name of the classifier: `head` if given, else the module `head`, else the last layer of `layers`.
-
-    Raises UserError if no entry of the state dict lies under `head`, or if no classifier is found.
-    """
+    """Return the classifier's name: `head`, else the module `head`, else the last layer; raise UserError if none."""
     candidates = layers(model)
     if head is not None:
         if not any(under(name, head) for name in model.state_dict()):
@@ -98,10 +88,7 @@ def roles(model: nn.Module, head: str | None = None) -> dict[str, Role]:
 
 
 def last_body_v(roles: Mapping[str, Role]) -> str:
-    """Return the name of the paper's v^{L-1} (section 4.2): the v of the last factorised layer before the head.
-
-    Raises UserError if no layer before the head is factorised.
-    """
+    """Return the name of the v of the last factorised layer before the head (paper: v^{L-1}), or raise UserError."""
     names = [name for name, role in roles.items() if role.kind == "v" and not role.head]
     if not names:
         raise UserError("The model has no factorised layer before its head, so there is no v to match clients by.")

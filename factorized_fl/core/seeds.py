@@ -41,10 +41,7 @@ def numpy_rng(seed: int, *path: int | str) -> np.random.Generator:
 
 @contextmanager
 def global_rng(seed: int, *path: int | str, device: torch.device | None = None) -> Iterator[None]:
-    """Gives PyTorch's global generators, which initialisers and dropout draw from, the stream of one purpose.
-
-    The generators are restored afterwards. One thread at a time: they belong to the whole process.
-    """
+    """Gives PyTorch's global generators the stream of one purpose, for one thread at a time, and restores them."""
     import torch
 
     devices = [device] if device is not None and device.type == "cuda" else []

@@ -34,10 +34,7 @@ class Sampling:
         return max(1, int(self.fraction * self.clients + 0.5))
 
     def draw(self, round_number: int) -> tuple[list[int], list[int]]:
-        """The sampled clients of a round, and those of them that send an update.
-
-        A client that drops out receives its download and then fails: it keeps the state it had before the round.
-        """
+        """The sampled clients, and those that send an update: the others fail after their download, unchanged."""
         rng = numpy_rng(self.seed, "choose", round_number)
         sampled = sorted(rng.permutation(self.clients)[: self.per_round].tolist())
         return sampled, [client for client in sampled if rng.random() >= self.dropout]
@@ -73,8 +70,7 @@ class Downloads:
 
     def loads(self) -> dict[int, Load]:
         """The size of each participant's download; complete once `items` is."""
-        copies = None if self.mixing is None else self.mixing.downloads
-        return self._sent.loads(copies)
+        return self._sent.loads(None if self.mixing is None else self.mixing.downloads)
 
 
 class ServerState:

@@ -46,15 +46,8 @@ class ClientStack:
         """Client k's tensors, as views: writing to them writes to the stack."""
         return {name: stacked[k] for name, stacked in self.common.items()} | self.own[k]
 
-    def zeros_like(self, names: Iterable[str]) -> "ClientStack":
-        """A stack of zeros of the same shapes for some of the names."""
-        return self._made(torch.zeros_like, names)
-
-    def copy_of(self, names: Iterable[str]) -> "ClientStack":
-        """A stack of copies for some of the names."""
-        return self._made(torch.clone, names)
-
-    def _made(self, make: Callable[[torch.Tensor], torch.Tensor], names: Iterable[str]) -> "ClientStack":
+    def made(self, make: Callable[[torch.Tensor], torch.Tensor], names: Iterable[str]) -> "ClientStack":
+        """A stack of what `make` returns for each tensor with one of the names, such as a copy or zeros."""
         wanted = set(names)
         common, *own = ({n: make(t) for n, t in part.items() if n in wanted} for part in (self.common, *self.own))
         return ClientStack(common, own)

@@ -1,4 +1,4 @@
-"""The methods, one small file each."""
+"""The methods, one small file each; cards.toml holds the texts that are reported about them."""
 
 import dataclasses
 import re
@@ -24,10 +24,7 @@ METHODS: dict[str, type[Method]] = {}
 
 
 def register(method: type[Method]) -> type[Method]:
-    """Makes a method known by its name and returns its class; usable as a decorator.
-
-    Raises UserError if the class is malformed, or if its name is that of a method of the package.
-    """
+    """Makes a method known by its name and returns its class; raises UserError if malformed or if the name is taken."""
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise UserError(f"{method!r} is no method: let its class inherit ffl.Method.")
     if not hasattr(method, "name"):

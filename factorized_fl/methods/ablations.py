@@ -1,38 +1,26 @@
 """The paper's ablations of Factorized-FL (figure 8 g and h); each differs from it in one point."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
-from factorized_fl.core.card import Card
-from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.options import option
-from factorized_fl.core.views import Mixing, Server
-from factorized_fl.methods.factorized import PAPER, Factorized, FactorizedFL, count_factors
+from factorized_fl.core.views import Server
+from factorized_fl.methods.cards import card_of
+from factorized_fl.methods.factorized import Factorized, FactorizedFL, count_factors, count_u
+from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import LAYOUTS
 
 
 @dataclass(frozen=True)
-class FactorizedFedAvg(Factorized):
+class FactorizedFedAvg(Factorized, FedAvg):
     """Factorised weights, all of them averaged over all clients: no matching."""
 
     name = "factorized-fedavg"
-    card = Card(
-        "Factorized-FedAvg",
-        PAPER,
-        "u v^T + mu",
-        "SGD + L1 on mu",
-        "u, v, mu, norm, bias",
-        "sample-weighted mean",
-        cost=count_factors,
-    )
-
-    def mix(self, server: Server) -> Mixing:
-        """The same weights as in FedAvg."""
-        return Mixing(weighted_mean(server.sizes, server.received))
+    card = card_of("factorized-fedavg", cost=count_factors)
 
 
 @dataclass(frozen=True)
@@ -40,13 +28,7 @@ class WithoutMu(FactorizedFedAvg):
     """Factorized-FedAvg with weights of rank one, without the sparse rest."""
 
     name = "without-mu"
-    card = replace(
-        FactorizedFedAvg.card,
-        title="Factorized-FedAvg w/o mu",
-        parametrisation="u v^T",
-        local_step="SGD",
-        travels="u, v, norm, bias",
-    )
+    card = card_of("without-mu", cost=count_factors)
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """Factorises every layer without mu."""
@@ -67,7 +49,7 @@ class RandomMatching(FactorizedFL):
     """Peers are drawn at random in each round."""
 
     name = "random-matching"
-    card = replace(FactorizedFL.card, title="Random matching", mixing="softmax over 3 random others", published_gb=None)
+    card = card_of("random-matching", cost=count_u)
 
     others: int = option(3, "number of peers besides the client itself", low=1)
 
@@ -83,7 +65,7 @@ class WorstMatching(RandomMatching):
     """Peers are the least similar clients."""
 
     name = "worst-matching"
-    card = replace(RandomMatching.card, title="Worst matching", mixing="softmax over the 3 least similar")
+    card = card_of("worst-matching", cost=count_u)
 
     def peers(self, similarity: torch.Tensor, server: Server) -> torch.Tensor:
         """The client itself and the least similar others."""
@@ -96,11 +78,6 @@ class MixedLayout(FactorizedFL):
     """The kernel is factorised as an I*F x O*F matrix, so that u mixes channels and filter taps."""
 
     name = "mixed-layout"
-    card = replace(
-        FactorizedFL.card,
-        title="Factorized-FL, I*F x O*F",
-        parametrisation="u v^T + mu, I*F x O*F",
-        published_gb=None,
-    )
+    card = card_of("mixed-layout", cost=count_u)
 
     layout: str = option("mixed", "which matrix of a kernel has rank one", choices=LAYOUTS)

@@ -1,12 +1,13 @@
 """Clustered-FL: split a cluster of clients whose updates point apart, and average inside each cluster."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from factorized_fl.core.mixing import cosine, group_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Mixing, Server
+from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedavg import FedAvg
 
 
@@ -19,12 +20,7 @@ class ClusteredFL(FedAvg):
     """
 
     name = "clustered-fl"
-    card = replace(
-        FedAvg.card,
-        title="Clustered-FL",
-        paper="Sattler et al., Clustered Federated Learning, 2019",
-        mixing="mean inside clusters of similar updates",
-    )
+    card = card_of("clustered-fl")
     needs_start = True
 
     eps1: float = option(0.0, "split only if the cluster's mean update is shorter than this", low=0)

@@ -1,12 +1,11 @@
 """Rank-one plus sparse weights; Factorized-FL and its variant beta aggregate them among similar clients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from factorized_fl.core.card import Card
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import FINGERPRINT
 from factorized_fl.core.method import Method
@@ -14,11 +13,10 @@ from factorized_fl.core.mixing import Dense, cosine, in_place, similar_peers, so
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role, last_body_v
 from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fingerprints import blur, likeness, make_room
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import LAYOUTS, head_mu_xavier
-
-PAPER = "Jeong and Hwang, Factorized-FL: Agnostic Personalized Federated Learning, 2022"
 
 
 def count_factors(method: Method, tensors: Tensors, roles: Roles) -> Cost:
@@ -165,16 +163,7 @@ class FactorizedFL(FactorizedBySimilarity):
     """Of the factors only u travels."""
 
     name = "factorized-fl"
-    card = Card(
-        "Factorized-FL",
-        PAPER,
-        "u v^T + mu",
-        "SGD + L1 on mu",
-        "u, norm; matching v up",
-        "softmax of similarity above tau",
-        published_gb=0.32,
-        cost=count_u,
-    )
+    card = card_of("factorized-fl", cost=count_u)
 
     def shares(self, role: Role) -> bool:
         """u, and the affine terms of normalisation as in the authors' code (the paper does not mention them)."""
@@ -186,13 +175,7 @@ class FactorizedFLBeta(FactorizedBySimilarity):
     """The same matching, but u, v and mu all travel."""
 
     name = "factorized-fl-beta"
-    card = replace(
-        FactorizedFL.card,
-        title="Factorized-FL beta",
-        travels="u, v, mu, norm, bias",
-        published_gb=18.25,
-        cost=count_factors,
-    )
+    card = card_of("factorized-fl-beta", cost=count_factors)
 
     @property
     def fingerprint_is_shared(self) -> bool:

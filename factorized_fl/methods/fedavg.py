@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from factorized_fl.core.card import Card
 from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Mixing, Server
+from factorized_fl.methods.cards import card_of
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,7 @@ class FedAvg(Method):
     """Each round sends the mean down and the trained model up."""
 
     name = "fedavg"
-    card = Card(
-        "FedAvg",
-        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017",
-        travels="all but statistics",
-        mixing="sample-weighted mean",
-        published_gb=20.39,
-    )
+    card = card_of("fedavg")
 
     def shares(self, role: Role) -> bool:
         """All tensors; running statistics and disagreeing classifiers are kept at home by the round itself."""

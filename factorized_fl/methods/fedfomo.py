@@ -1,6 +1,6 @@
 """FedFOMO: each client tries the models of others on held-out images and takes from those that lower its loss."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import Dense
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedavg import FedAvg
 
 
@@ -34,16 +35,7 @@ class FedFOMO(FedAvg):
     """
 
     name = "fedfomo"
-    card = replace(
-        FedAvg.card,
-        title="FedFOMO",
-        paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021",
-        travels="all but statistics, M models down",
-        mixing="first-order weights from held-out loss",
-        published_gb=122.33,
-        cost=_count_models,
-        models_down=_models_down,
-    )
+    card = card_of("fedfomo", cost=_count_models, models_down=_models_down)
     needs_start = True
 
     models: int = option(10, "M: models that a client tries, its own included", low=1)

@@ -1,10 +1,11 @@
 """FedProx: FedAvg with a pull towards the parameters that the round began with."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Batch, Local, Tensors
+from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedavg import FedAvg
 
 
@@ -13,12 +14,7 @@ class FedProx(FedAvg):
     """The local objective is cross-entropy + (mu / 2) ||w - w_round||^2 over the shared parameters."""
 
     name = "fedprox"
-    card = replace(
-        FedAvg.card,
-        title="FedProx",
-        paper="Li et al., Federated Optimization in Heterogeneous Networks, 2020",
-        local_step="SGD + proximal pull",
-    )
+    card = card_of("fedprox")
     side_by_side = True
 
     proximal: float = option(0.01, "mu: strength of the pull; the authors tune 0.001 to 1", low=0)

@@ -100,17 +100,14 @@ def describe_images(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> t
 
 
 def blur(fingerprint: torch.Tensor, noise: float, clip: float, generator: torch.Generator) -> torch.Tensor:
-    """Cut every coordinate off at `clip` and add Gaussian noise, both in the units in which images vary.
-
-    The noise is declared, so that others know how little the distance to a blurred fingerprint says.
-    """
+    """Cut every coordinate off at `clip` and add Gaussian noise, both in the units in which images vary."""
     channels = (len(fingerprint) - 2) // 2
     mean, logs, rest = fingerprint.cpu().split([channels, channels, 2])
     scale = (logs / 2).exp()
     drawn = noise * torch.randn(2, channels, generator=generator)
     mean = ((mean / scale).clamp(-clip, clip) + drawn[0]) * scale
     logs = logs.clamp(-clip, clip) + drawn[1]
-    rest = rest + torch.tensor([2 * channels * noise**2, 0.0])
+    rest = rest + torch.tensor([2 * channels * noise**2, 0.0])  # declared: others see how little a distance says
     return torch.cat([mean, logs, rest]).to(fingerprint)
 
 
@@ -135,10 +132,7 @@ def apart(fingerprints: torch.Tensor) -> torch.Tensor:
 
 
 def likeness(fingerprints: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-    """The likeness of each pair, float64 [K, K]: 1 if noise explains their distance, falling to 0 beyond that.
-
-    A client that has not sent a fingerprint yet has likeness 0 to all others.
-    """
+    """The likeness of each pair, [K, K]: 1 where noise explains the distance, down to 0; 0 before one is received."""
     alike = torch.eye(len(fingerprints), dtype=torch.float64)
     known = received.nonzero().flatten().cpu()
     found = torch.exp(-(apart(fingerprints[known.to(fingerprints.device)]) - 1).clamp_min(0))

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.core.card import Card
 from factorized_fl.core.method import SETTLE
 from factorized_fl.core.mixing import Dense, weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Mixing, Server
+from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.factorized import FactorizedByImages, count_factors
 from factorized_fl.methods.fingerprints import likeness, trust
 
@@ -30,15 +30,7 @@ class FactorizedPeers(FactorizedByImages):
     """
 
     name = "factorized-peers"
-    card = Card(
-        "Factorized-Peers",
-        "ours",
-        "u v^T + mu",
-        "SGD + L1 on mu",
-        "u, v, mu, norm, bias; statistics up",
-        "likeness of images, trust, size",
-        cost=count_factors,
-    )
+    card = card_of("factorized-peers", cost=count_factors)
 
     settle: bool = option(True, SETTLE)
     general: int = option(0, "number of first blocks of the network that are averaged over all clients", low=0)

@@ -1,13 +1,14 @@
 """Per-FedAvg: meta-learn a starting point from which one step makes a good personal model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Batch, Local, Mixing, Server, Tensors
+from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedavg import FedAvg
 
 
@@ -27,13 +28,7 @@ class PerFedAvg(FedAvg):
     """
 
     name = "per-fedavg"
-    card = replace(
-        FedAvg.card,
-        title="Per-FedAvg",
-        paper="Fallah et al., Personalized Federated Learning with Theoretical Guarantees, 2020",
-        local_step="meta step (FO or HF)",
-        mixing="plain mean",
-    )
+    card = card_of("per-fedavg")
     side_by_side = True
 
     inner: float = option(1e-3, "alpha: size of the inner step", above=0)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from factorized_fl.core.card import Card
 from factorized_fl.core.method import Method
-from factorized_fl.core.mixing import weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role, find_head
-from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
+from factorized_fl.core.views import Cost, Roles, Tensors
+from factorized_fl.methods.cards import card_of
+from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.nn.lowrank import low_rank
 
 
@@ -22,19 +22,11 @@ def _count_shared(method: Method, tensors: Tensors, roles: Roles) -> Cost:
 
 
 @dataclass(frozen=True)
-class PFedPara(Method):
-    """A classifier that stays at home is left dense."""
+class PFedPara(FedAvg):
+    """The mean is FedAvg's; a classifier that stays at home is left dense."""
 
     name = "pfedpara"
-    card = Card(
-        "pFedPara",
-        "Hyeon-Woo et al., FedPara: Low-rank Hadamard Product for Communication-Efficient Federated Learning, 2022",
-        parametrisation="W1 * (W2 + 1), low rank",
-        travels="W1, norm",
-        mixing="sample-weighted mean",
-        published_gb=7.4,
-        cost=_count_shared,
-    )
+    card = card_of("pfedpara", cost=_count_shared)
 
     gamma: float = option(
         0.95, "rank between the least (0) and the largest (1); 0.95 holds 93% of ResNet-9", low=0, high=1
@@ -52,7 +44,3 @@ class PFedPara(Method):
     def shares(self, role: Role) -> bool:
         """The shared halves, the normalisation, and a dense classifier with its bias; other biases stay at home."""
         return role.kind in ("w1", "norm") or (role.head and self.head == "dense")
-
-    def mix(self, server: Server) -> Mixing:
-        """The same weights as in FedAvg."""
-        return Mixing(weighted_mean(server.sizes, server.received))

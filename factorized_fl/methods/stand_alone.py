@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from factorized_fl.core.card import Card
 from factorized_fl.core.method import Method
+from factorized_fl.methods.cards import card_of
 
 
 @dataclass(frozen=True)
@@ -11,4 +11,4 @@ class StandAlone(Method):
     """Local training without communication."""
 
     name = "stand-alone"
-    card = Card("Stand-Alone", "-", travels="nothing", mixing="identity")
+    card = card_of("stand-alone")

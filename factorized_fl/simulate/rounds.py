@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from factorized_fl.core.ledger import Load, Traffic, count_traffic
+from factorized_fl.core.ledger import Traffic, count_traffic
 from factorized_fl.core.server import Downloads, Sampling
 from factorized_fl.core.views import Evaluated, Mixing, Tensors, Trained
 from factorized_fl.simulate.build import Federation
@@ -51,16 +51,11 @@ def run_round(
     evaluated = engine.evaluate(round_number, tested, clients)
     records = []
     for k in sorted({*sampled, *tested}):
-        cost = _traffic(federation, k, down[k], up.get(k)) if k in sampled else Traffic()
+        cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
+        traffic = count_traffic(down[k], up.get(k), cost) if k in sampled else Traffic()
         domain = federation.scenario.clients[k].domain
-        records.append(make_record(round_number, k, domain, evaluated.get(k), trained.get(k), cost))
+        records.append(make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic))
     return records, downloads.mixing
-
-
-def _traffic(federation: Federation, k: int, down: Load, up: Load | None) -> Traffic:
-    method = federation.method
-    cost = method.card.cost(method, federation.clients.state.client(k), federation.roles)
-    return count_traffic(down, up, cost)
 
 
 def make_record(

@@ -4,7 +4,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -90,11 +89,6 @@ def find_device(name: str) -> str:
     raise UserError(f"There is no device '{name}' here: use cpu or auto.")
 
 
-def _client_done(observers: Sequence[Observer], round_number: int, client: int) -> None:
-    for observer in observers:
-        observer.client_done(round_number, client)
-
-
 def peak_memory(device: torch.device) -> Record:
     """The peak memory of this process's tensors on a GPU since the run began; empty on a CPU."""
     if device.type != "cuda":
@@ -107,9 +101,14 @@ def _go_on(
 ) -> None:
     config = federation.config
     writing, written = 0.0, time.monotonic()
+
+    def client_done(client: int) -> None:
+        for observer in observers:
+            observer.client_done(round_number, client)
+
     for round_number in range(done + 1, config.rounds + 1):
         began = time.monotonic()
-        records, mixing = run_round(federation, round_number, partial(_client_done, observers, round_number))
+        records, mixing = run_round(federation, round_number, client_done)
         if mixing is not None:
             directory.save_mixing(round_number, mixing)
         directory.save_trace(round_number, trace(federation))
