@@ -66,10 +66,8 @@ def _warn(notes: Sequence[str]) -> None:
 
 
 def _write(entry: Path, images: ImageSet, notes: Sequence[str]) -> None:
-    tensors = {"images": images.images, "labels": images.labels}
-    if images.split is not None:
-        tensors["split"] = images.split
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    given = {"images": images.images, "labels": images.labels, "split": images.split}
+    tensors = {name: tensor.contiguous() for name, tensor in given.items() if tensor is not None}
     about = json.dumps({"name": images.name, "classes": images.classes, "notes": notes})
     entry.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")

@@ -1,7 +1,8 @@
 """Image folders with one sub-folder per class."""
 
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ _MOST_UNREADABLE = 0.1
 
 
 def read_folder(path: Path, *, size: int | None, channels: int, name: str | None = None) -> ImageSet:
-    """Return the images of a folder of class folders in the order of names, without the damaged ones if they are few."""
+    """Return the images of a folder of class folders in the order of names; a few damaged ones are left out."""
     check_shape(size, channels)
     classes = class_folders(path)
     files = [(file, label) for label, folder in enumerate(classes) for file in image_files(folder)]
@@ -49,10 +50,8 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         warnings.warn(
             f"Left out {len(names)} unreadable images of {len(files)} in {path}: {first_few(names)}.", stacklevel=2
         )
-    present = set(labels)
-    for label, folder in enumerate(classes):
-        if label not in present:
-            raise UserError(empty_class(folder))
+    if empty := set(range(len(classes))) - set(labels):
+        raise UserError(empty_class(classes[min(empty)]))
     assert images is not None
     return ImageSet(
         name or path.resolve().name,
@@ -60,6 +59,17 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         torch.tensor(labels),
         tuple(folder.name for folder in classes),
     )
+
+
+def folder_notes(path: Path, unreadable: Sequence[str], counts: Counter[str]) -> Iterator[str]:
+    """Yield the warnings and errors of `read_folder`, from the unreadable images and the numbers of the others."""
+    yield from ignored_files(path)
+    if refusal := too_many_unreadable(path, unreadable, counts.total() + len(unreadable)):
+        yield refusal
+    try:
+        yield from (empty_class(folder) for folder in class_folders(path) if not counts[folder.name])
+    except UserError as error:
+        yield str(error)
 
 
 def class_folders(path: Path) -> list[Path]:

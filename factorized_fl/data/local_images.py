@@ -17,16 +17,7 @@ import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.cache import cached
-from factorized_fl.data.folder import (
-    class_folders,
-    empty_class,
-    first_few,
-    ignored_files,
-    image_files,
-    read_folder,
-    subfolders,
-    too_many_unreadable,
-)
+from factorized_fl.data.folder import first_few, folder_notes, ignored_files, image_files, read_folder, subfolders
 from factorized_fl.data.images import ImageSet, Pixels, Unreadable, decode_each
 from factorized_fl.data.parquet import NO_LABEL, cached_parquet, read_rows
 
@@ -221,14 +212,8 @@ def _run_notes(part: Part, found: Inspection) -> Iterator[str]:
     unreadable = [where for split, where in found.unreadable if split == part.split]
     if part.files:
         yield from (f"{where} {Unreadable.DAMAGED}." for where in unreadable[:1])
-        return
-    yield from ignored_files(part.folder)
-    if refusal := too_many_unreadable(part.folder, unreadable, counts.total() + len(unreadable)):
-        yield refusal
-    try:
-        yield from (empty_class(folder) for folder in class_folders(part.folder) if not counts[folder.name])
-    except UserError as error:
-        yield str(error)
+    else:
+        yield from folder_notes(part.folder, unreadable, counts)
 
 
 def _record(

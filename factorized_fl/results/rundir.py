@@ -93,7 +93,7 @@ class RunDirectory(RunReader):
     def begin(
         self, config: Config, environment: Record, clients: Sequence[Record], done: int, metrics_size: int | None = None
     ) -> None:
-        """Write a run's first files, or drop all after the checkpoint; raise UserError if metrics.jsonl has lost lines."""
+        """Write a run's first files, or drop all after the checkpoint; raise UserError if metrics.jsonl lost lines."""
         if done == 0:
             # The configuration comes first: it marks a run, so that a process killed after it can resume.
             write_atomically(self.path / schema.CONFIG, config.to_toml().encode())
