@@ -189,7 +189,7 @@ class Inspection:
 
 
 def inspect_images(path: Path) -> Inspection:
-    """Decode all local images and return the findings; nothing is written or sent. One must be readable."""
+    """Decode all local images, sending and writing nothing; return findings. Raise UserError if none is readable."""
     found, parts = Inspection(), parts_of(path)
     seen: dict[bytes, tuple[str, str, str]] = {}  # digest of the image -> split, class, location
     entries = _entries(parts)

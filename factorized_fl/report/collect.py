@@ -38,7 +38,7 @@ _NONE = 65_535  # marks a missing accuracy; accuracies are whole hundredths of a
 
 
 def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = False) -> Document:
-    """Return the document of runs, compared with the Stand-Alone run `baseline`; without a result only if `live`."""
+    """Return the document of runs, compared with the Stand-Alone run `baseline`; only a `live` one may lack results."""
     if not paths:
         raise UserError("There is nothing to report on: name a run directory, or a folder of them.")
     found = find_runs(list(paths))

@@ -231,7 +231,7 @@ class Coordinator:
     # -- questions to single sites outside the exchange of a round
 
     def _losses(self, k: int, candidates: Tensors) -> list[float]:
-        """Site k's loss on held-out images with each candidate, [M, ...]: NaN if it diverged, all NaN if one is missing."""
+        """Site k's loss on its holdout with each candidate, [M, ...], NaN if diverged; all NaN if it leaves one out."""
         site, losses = self.sites[k], []
         for tensors in zip(*candidates.values(), strict=True):
             payload = encode(dict(zip(candidates, tensors, strict=True)))

@@ -65,7 +65,7 @@ class Mailbox:
         self.lines = {site: Connection() for site in self.sites}
 
     def answer(self, site: str, sessions: Iterable[str], question: object, hold: float = HOLD) -> bytes:
-        """The answer to a question of an authenticated site, of these sessions, latest first; notes a bad question."""
+        """The answer to an authenticated site's question; a bad one is noted. `sessions` are logins, latest first."""
         for session in sessions:
             self.recognise(site, session)
         try:
