@@ -13,7 +13,6 @@ from factorized_fl.results.statistic import (
     permutation_p_value,
     pooled_deviation,
     share_variance,
-    smoothed_share,
     standard_error,
     variance_around_trend,
     within_excess,
@@ -44,7 +43,8 @@ def test_errors_of_means_shares_and_trends() -> None:
     assert standard_error([2, 1, 3, 1, 3]) == pytest.approx(1 / 5**0.5)
     assert standard_error([7.0]) == 0.0
     assert share_variance(0.5, 100) == pytest.approx(0.0025)
-    assert smoothed_share(10, 10) == pytest.approx(11 / 12)
+    all_correct = client_difference([(10, 10)], [(10, 10)])  # its shares count as 11/12, not 1
+    assert all_correct.error == pytest.approx((2 * 11 / 12 * 1 / 12 / 10) ** 0.5)
     assert pooled_deviation([[2.0, 6.0], [1.0, 1.0], [5.0]]) == pytest.approx(2.0)  # variances 8 and 0
     assert pooled_deviation([[1.0]]) == 0.0
     assert variance_around_trend([1.0, 2.0, 3.0, 4.0]) == 0.0
