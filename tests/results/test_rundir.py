@@ -13,7 +13,7 @@ import pytest
 
 from factorized_fl.core.errors import Busy, UserError
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.simulate import run as simulation
+from factorized_fl.simulate.run import run_federation
 from tests.tiny import tiny_config, write_folder
 
 HOLDER = """
@@ -74,7 +74,7 @@ def test_what_a_killed_process_left_is_no_foreign_file(tmp_path: Path) -> None:
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A complete run in which no file can be created; the user who runs tests may be allowed everything."""
-    directory = simulation.run(
+    directory = run_federation(
         tiny_config("stand-alone", rounds=1), tmp_path / "run", data=write_folder(tmp_path / "i")
     )
     opened = os.open
@@ -90,15 +90,15 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_complete_run_in_a_folder_that_cannot_be_written_is_resumed_as_it_is(read_only: Path) -> None:
     before = files(read_only)
-    directory = simulation.run(tiny_config("stand-alone", rounds=1), read_only, resume=True)
+    directory = run_federation(tiny_config("stand-alone", rounds=1), read_only, resume=True)
     summary = directory.summary()
     assert summary is not None
     assert len(summary["clients"]) == 4
     assert files(read_only) == before
     with pytest.raises(UserError, match="already holds a run: add --resume"):
-        simulation.run(tiny_config("stand-alone", rounds=1), read_only)
+        run_federation(tiny_config("stand-alone", rounds=1), read_only)
     with pytest.raises(UserError, match="started with another configuration"):
-        simulation.run(tiny_config("stand-alone", rounds=2), read_only, resume=True)
+        run_federation(tiny_config("stand-alone", rounds=2), read_only, resume=True)
 
 
 def test_the_lock_of_another_process_stays_where_it_cannot_be_opened(read_only: Path) -> None:
@@ -114,7 +114,7 @@ def test_another_run_in_a_folder_that_cannot_be_written_is_one_sentence(read_onl
         f"Cannot write to '{read_only}' (Read-only file system): make it writable, or choose another folder."
     )
     with pytest.raises(UserError, match=f"^{complaint}$"):
-        simulation.run(tiny_config("stand-alone", rounds=1), read_only, resume=True)
+        run_federation(tiny_config("stand-alone", rounds=1), read_only, resume=True)
 
 
 def test_the_package_can_be_imported_without_fcntl() -> None:
