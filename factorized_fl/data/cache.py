@@ -30,11 +30,7 @@ def cache_folder() -> Path:
 
 
 def cached(key_files: Sequence[Path], params: dict[str, Any], build: Callable[[], ImageSet]) -> ImageSet:
-    """Return the cached image set of these files and parameters; call `build` and cache its result if there is none.
-
-    The key covers the contents of the files, so that an edited file is decoded again. A damaged entry is rebuilt. If
-    the cache cannot be written, the only consequence is a warning. Raises UserError if a file cannot be read.
-    """
+    """Return the cached image set of these files and parameters; without an intact one, cache the result of `build`."""
     entry = cache_folder() / "decoded" / f"{_key(key_files, params)}.safetensors"
     if (stored := _read(entry)) is not None:
         return stored
@@ -52,6 +48,7 @@ def cached(key_files: Sequence[Path], params: dict[str, Any], build: Callable[[]
 
 
 def _key(files: Sequence[Path], params: dict[str, Any]) -> str:
+    """Return a digest of the parameters and of the files' contents, so that an edited file is decoded again."""
     key = sha256(json.dumps([_VERSION, params], sort_keys=True).encode())
     for file in files:
         try:
@@ -69,10 +66,8 @@ def _warn(notes: Sequence[str]) -> None:
 
 
 def _write(entry: Path, images: ImageSet, notes: Sequence[str]) -> None:
-    tensors = {"images": images.images, "labels": images.labels}
-    if images.split is not None:
-        tensors["split"] = images.split
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    given = {"images": images.images, "labels": images.labels, "split": images.split}
+    tensors = {name: tensor.contiguous() for name, tensor in given.items() if tensor is not None}
     about = json.dumps({"name": images.name, "classes": images.classes, "notes": notes})
     entry.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")

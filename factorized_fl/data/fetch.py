@@ -21,10 +21,8 @@ def fetch_dataset(
 ) -> Path:
     """Download the training and test files of a dataset into `<dest>/<name>` and return that folder.
 
-    `dest`, by default the cache folder's `hub`, is what `load` takes as its `data`. Files that are complete already
-    are kept; an interrupted download is resumed by the next call. `on_progress` is called after each file with its
-    name, the bytes fetched so far and the bytes of all files. Raises UserError if the name is unknown, the hub cannot
-    be reached or a file arrives damaged.
+    `dest`, by default the cache folder's `hub`, is what `load` takes as its `data`. Complete files are kept, and parts
+    of files resumed. `on_progress` gets each file's name, the bytes fetched so far and the bytes of all files.
     """
     if name not in HUB:
         raise unknown("dataset to fetch", name, HUB)

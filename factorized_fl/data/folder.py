@@ -1,7 +1,8 @@
 """Image folders with one sub-folder per class."""
 
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,23 +13,17 @@ from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape,
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
 # Formats of hospitals, microscopes and phones that are not read; DICOM files often have no file extension.
-_OTHER_KINDS = frozenset(
-    {
-        *("", ".dcm", ".dicom", ".ima", ".nii", ".svs", ".ndpi", ".czi", ".pgm", ".ppm"),
-        *(".heic", ".heif", ".avif", ".jp2", ".jxl", ".psd", ".dng", ".cr2", ".nef"),
-    }
-)
+_OTHER_KINDS = {
+    *("", ".dcm", ".dicom", ".ima", ".nii", ".svs", ".ndpi", ".czi", ".pgm", ".ppm"),
+    *(".heic", ".heif", ".avif", ".jp2", ".jxl", ".psd", ".dng", ".cr2", ".nef"),
+}
 
 # A few damaged files are common in downloads; a larger share than this points to another problem.
 _MOST_UNREADABLE = 0.1
 
 
 def read_folder(path: Path, *, size: int | None, channels: int, name: str | None = None) -> ImageSet:
-    """Return the images of a folder of class folders, classes and images in the order of their names.
-
-    Damaged images are left out with one warning. With `size` None the images keep their own size. Raises UserError if
-    more than a tenth of the images are damaged, a class has no image, or sizes differ while `size` is None.
-    """
+    """Return the images of a folder of class folders in the order of names; a few damaged ones are left out."""
     check_shape(size, channels)
     classes = class_folders(path)
     files = [(file, label) for label, folder in enumerate(classes) for file in image_files(folder)]
@@ -55,10 +50,8 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         warnings.warn(
             f"Left out {len(names)} unreadable images of {len(files)} in {path}: {first_few(names)}.", stacklevel=2
         )
-    present = set(labels)
-    for label, folder in enumerate(classes):
-        if label not in present:
-            raise UserError(empty_class(folder))
+    if empty := set(range(len(classes))) - set(labels):
+        raise UserError(empty_class(classes[min(empty)]))
     assert images is not None
     return ImageSet(
         name or path.resolve().name,
@@ -66,6 +59,17 @@ def read_folder(path: Path, *, size: int | None, channels: int, name: str | None
         torch.tensor(labels),
         tuple(folder.name for folder in classes),
     )
+
+
+def folder_notes(path: Path, unreadable: Sequence[str], counts: Counter[str]) -> Iterator[str]:
+    """Yield the warnings and errors of `read_folder`, from the unreadable images and the numbers of the others."""
+    yield from ignored_files(path)
+    if refusal := too_many_unreadable(path, unreadable, counts.total() + len(unreadable)):
+        yield refusal
+    try:
+        yield from (empty_class(folder) for folder in class_folders(path) if not counts[folder.name])
+    except UserError as error:
+        yield str(error)
 
 
 def class_folders(path: Path) -> list[Path]:
@@ -101,10 +105,7 @@ def empty_class(folder: Path) -> str:
 
 
 def subfolders(path: Path) -> list[Path]:
-    """Return the visible sub-folders in the order of their names.
-
-    Raises UserError if `path` is no folder or a sub-folder's name cannot be decoded.
-    """
+    """Return the visible sub-folders in the order of their names; raise UserError if a name cannot be decoded."""
     if not path.is_dir():
         raise UserError(f"There is no folder {path}: check the path.")
     folders = sorted(entry for entry in _entries(path) if entry.is_dir())

@@ -29,6 +29,7 @@ _SMALL = 16_384
 # The most decoded images that wait to be consumed.
 _IN_FLIGHT = 256
 _WHITE_IS_ZERO = 0  # in a TIFF
+# A context variable, so that it need not be passed through every function that loads data.
 _after_each: ContextVar[Callable[[], None]] = ContextVar("after_each", default=lambda: None)
 
 
@@ -44,13 +45,10 @@ class ImageSet:
     """A labelled set of decoded images of one size; scenarios are built from such sets."""
 
     name: str
-    images: torch.Tensor
-    """uint8 [N, C, H, W] with C = 1 or 3 and H = W"""
-    labels: torch.Tensor
-    """int64 [N], each in 0..len(classes)-1"""
+    images: torch.Tensor  # uint8 [N, C, H, W] with C = 1 or 3 and H = W
+    labels: torch.Tensor  # int64 [N], each in 0..len(classes)-1
     classes: tuple[str, ...]
-    split: torch.Tensor | None = None
-    """uint8 [N], 0 train, 1 validation, 2 test, if the source fixes a split"""
+    split: torch.Tensor | None = None  # uint8 [N], 0 train, 1 validation, 2 test, if the source fixes a split
 
     def __post_init__(self) -> None:
         images, labels, split = self.images, self.labels, self.split
@@ -86,11 +84,7 @@ def check_shape(size: int | None, channels: int) -> None:
 
 
 def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
-    """Return an image as uint8 [C, H, W]: rotated upright, transparency on white, cropped to a square of `size`.
-
-    The centre square is kept, and resampled (antialiased bilinear) only if its side differs from `size`. With `size`
-    None the image keeps its own height and width.
-    """
+    """Return an image as uint8 [C, H, W]: upright, on white, and with a `size` its centre square, scaled to that."""
     if image.mode.startswith("I;16"):
         image = _to_eight_bits(image)
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
@@ -107,10 +101,7 @@ def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
 
 
 def place_image(images: Pixels | None, index: int, pixels: Pixels, total: int, name: str) -> Pixels:
-    """Return the array of all `total` images, allocated for the first of them, with `pixels` at `index`.
-
-    Raises UserError if the image `name` is not a square of the same size as the first one.
-    """
+    """Return the array of all `total` images with `pixels` at `index`; raise UserError unless all are equal squares."""
     if images is None:
         images = np.empty((total, *pixels.shape), np.uint8)
     if pixels.shape != images.shape[1:] or pixels.shape[1] != pixels.shape[2]:
@@ -123,10 +114,7 @@ def place_image(images: Pixels | None, index: int, pixels: Pixels, total: int, n
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Return 16-bit grey scaled to 8 bits, with white and transparency as the file's metadata define them.
-
-    Pillow's own conversion clips at 255 and ignores these metadata.
-    """
+    """Return 16-bit grey as 8 bits by the file's metadata, which Pillow's conversion ignores; it also clips at 255."""
     deep, tags = np.asarray(image), getattr(image, "tag_v2", {})  # the tags of a TIFF
     white = 2 ** tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 1
     grey = (deep.astype(np.uint32) * 255 // white).astype(np.uint8)
@@ -151,10 +139,7 @@ def _flatten(image: Image.Image, mode: str) -> Image.Image:
 def decode_each(
     sources: Sequence[bytes | Path | None], size: int | None, channels: int
 ) -> Iterator[Pixels | Unreadable]:
-    """Yield the decoded image of each source (bytes or a file) in order, or the reason why it cannot be decoded.
-
-    Large images and files are decoded on a few threads.
-    """
+    """Yield the decoded image of each source (bytes or a file) in order, or the reason why it cannot be decoded."""
     report, decode = _after_each.get(), partial(_decode, size=size, channels=channels)
     small = all(isinstance(source, bytes) and len(source) < _SMALL for source in sources)
     with nullcontext() if small else ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -166,10 +151,7 @@ def decode_each(
 
 @contextmanager
 def counting(report: Callable[[int], None]) -> Iterator[None]:
-    """Within the context, call `report` after every decoded image with the number of images decoded so far.
-
-    The callback is held in a context variable, so that it need not be passed through every function that loads data.
-    """
+    """Within the context, call `report` after every decoded image with the number of images decoded so far."""
     numbers = count(1)
     token = _after_each.set(lambda: report(next(numbers)))
     try:

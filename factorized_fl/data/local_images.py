@@ -17,16 +17,7 @@ import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.cache import cached
-from factorized_fl.data.folder import (
-    class_folders,
-    empty_class,
-    first_few,
-    ignored_files,
-    image_files,
-    read_folder,
-    subfolders,
-    too_many_unreadable,
-)
+from factorized_fl.data.folder import first_few, folder_notes, ignored_files, image_files, read_folder, subfolders
 from factorized_fl.data.images import ImageSet, Pixels, Unreadable, decode_each
 from factorized_fl.data.parquet import NO_LABEL, cached_parquet, read_rows
 
@@ -48,10 +39,7 @@ class Part:
 
 
 def parts_of(path: Path) -> list[Part]:
-    """Return the parts of local images by their layout.
-
-    Raises UserError if there is nothing at `path` or if only some of the images are split.
-    """
+    """Return the parts of local images by their layout; raise UserError if only some of the images are split."""
     if path.is_file() and path.suffix == ".parquet":
         return [Part(_WHOLE, path.parent, (path,))]
     if not path.is_dir():
@@ -91,11 +79,7 @@ def _split_folders(path: Path) -> list[Part]:
 
 
 def read_local_images(path: Path, name: str, *, size: int | None, channels: int) -> ImageSet:
-    """Return local images as one image set, with the split of their layout if it has one.
-
-    With a `size` the images are cropped and scaled to it. Raises UserError if they cannot be read or if validation or
-    test images have classes without training images; warns if they lack classes or are nearly black.
-    """
+    """Return local images as one image set, with the split of their layout; a `size` crops and scales them to it."""
     sets = {part.split: _read(part, name, size, channels) for part in parts_of(path)}
     if (brightest := max(int(each.images.max()) for each in sets.values())) < _DARK:
         warnings.warn(f"The images in {path} are nearly black: {_dark(brightest)}", stacklevel=2)
@@ -205,10 +189,7 @@ class Inspection:
 
 
 def inspect_images(path: Path) -> Inspection:
-    """Decode all local images and return the findings; nothing is written or sent.
-
-    Raises UserError if there is no readable image.
-    """
+    """Decode all local images, sending and writing nothing; return findings. Raise UserError if none is readable."""
     found, parts = Inspection(), parts_of(path)
     seen: dict[bytes, tuple[str, str, str]] = {}  # digest of the image -> split, class, location
     entries = _entries(parts)
@@ -231,14 +212,8 @@ def _run_notes(part: Part, found: Inspection) -> Iterator[str]:
     unreadable = [where for split, where in found.unreadable if split == part.split]
     if part.files:
         yield from (f"{where} {Unreadable.DAMAGED}." for where in unreadable[:1])
-        return
-    yield from ignored_files(part.folder)
-    if refusal := too_many_unreadable(part.folder, unreadable, counts.total() + len(unreadable)):
-        yield refusal
-    try:
-        yield from (empty_class(folder) for folder in class_folders(part.folder) if not counts[folder.name])
-    except UserError as error:
-        yield str(error)
+    else:
+        yield from folder_notes(part.folder, unreadable, counts)
 
 
 def _record(

@@ -40,12 +40,10 @@ def cached_parquet(files: Sequence[Path], name: str, size: int | None, channels:
 
 
 def read_parquet(files: Sequence[Path], *, name: str, size: int | None, channels: int) -> ImageSet:
-    """Return all rows of the files, in order, as one image set.
+    """Return all rows of the files, in order, as one image set; with `size` None the images keep their own size.
 
     Images are the only column of structs {bytes, path}, labels the column `label`, else `fine_label`, else the only
-    column of integers. Class names come from the schema's metadata; without any they are "0".."n-1". With `size` None
-    the images keep their own size. Raises UserError if a file, a column, an image or a label is unusable, or if sizes
-    differ while `size` is None.
+    column of integers. Class names come from the schema's metadata; without any they are "0".."n-1".
     """
     check_shape(size, channels)
     if not files:

@@ -75,8 +75,7 @@ def build_scenario(
     """Return a scenario: every domain is split into training, validation and test images, divided among its clients.
 
     `partition` is "iid" (every class is dealt evenly) or "dirichlet" (each class is divided by a Dirichlet(alpha)
-    draw). `clients_per_domain` sets the number of clients of each domain; by default the numbers are equal. Raises
-    UserError if the domains have too few classes or images for these settings.
+    draw). `clients_per_domain` sets the number of clients of each domain; by default the numbers are equal.
     """
     if 0 < images_per_client < FEWEST_IMAGES:
         raise UserError(f"images_per_client is {images_per_client}, but each needs at least {FEWEST_IMAGES}; 0 is all.")
@@ -138,10 +137,7 @@ def _check_validation(scenario: Scenario, advice: str) -> None:
 
 
 def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
-    """Return a scenario in which the training labels of the last `count` clients are random.
-
-    Copies of these clients' training images with the new labels are added to the pool.
-    """
+    """Return a scenario whose last `count` clients train on copies of their images with random labels."""
     images, labels, clients = [scenario.images], [scenario.labels], list(scenario.clients)
     if count > len(clients):
         raise UserError(f"scrambled = {count}, but there are only {len(clients)} clients.")
@@ -163,10 +159,7 @@ def try_validation(scenario: Scenario) -> Scenario:
 
 
 def hold_out(scenario: Scenario, share: float, seed: int) -> Scenario:
-    """Return a scenario in which each client holds out a share of its training images, at least one.
-
-    Raises UserError if a client would have fewer than FEWEST_IMAGES images left to train on.
-    """
+    """Return a scenario in which each client holds out a share of its training images, at least one."""
     clients = []
     for k, client in enumerate(scenario.clients):
         most = len(client.train) - FEWEST_IMAGES
@@ -197,10 +190,7 @@ def _clients_of(domains: Sequence[ImageSet], clients: int, per_domain: Sequence[
 
 
 def split(domain: ImageSet, train_share: float, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Return the positions of the training, validation and test images.
-
-    They are the source's own split or, if it has none, a random one (80/10/10 in the paper).
-    """
+    """Return the positions of training, validation and test images: the source's own split, or else a random one."""
     if domain.split is not None:
         given = domain.split.numpy()
         return tuple(np.flatnonzero(given == part) for part in range(3))
@@ -223,11 +213,7 @@ def deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> l
 
 
 def divide(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Return the positions for each client; each class is divided by a Dirichlet(alpha) draw over the clients.
-
-    A client with fewer than FEWEST_IMAGES images receives the missing ones, one at a time, from the client that holds
-    most. Redrawing would change the parts of all other clients and might never end.
-    """
+    """Return the positions for each client; each class is divided by a Dirichlet(alpha) draw over the clients."""
     held: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         images = rng.permutation(np.flatnonzero(labels == label))
@@ -237,6 +223,7 @@ def divide(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Genera
         cuts = np.round(np.cumsum(shares)[:-1] * len(images)).astype(int)
         for client, part in enumerate(np.split(images, cuts)):
             held[client].extend(part.tolist())
+    # Missing images come from the richest: redrawing would change all other clients' parts and might never end.
     for client in range(clients):
         while len(held[client]) < FEWEST_IMAGES:
             richest = max(range(clients), key=lambda other: len(held[other]))

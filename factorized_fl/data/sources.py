@@ -33,8 +33,7 @@ def load(
     `data` is the folder that holds `<dataset>/*.parquet`, by default the folder of `ffl data fetch`. For the dataset
     `folder` it is local images in a layout of local_images.py, or a folder with one such sub-folder per domain; the
     drawn datasets take no folder. Without `size` and `channels` images keep their own size and are in colour, except
-    those of drawn datasets (16 pixels) and MNIST (28 pixels, grey). Raises UserError if the name is unknown or the
-    files are missing or unusable.
+    those of drawn datasets (16 pixels) and MNIST (28 pixels, grey).
     """
     if dataset not in DATASETS:
         raise unknown("dataset", dataset, DATASETS)
@@ -55,10 +54,7 @@ def load(
 
 
 def normalisation(dataset: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and standard deviation of each channel, for pixels scaled to 0 .. 1.
-
-    They are measured values for the paper's datasets, and 0.5 and 0.25 for all others.
-    """
+    """Return each channel's mean and deviation, of pixels in 0 .. 1: measured values, or 0.5 and 0.25 if unknown."""
     known = HUB.get("cifar100" if dataset in ("cifar100-domains", *DOMAINS) else dataset)
     if known is None or len(known["mean"]) != channels:
         return (0.5,) * channels, (0.25,) * channels

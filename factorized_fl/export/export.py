@@ -142,12 +142,9 @@ def export_client(
         pair = [[clean_summary(summary)["clients"]] for summary in (ours, baseline)]
         verdict = next(iter(client_verdicts(*pair)), None)
     exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, verdict)
-    results = {name: getattr(exported, name) for name in ("accuracy", "correct", "images", "largest_difference")}
-    results |= {
-        "same_class": exported.same_class,
-        "alone": verdict.alone if verdict else None,
-        "verdict": verdict.word if verdict else None,
-    }
+    numbers = ("accuracy", "correct", "images", "largest_difference", "same_class")
+    results = {name: getattr(exported, name) for name in numbers}
+    results |= {"alone": verdict and verdict.alone, "verdict": verdict and verdict.word}
     about = json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False)
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
     write_atomically(out / ABOUT, about.encode())

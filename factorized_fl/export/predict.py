@@ -27,10 +27,7 @@ class Prediction:
 
 
 def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list[Prediction]:
-    """Return predictions for images, and for all images in folders and their subfolders, in order.
-
-    Unreadable images are left out with a warning; raise UserError if none can be read.
-    """
+    """Return predictions for images, also those in folders and their subfolders, in order; warn of unreadable ones."""
     package = read_package(folder)
     files = [file for image in images for file in _files(image)]
     unreadable: list[tuple[Path, Unreadable]] = []

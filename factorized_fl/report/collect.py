@@ -21,7 +21,6 @@ from factorized_fl.report.matrices import collect_matrices, to_base64
 from factorized_fl.results.comparison import (
     BASELINE,
     Verdict,
-    check_baseline,
     client_verdicts,
     difference_lines,
     different_data,
@@ -39,16 +38,13 @@ _NONE = 65_535  # marks a missing accuracy; accuracies are whole hundredths of a
 
 
 def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = False) -> Document:
-    """Return the document of one run or several, compared with the Stand-Alone run `baseline`.
-
-    Raise UserError if there is nothing to show, unless the page is `live`, or if the runs cannot be compared.
-    """
+    """Return the document of runs, compared with the Stand-Alone run `baseline`; only a `live` one may lack results."""
     if not paths:
         raise UserError("There is nothing to report on: name a run directory, or a folder of them.")
     found = find_runs(list(paths))
-    others = [read_baseline(baseline)] if baseline else []
+    given = read_baseline(baseline) if baseline else None
     if len(found) > 1 and baseline:  # among several runs it is another run
-        found, others = find_runs([*found, baseline]), []
+        found, given = find_runs([*found, baseline]), None
     runs = [read_run(path) for path in found]
     if not live and not any(run.final or (run.party and run.done) for run in runs):
         if all((run.path / "summary.json").exists() for run in runs):
@@ -57,7 +53,7 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")
     sharing = sum(bool(recorded_rounds(run.path, MIXING) or recorded_rounds(run.path, TRACES)) for run in runs)
-    described = [_run_document(run, runs, others, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
+    described = [_run_document(run, runs, given, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
     comparison = comparison_document(runs) if len(runs) > 1 else None
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
     first = runs[0]
@@ -80,8 +76,8 @@ def make_document(
     }
 
 
-def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles], budget: int) -> Document:
-    base = _baseline_of(run, runs, given)
+def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | None, budget: int) -> Document:
+    base = find_baseline(run, runs, given)
     found = client_verdicts([run.final], [base.final]) if base else []
     domains = list(dict.fromkeys(client["domain"] for client in run.clients))
     matrices = collect_matrices(run, budget)
@@ -131,16 +127,6 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFi
 
 
 # -- the verdict
-
-
-def _baseline_of(run: RunFiles, runs: Sequence[RunFiles], given: Sequence[RunFiles]) -> RunFiles | None:
-    """Return the baseline that was named, or one among the reported runs or beside this one."""
-    if run.method == BASELINE:
-        return None
-    if given:
-        check_baseline(run, given[0])
-        return given[0]
-    return find_baseline(run, runs)
 
 
 def _baseline_line(run: RunFiles, base: RunFiles) -> str:

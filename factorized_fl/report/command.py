@@ -13,10 +13,7 @@ _STAND_IN = "stand-alone"  # an installed method in place of one that is not loa
 
 
 def command_of(table: Mapping[str, Any], method: str | None = None, file: str = "config.toml") -> str | None:
-    """Return `ffl run ...` for a parsed config.toml or the same scenario with another method; None if it is invalid.
-
-    The command names the preset and the settings that differ from it, or the run's own `file` if there is no preset.
-    """
+    """Return `ffl run ...` for a parsed config.toml or the same scenario with another method; None if it is invalid."""
     try:
         return shlex.join(_words(table, method, file))
     except (UserError, TypeError):  # a damaged file may hold a date, which no setting can be
@@ -46,14 +43,11 @@ def _of_run(config: Config) -> dict[str, Any]:
 
 
 def _settings(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return --set for every value that differs."""
-    differing = [name for name, value in wanted.items() if name not in given or value != given[name]]
-    return [word for name in differing for word in ("--set", _setting(name, wanted[name]))]
-
-
-def _setting(name: str, value: Any) -> str:
-    """Return key=value, without quotes where the value is parsed as the same word."""
-    plain = f"{name}={value}"
-    if isinstance(value, str) and parse_setting(plain) == (name, value):
-        return plain
-    return f"{name}={to_toml_value(value)}"
+    """Return --set key=value for every value that differs, without quotes where it is parsed as the same word."""
+    words = []
+    for name, value in wanted.items():
+        if name not in given or value != given[name]:
+            plain = f"{name}={value}"
+            same = isinstance(value, str) and parse_setting(plain) == (name, value)
+            words += ["--set", plain if same else f"{name}={to_toml_value(value)}"]
+    return words

@@ -129,12 +129,8 @@ def _similarity(axes: Any, run: Document) -> None:
     several = len(run["domains"]) > 1
     for index, (kind, (rounds, within, across)) in enumerate(run["means"].items()):
         color = COLOURS[index % 7]
-        axes.plot(
-            rounds,
-            np.array(within, dtype=float),
-            color=color,
-            label=f"{kind}, {'same domain' if several else 'all pairs'}",
-        )
+        label = f"{kind}, {'same domain' if several else 'all pairs'}"
+        axes.plot(rounds, np.array(within, dtype=float), color=color, label=label)
         if several:
             axes.plot(rounds, np.array(across, dtype=float), color=color, linestyle=":", label=f"{kind}, other domains")
     axes.set(xlabel="round", ylabel="mean cosine", title=run["title"])

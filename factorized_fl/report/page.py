@@ -30,10 +30,7 @@ _SCRIPTS = (
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None, baseline: Path | None = None) -> Path:
-    """Write one page for run directories, or folders of them, and return its path.
-
-    Without `out` it is report.html, inside the path if a single one is given.
-    """
+    """Write one page for run directories, or folders of them, to `out` or else to report.html, and return its path."""
     page = render_page(collect(paths, baseline))
     target = out or (paths[0] / PAGE if len(paths) == 1 else Path(PAGE))
     if target.is_dir():

@@ -39,11 +39,7 @@ def images_told(console: Console) -> Iterator[None]:
 
 
 class ProgressObserver:
-    """Shows rounds, clients, accuracy so far, bytes and time left.
-
-    A log has a line per round instead of the bar, and lines within long rounds, at least `seldom` seconds apart. With
-    `details` the clients' data and the model's size are printed before the first round.
-    """
+    """Shows rounds, clients, accuracy, bytes and time left; in a log as lines, at least `seldom` seconds apart."""
 
     def __init__(self, console: Console, title: str, seldom: float = 0.0, details: bool = False) -> None:
         self.console, self.title, self.seldom, self.details = console, title, seldom, details

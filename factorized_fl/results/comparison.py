@@ -122,8 +122,13 @@ def check_baseline(run: RunFiles, base: RunFiles) -> None:
         raise UserError(f"'{base.path}' cannot be the baseline of '{run.path}': their seeds differ.")
 
 
-def find_baseline(run: RunFiles, runs: Sequence[RunFiles]) -> RunFiles | None:
-    """Return a complete Stand-Alone run of the same clients among these runs or beside the run; None without one."""
+def find_baseline(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | None = None) -> RunFiles | None:
+    """Return the given baseline, or a complete Stand-Alone run of the same clients among the runs or beside the run."""
+    if run.method == BASELINE:
+        return None
+    if given:
+        check_baseline(run, given)
+        return given
     found = [other for other in runs if other.method == BASELINE and other.seed == run.seed]
     beside = run.path.resolve().parent / (ALONE if run.party else f"{BASELINE}-seed{run.seed}")
     if not found and is_run(beside):

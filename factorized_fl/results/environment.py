@@ -38,11 +38,8 @@ def device_name(device: str) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of the source tree, marked if it has changes; None for an installed package.
-
-    $FFL_COMMIT takes precedence: it names the commit of a copy of the tree without history.
-    """
-    if named := os.environ.get("FFL_COMMIT"):
+    """Return the commit of the source tree, marked if it has changes; None for an installed package."""
+    if named := os.environ.get("FFL_COMMIT"):  # of a copy of the tree without history
         return named
     try:
         shown = subprocess.run(

@@ -221,10 +221,7 @@ def load_round(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_run(path: Path, strict: bool = False) -> RunFiles:
-    """Return the content of a run directory except its matrices, which are read one round at a time.
-
-    Raise UserError at the first damaged file if `strict`; otherwise the result has a note of each.
-    """
+    """Return a run directory without its matrices; at a damaged file raise UserError if `strict`, else note it."""
     reader = RunReader(path, strict)
     config = reader.config_table()
     raw = reader.summary()

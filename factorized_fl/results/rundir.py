@@ -41,11 +41,7 @@ class RunDirectory(RunReader):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out while the context lasts; raise Busy if one is at work here.
-
-        The operating system releases the lock when the process ends, however it ends. A folder that was created here
-        is removed again if nothing was written into it. A complete run that cannot be written is not locked.
-        """
+        """Keep other processes out while the context lasts; raise Busy if one is at work here."""
         created = not self.path.exists()
         if not created and not self.path.is_dir():
             raise UserError(f"'{self.path}' is a file: choose another --out.")
@@ -59,7 +55,7 @@ class RunDirectory(RunReader):
                 message = f"Another process is at work in '{self.path}': wait for it, or choose another --out."
                 raise Busy(message) from None
             except OSError:
-                if not (self.path / schema.SUMMARY).is_file():
+                if not (self.path / schema.SUMMARY).is_file():  # a complete run may be read-only
                     raise
         try:
             yield
@@ -75,11 +71,7 @@ class RunDirectory(RunReader):
                     self.path.rmdir()
 
     def rounds_done(self, config: Config, resume: bool) -> int:
-        """Return the last round in the checkpoint, 0 if there is none.
-
-        Raise UserError if the folder holds anything but a run, a run that is not to be resumed, or a run with another
-        configuration.
-        """
+        """Return the last round in the checkpoint, or 0; raise UserError for a folder that `config` cannot continue."""
         if not (self.path / schema.CONFIG).exists():
             leftovers = (f"{schema.CONFIG}{PART}", schema.LOCK)  # of a process that was killed
             if any(found.name not in leftovers for found in self.path.iterdir()):
@@ -101,10 +93,7 @@ class RunDirectory(RunReader):
     def begin(
         self, config: Config, environment: Record, clients: Sequence[Record], done: int, metrics_size: int | None = None
     ) -> None:
-        """Write the first files of a run, or drop the lines and matrices of rounds after the checkpoint.
-
-        `metrics_size` is the size of metrics.jsonl at the checkpoint, if known; raise UserError if lines are lost.
-        """
+        """Write a run's first files, or drop all after the checkpoint; raise UserError if metrics.jsonl lost lines."""
         if done == 0:
             # The configuration comes first: it marks a run, so that a process killed after it can resume.
             write_atomically(self.path / schema.CONFIG, config.to_toml().encode())
@@ -117,6 +106,7 @@ class RunDirectory(RunReader):
         if done:
             for name, records in ((schema.METRICS, self.metrics()), (schema.TIMING, self.timing())):
                 kept[name] = "".join(_line(record) for record in records if record["round"] <= done).encode()
+        # Its size at the checkpoint, if that is known.
         if metrics_size not in (None, len(kept[schema.METRICS])):
             missing = f"does not hold all rounds up to {done}"
             raise UserError(f"'{self.path / schema.METRICS}' {missing}: {RESTORE}")
@@ -262,15 +252,12 @@ def _line(record: Record) -> str:
 
 
 def describe_clients(scenario: Scenario) -> list[Record]:
-    """Return the entries of clients.json, each with two marks that tell different data apart.
-
-    `split` changes with the assignment of images to splits and with their labels; `images` with the pixels and labels
-    of all the client's images, whatever they are used for, so it is the same for methods that split them differently.
-    """
+    """Return the entries of clients.json, each with two marks, `split` and `images`, that tell different data apart."""
     pixels = torch.tensor([zlib.crc32(image) for image in scenario.images.numpy()])
     described = []
     for client in scenario.clients:
         parts = {part: getattr(client, part) for part in ("train", "validation", "test", "holdout")}
+        # Whatever they are used for: this mark is the same for methods that split them differently.
         everything = torch.cat(list(parts.values())).unique()
         described.append(
             {

@@ -38,17 +38,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class PairedSample:
-    """Two runs of one seed, compared client by client.
-
-    `groups` labels the clients: clients with the same label share test images, so that only the means of groups are
-    independent; it is empty if that is not to be considered. `last_rounds` are differences of the two runs' means after
-    each of their last rounds. `variance` is the sampling variance of the difference where it is known from the sizes of
-    the test sets, which replaces the variation between seeds and between rounds.
-    """
+    """Two runs of one seed, compared client by client."""
 
     differences: Sequence[float]
-    groups: Sequence[Hashable] = ()
-    last_rounds: Sequence[float] = ()
+    groups: Sequence[Hashable] = ()  # clients of one group share test images: only the groups' means are independent
+    last_rounds: Sequence[float] = ()  # differences of the two runs' means after each of their last rounds
+    # The sampling variance of the difference, where it is known from the sizes of the test sets. It replaces the
+    # variation between seeds and between rounds.
     variance: float | None = None
 
 
@@ -85,11 +81,8 @@ def _group_means(sample: PairedSample) -> list[float]:
 
 
 def client_difference(ours: Sequence[tuple[int, int]], baseline: Sequence[tuple[int, int]]) -> Difference:
-    """Return one client's difference of accuracies over seeds from (correct answers, test images) of each seed.
-
-    The two models are tested on the same images; their errors are taken as independent, which overstates the standard
-    error. Accuracies are shares between 0 and 1.
-    """
+    """Return one client's difference of accuracies over seeds from (correct answers, test images) of each seed."""
+    # Two models are tested on the same images; taking their errors as independent overstates the standard error.
     # Shares are moved away from 0 and 1, so that no variance is zero.
     variances = [share_variance((correct + 1) / (total + 2), total) for correct, total in (*ours, *baseline)]
     means = [statistics.fmean(correct / total for correct, total in counts) for counts in (ours, baseline)]
@@ -115,10 +108,8 @@ def pooled_deviation(samples: Iterable[Sequence[float]]) -> float:
 
 
 def variance_around_trend(values: Sequence[float]) -> float:
-    """Return the variance of values around a steady trend, from every three neighbours; 0 for fewer than three.
-
-    The middle of three independent values of variance s differs from the mean of its neighbours by a variance of 1.5 s.
-    """
+    """Return the variance of values around a steady trend, from every three neighbours; 0 for fewer than three."""
+    # The middle of three independent values of variance s differs from its neighbours' mean by a variance of 1.5 s.
     bends = [b - (a + c) / 2 for a, b, c in zip(values, values[1:], values[2:], strict=False)]
     return statistics.fmean(bend**2 for bend in bends) / 1.5 if bends else 0.0
 

@@ -144,10 +144,7 @@ class Coordinator:
         self.log(f"round {round_number} of {self.config.rounds} is complete{without}")
 
     def _ask(self, chosen: Sequence[int]) -> bool:
-        """Asks until a quorum has sent updates that pass all checks; a bad update counts against its sender.
-
-        Sites that reject the download are not penalised. Returns True if the download must be computed again.
-        """
+        """Asks until a quorum has sent good updates; returns whether the download must be computed again."""
         enough = min(self.agreement.needed, len(chosen))
         self.declined = set()
         while len(self.good) < enough and not self.stop.is_set():
@@ -234,10 +231,7 @@ class Coordinator:
     # -- questions to single sites outside the exchange of a round
 
     def _losses(self, k: int, candidates: Tensors) -> list[float]:
-        """Site k's loss on its held-out images with each candidate, [M, ...]; NaN where they diverged.
-
-        All are NaN as soon as the site leaves one out.
-        """
+        """Site k's loss on its holdout with each candidate, [M, ...], NaN if diverged; all NaN if it leaves one out."""
         site, losses = self.sites[k], []
         for tensors in zip(*candidates.values(), strict=True):
             payload = encode(dict(zip(candidates, tensors, strict=True)))

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.journal import Journal
@@ -47,14 +48,11 @@ class Trainer:
                 self.hello(meanwhile)
             assert self.process is not None
             assert self.process.stdin is not None
-            try:
+            with suppress(OSError):
                 write_frame(self.process.stdin, request)
-                answer = self._next(meanwhile)
-            except OSError:
-                answer = None
-            if answer is not None:
-                self.pause = 0.0
-                return answer
+                if (answer := self._next(meanwhile)) is not None:
+                    self.pause = 0.0
+                    return answer
             self._reap()
 
     def _reap(self) -> None:

@@ -65,10 +65,7 @@ class Mailbox:
         self.lines = {site: Connection() for site in self.sites}
 
     def answer(self, site: str, sessions: Iterable[str], question: object, hold: float = HOLD) -> bytes:
-        """The answer to a question of an authenticated site, from any thread; a bad question is reported.
-
-        `sessions` are marks of the site's processes, the latest login first; each start has a mark of its own.
-        """
+        """The answer to an authenticated site's question; a bad one is noted. `sessions` are logins, latest first."""
         for session in sessions:
             self.recognise(site, session)
         try:
@@ -241,11 +238,9 @@ class Mailbox:
         return self.lines[site].told_end or site in self.told_before
 
     def see_off(self, seconds: float, stop: threading.Event, tick: Callable[[], None]) -> None:
-        """Serves until all sites are notified of the end, or for up to `seconds`.
-
-        If all were notified before, it serves sites whose notice may have been lost. `tick` is called meanwhile.
-        """
+        """Serves until all sites are notified of the end, or for up to `seconds`; `tick` is called meanwhile."""
         untold, began, said = [site for site in self.sites if not self.knows_end(site)], time.monotonic(), False
+        # If all were notified before, the notice of some may have been lost.
         while missing := [site for site in untold or self.sites if not self.lines[site].told_end]:
             waited = time.monotonic() - began
             if waited >= seconds:

@@ -239,10 +239,7 @@ class Site:
     # -- the end
 
     def finish(self, alone: bool = True) -> Exported | None:
-        """Exports the model with its accuracy, beside that of a Stand-Alone model if `alone`.
-
-        A site that took part in no round exports its Stand-Alone model; returns None if it has none either.
-        """
+        """Exports the model with its accuracy and, if `alone`, that of a Stand-Alone model; None without a model."""
         if self.done:
             self.directory.save_analysis(analyse(self.federation))
         self.directory.save_summary(summarise(self.directory))

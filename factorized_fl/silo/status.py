@@ -75,9 +75,7 @@ def sites_table(kit: Kit, runs: bool = True) -> Table | None:
     status = read_status(kit)
     if status is None or not kit.is_coordinator:
         return None
-    table = Table()
-    for heading in ("site", "connected", "doing", "images", "bad in a row", "reported accuracy", "up", "down"):
-        table.add_column(heading)
+    table = Table("site", "connected", "doing", "images", "bad in a row", "reported accuracy", "up", "down")
     fresh = runs and time.time() - status["updated"] < _STALE  # a killed coordinator leaves its last status
     for site in status["sites"]:
         accuracy = site["accuracy"]

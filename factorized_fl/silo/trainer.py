@@ -43,10 +43,7 @@ def read_frame(stream: IO[bytes], federation: str) -> Message | None:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold the lock on a run directory, after waiting for another process that holds it.
-
-    The trainer of an agent that died may still be finishing its round.
-    """
+    """Hold the lock on a run directory, after waiting: the trainer of a dead agent may still be finishing its round."""
     from factorized_fl.results.rundir import RunDirectory
 
     with ExitStack() as stack:

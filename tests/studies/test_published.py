@@ -98,6 +98,6 @@ def test_some_numbers_by_hand() -> None:
 @pytest.mark.parametrize("what", ["label-cifar10", "label-svhn", "domains"])
 def test_the_methods_cost_column_is_the_papers(what: str) -> None:
     for method, row in read_data("published.toml")[what].items():
-        gigabytes = METHODS[method].published_gb
+        gigabytes = METHODS[method].card.published_gb
         if what != "domains" and "cost" in row:
             assert gigabytes == row["cost"]

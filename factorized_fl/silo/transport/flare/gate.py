@@ -12,14 +12,9 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, Encoding, MessageHeaderKey, MessageType
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.drivers import aio_grpc_driver, grpc_driver
+from nvflare.fuel.f3.streaming import stream_const
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
-from nvflare.fuel.f3.streaming.stream_const import (
-    STREAM_ACK_TOPIC,
-    STREAM_CHANNEL,
-    STREAM_DATA_TOPIC,
-    STREAM_ERROR_TOPIC,
-    StreamHeaderKey,
-)
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from factorized_fl.silo.transport.flare.setup import LIMIT
@@ -35,8 +30,8 @@ _ACCEPTED = {
     (CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT),
     (CellChannel.SERVER_MAIN, CellChannelTopic.Quit),
     (CellChannel.CELLNET, CellChannelTopic.Bye),
-    (STREAM_CHANNEL, STREAM_ACK_TOPIC),
-    (STREAM_CHANNEL, STREAM_ERROR_TOPIC),
+    (STREAM_CHANNEL, stream_const.STREAM_ACK_TOPIC),
+    (STREAM_CHANNEL, stream_const.STREAM_ERROR_TOPIC),
 }
 # FLARE's private names that are replaced or read below.
 _PRIVATE = (
@@ -90,16 +85,13 @@ def is_accepted(message: Any, sender: str, own: str) -> bool:
     if header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
         return True  # FLARE matches replies to its own requests
     kind = (header(MessageHeaderKey.CHANNEL), header(MessageHeaderKey.TOPIC))
-    if kind == (STREAM_CHANNEL, STREAM_DATA_TOPIC):
+    if kind == (STREAM_CHANNEL, stream_const.STREAM_DATA_TOPIC):
         return _is_piece(message, sender, own)
     return kind in _ACCEPTED
 
 
 def _is_piece(message: Any, sender: str, own: str) -> bool:
-    """True for a piece of a question to the coordinator, or of its answer, in plain bytes and within the limits.
-
-    Any other encoding is refused: FLARE decodes such content into objects that can make it fetch data without end.
-    """
+    """True for a piece of a question to the coordinator, or of its answer, in plain bytes and within the limits."""
     header = message.get_header
     coordinator = own == FQCN.ROOT_SERVER
     channel, sequence = header(StreamHeaderKey.CHANNEL), header(StreamHeaderKey.SEQUENCE)
@@ -107,6 +99,7 @@ def _is_piece(message: Any, sender: str, own: str) -> bool:
         return False
     if coordinator and header(StreamHeaderKey.TOPIC) != TOPIC:
         return False
+    # FLARE decodes other encodings into objects that can make it fetch data without end.
     if header(StreamHeaderKey.PAYLOAD_ENCODING) not in (None, Encoding.BYTES):
         return False
     most = int(os.environ.get(LIMIT, 0)) // 2**20 + 1

@@ -94,10 +94,7 @@ def workspace(kit: Kit) -> Path:
 
 
 def prepare(kit: Kit) -> None:
-    """Write FLARE's folder from this package's templates; the credentials, names and address come from the kit.
-
-    Therefore a kit that was changed, or made with another version, runs the same code as an unchanged one.
-    """
+    """Write FLARE's folder from this package's templates; only the credentials, names and address come from the kit."""
     folder, agreement, kind = workspace(kit), kit.agreement, _kind(kit.party)
     startup, local = folder / "startup", folder / "local"
     files = credentials(kit)
