@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from factorized_fl.engine.batches import plain_batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -138,7 +137,7 @@ def test_recalibration_does_not_depend_on_the_momentum_of_batch_norm(momentum: f
             norm.register_forward_hook(
                 lambda m, given, out, name=name, inputs=inputs: inputs.setdefault(name, []).append(given[0])
             )
-        batches = plain_batches(federation.config, federation.scenario.clients[k], k)
+        batches = federation.engine.task.plain_batches(k)
         assert len(batches) > 1
         with torch.no_grad():
             for chosen in batches:
