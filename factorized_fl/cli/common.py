@@ -1,5 +1,6 @@
 """What commands share: consoles, arguments and options, parsing of their values, interruption."""
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ Setting = Annotated[list[str] | None, typer.Option("--set", help="An option as k
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, but no progress.")]
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document; progress and notes go to standard error.")
+]
+
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -38,6 +43,11 @@ def resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Interrupted from None
+
+
+def print_json(document: Any) -> None:
+    """Print a JSON document to standard output."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
 def parse_settings(texts: list[str] | None) -> dict[str, Any]:

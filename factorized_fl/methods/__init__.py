@@ -64,9 +64,17 @@ def find_method(name: str) -> type[Method]:
     return METHODS[name]
 
 
+def sentence_of(method: type[Method]) -> str:
+    """What the method does in one sentence: the first line of its docstring, or its title without one."""
+    text = vars(method).get("__doc__") or ""
+    if text.startswith(f"{method.__name__}("):  # dataclasses write such a text where there is no docstring
+        text = ""
+    return text.strip().partition("\n")[0].strip() or method.card.title
+
+
 def make_method(name: str, options: Mapping[str, Any]) -> Method:
     """A method with its options."""
     return make(find_method(name), options, f"option of {name}")
 
 
-__all__ = ["INSTALLED", "METHODS", "Card", "Method", "find_method", "make_method", "register"]
+__all__ = ["INSTALLED", "METHODS", "Card", "Method", "find_method", "make_method", "register", "sentence_of"]

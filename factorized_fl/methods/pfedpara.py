@@ -23,7 +23,10 @@ def _count_shared(method: Method, tensors: Tensors, roles: Roles) -> Cost:
 
 @dataclass(frozen=True)
 class PFedPara(Method):
-    """A classifier that stays at home is left dense."""
+    """Weights are products of two low-rank matrices, one shared with all clients and one personal.
+
+    A classifier that stays at home is left dense.
+    """
 
     name = "pfedpara"
     card = Card(

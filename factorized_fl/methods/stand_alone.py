@@ -8,7 +8,7 @@ from factorized_fl.core.method import Method
 
 @dataclass(frozen=True)
 class StandAlone(Method):
-    """Local training without communication."""
+    """Every client trains on its own images only: the baseline that a federation has to beat."""
 
     name = "stand-alone"
     card = Card("Stand-Alone", "-", travels="nothing", mixing="identity")

@@ -20,7 +20,7 @@ def inspection_table(found: Inspection) -> Table:
     """Return the numbers of images by class and split."""
     splits = [split for split in ("", *SPLITS) if split in found.counts]
     table = Table()
-    table.add_column("class")
+    table.add_column("class", overflow="fold")
     for split in splits:
         table.add_column(split or "images", justify="right")
     for name in found.classes:

@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.report.listing import NamedTable
 from factorized_fl.results.comparison import Comparison
 from factorized_fl.results.reading import divergence_line, method_title
 from factorized_fl.results.schema import Record
@@ -29,7 +30,8 @@ def scenario_table(scenario: Scenario) -> Table:
     agree = "labels agree" if scenario.labels_agree else "labels differ, so classifiers are not shared"
     table = Table(title=f"{len(scenario.clients)} clients, {agree}", title_justify="left")
     for heading in ("client", "domain", "train", "validation", "test", "label of class 0, 1, 2, ..."):
-        table.add_column(heading, justify="right" if heading in ("train", "validation", "test") else "left")
+        right = heading in ("train", "validation", "test")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading == "client", overflow="fold")
     for client in scenario.clients:
         table.add_row(
             client.name.removeprefix("client "),
@@ -56,7 +58,7 @@ def result_table(summary: Record) -> Table:
     title = f"{method_title(summary['method'])}: {result}, {sent}"
     table = Table(title=title, title_justify="left")
     for heading in ("client", "domain", "accuracy", "correct / tested"):
-        table.add_column(heading, justify="left" if heading == "domain" else "right")
+        table.add_column(heading, justify="left" if heading == "domain" else "right", overflow="fold")
     for client in summary["clients"]:
         table.add_row(
             str(client["client"] + 1),
@@ -80,11 +82,9 @@ def comparison_cells(row: Comparison | None) -> list[str]:
     ]
 
 
-def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
+def comparison_table(rows: Sequence[Comparison], title: str) -> NamedTable:
     """Return the comparison as a table for a terminal."""
-    table = Table("method", title=title, title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right")
+    table = NamedTable(("method", *HEADINGS), title)
     best = max(row.accuracy for row in rows)
     for row in rows:
         accuracy, *cells = comparison_cells(row)
