@@ -2,10 +2,16 @@
 
 import io
 import json
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
+from factorized_fl.cli.common import parse_numbers
+from factorized_fl.core.errors import unknown
 from factorized_fl.methods import METHODS, Method, sentence_of
 from factorized_fl.presets import PRESETS
 from factorized_fl.report import available
@@ -107,3 +113,59 @@ def test_lists_as_json(capsys) -> None:
     assert (tau["default"], tau["type"], tau["limits"]) == (0.5, "number", "at least -1, at most 1")
     (partition,) = [option for option in found["run"] if option["name"] == "partition"]
     assert partition["choices"] == ["iid", "dirichlet"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "demo", "--seed", "3"], "There is no option --seed: write --set seed=3."),
+        (["run", "demo", "--batch-size=8"], "There is no option --batch-size: write --set batch_size=8."),
+        (["pilot", "demo", "--seed"], "There is no option --seed: write --set seed=...."),
+        (["compare", "demo", "--seed", "3"], "There is no option --seed: write --seeds 3."),
+        (["compare", "demo", "--method", "fedavg"], "There is no option --method: write --methods fedavg."),
+        (["compare", "demo", "--rounds", "3"], "There is no option --rounds: write --set rounds=3."),
+        (["demo", "--seed", "3"], "There is no option --seed: write `ffl compare demo --seeds 3`."),
+        (["compare", "demo", "--seeds", "3-1"], "--seeds '3-1': '3-1' must go up, by less than 1000."),
+        (["compare", "demo", "--seeds", "1-99999"], "must go up, by less than 1000."),
+        (["compare", "demo", "--seeds", "1-"], "for example 1,2,3 or 1-3."),
+        (["compare", "demo", "--seeds", "-1"], "for example 1,2,3 or 1-3."),
+    ],
+)
+def test_the_right_form_is_the_answer(arguments: list[str], words: str, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = ffl(capsys, *arguments)
+    assert (code, err.count("\n"), words in err) == (2, 1, True), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranges_of_seeds() -> None:
+    assert parse_numbers("--seeds", "1-3") == [1, 2, 3]
+    assert parse_numbers("--seeds", "7, 1-2,5-5") == [7, 1, 2, 5]
+    assert parse_numbers("--seeds", "") == []
+
+
+def test_an_unknown_name_is_answered_with_at_most_five(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    many = [f"name-{k}" for k in range(20)]
+    for given in ("name", "q", "name-77"):
+        assert 1 <= sum(name in re.split(r"[ ,.']+", str(unknown("thing", given, many))) for name in many) <= 5
+    assert str(unknown("thing", "q", many)).endswith("and 15 more.")
+    assert str(unknown("thing", "q", "abc", "`ffl x`")) == "Unknown thing 'q'. Known: a, b, c."
+    _, _, err = ffl(capsys, "run", "cifar-iid")
+    assert err.startswith("Error: Unknown preset 'cifar-iid'. Did you mean 'cifar10-iid'? Also near: ")
+    assert err.endswith("`ffl presets` lists all.\n")
+    _, _, err = ffl(capsys, "run", "demo", "--method", "stand-alone", "--set", "tau=0.3")
+    assert "stand-alone has no option 'tau': factorized-fl has it. In a comparison write --set factorized-fl.tau=" in err
+    _, _, err = ffl(capsys, "run", "demo", "--method", "stand-alone", "--set", "fedavg.lr=0.3")
+    assert "'fedavg.lr' is a setting for fedavg, but stand-alone is run." in err
+
+
+def test_a_shell_completes_commands_and_presets() -> None:
+    def completed(words: str, last: int) -> list[str]:
+        marks = {"_FFL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(last)}
+        code = "import sys; from factorized_fl.cli import main; sys.argv = ['ffl']; main()"
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **marks}, capture_output=True, text=True)
+        return done.stdout.split()
+
+    assert completed("ffl pre", 1) == ["presets", "predict"]
+    assert completed("ffl run digits-p", 2) == ["digits-permuted-iid"]

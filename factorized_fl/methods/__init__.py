@@ -60,7 +60,9 @@ INSTALLED = frozenset(METHODS)
 def find_method(name: str) -> type[Method]:
     """The method of that name; raises UserError if there is none."""
     if not isinstance(name, str) or name not in METHODS:
-        raise UserError(f"{unknown('method', str(name), METHODS)} A method of your own needs `ffl --load FILE.py`.")
+        raise UserError(
+            f"{unknown('method', str(name), METHODS, '`ffl methods`')} A method of your own needs `ffl --load FILE.py`."
+        )
     return METHODS[name]
 
 

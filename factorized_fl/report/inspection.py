@@ -3,6 +3,7 @@
 from rich.table import Table
 
 from factorized_fl.data.local_images import SPLITS, Inspection
+from factorized_fl.results.schema import Record
 
 
 def inspection_line(found: Inspection) -> str:
@@ -26,3 +27,17 @@ def inspection_table(found: Inspection) -> Table:
     for name in found.classes:
         table.add_row(name, *(f"{found.counts[split][name]:,}" for split in splits))
     return table
+
+
+def inspection_document(found: Inspection) -> Record:
+    """Return the findings for a program; images outside of splits are counted under "images"."""
+    return {
+        "images": found.total,
+        "classes": found.classes,
+        "counts": {split or "images": dict(counts) for split, counts in found.counts.items()},
+        "sizes": [{"width": w, "height": h, "images": count} for (w, h), count in found.sizes.most_common()],
+        "grey": found.grey,
+        "colour": found.total - found.grey,
+        "unreadable": [where for _, where in found.unreadable] + list(found.no_white),
+        "warnings": found.complaints(),
+    }
