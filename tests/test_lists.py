@@ -155,7 +155,9 @@ def test_an_unknown_name_is_answered_with_at_most_five(capsys, tmp_path, monkeyp
     assert err.startswith("Error: Unknown preset 'cifar-iid'. Did you mean 'cifar10-iid'? Also near: ")
     assert err.endswith("`ffl presets` lists all.\n")
     _, _, err = ffl(capsys, "run", "demo", "--method", "stand-alone", "--set", "tau=0.3")
-    assert "stand-alone has no option 'tau': factorized-fl has it. In a comparison write --set factorized-fl.tau=" in err
+    assert (
+        "stand-alone has no option 'tau': factorized-fl has it. In a comparison write --set factorized-fl.tau=" in err
+    )
     _, _, err = ffl(capsys, "run", "demo", "--method", "stand-alone", "--set", "fedavg.lr=0.3")
     assert "'fedavg.lr' is a setting for fedavg, but stand-alone is run." in err
 
