@@ -78,5 +78,6 @@ def main(application: typer.Typer = app) -> None:
 
 
 def _fail(sentence: str) -> None:
-    notes.print(f"Error: {sentence}", style="red", highlight=False, soft_wrap=True)
+    # A terminal gets lines that end between words, a log one line.
+    notes.print(f"Error: {sentence}", style="red", highlight=False, soft_wrap=not notes.is_terminal)
     sys.exit(2)
