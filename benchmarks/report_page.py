@@ -15,7 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from factorized_fl.report.write import write_report
+from factorized_fl.report.page import write_report
 from tests.report.synthetic import write_run
 
 # The script of the page draws all charts before the load event.

@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from factorized_fl.report.write import write_report
+from factorized_fl.report.page import write_report
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.export.export import Exported, export_run
 from factorized_fl.presets import find_preset
-from factorized_fl.report.write import write_report
+from factorized_fl.report.page import write_report
 from factorized_fl.results.comparison import (
     Comparison,
     compare_methods,

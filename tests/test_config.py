@@ -174,6 +174,16 @@ def test_register_refuses_malformed_parts(parts: dict[str, Any], words: str) -> 
     assert "mine" not in METHODS
 
 
+def test_register_refuses_an_option_without_a_default() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Method):
+        name = "mine"
+        k: int
+
+    with pytest.raises(UserError, match="The option 'k' of mine has no default: give it one"):
+        register(Mine)
+
+
 def test_a_registered_method_does_not_inherit_the_card_of_another(monkeypatch) -> None:
     monkeypatch.setattr("factorized_fl.methods.METHODS", dict(METHODS))
     mine = register(type("Mine", (StandAlone,), {"name": "mine"}))

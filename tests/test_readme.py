@@ -1,5 +1,7 @@
-"""The README's examples run, and its numbers are those of the results files."""
+"""The examples of the README and the documentation run, and the README's numbers are those of the results files."""
 
+import dataclasses
+import importlib
 import json
 import re
 from pathlib import Path
@@ -8,20 +10,27 @@ import pytest
 import torch
 
 import factorized_fl as ffl
+from factorized_fl.core.views import Local, Phase, Server
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.loading import load_methods
+from factorized_fl.report.tables import comparison_cells
+from factorized_fl.results.comparison import Comparison, Verdict
 from factorized_fl.simulate.rounds import run_round
 from tests.tiny import tiny_federation
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text()
+# docs/reproduction.md is a generated page; tests/studies checks it.
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "reproduction.md"),
+]
 
 
 @pytest.fixture
 def example():
     before = dict(METHODS)
-    import importlib
-
     from tests import example_method
 
     importlib.reload(example_method)
@@ -100,13 +109,13 @@ def test_the_python_examples_run(tmp_path, monkeypatch) -> None:
 
 
 def test_the_method_of_the_documentation_runs_and_keeps_its_state(tmp_path) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "methods.md").read_text(), re.DOTALL)
-    (tmp_path / "slow.py").write_text(block)
+    (block,) = re.findall(r"```python\n(.*?)```", METHODS_PAGE, re.DOTALL)
+    (tmp_path / "smoothed.py").write_text(block)
     before = dict(METHODS)
     try:
-        load_methods(tmp_path / "slow.py")
+        load_methods(tmp_path / "smoothed.py")
         settings = {"clients": 3, "rounds": 3, "epochs": 1, "images_per_client": 40}
-        found = ffl.run("demo", tmp_path / "run", method="slow-friends", **settings)
+        found = ffl.run("demo", tmp_path / "run", method="smoothed-peers", **settings)
     finally:
         METHODS.clear()
         METHODS.update(before)
@@ -115,28 +124,56 @@ def test_the_method_of_the_documentation_runs_and_keeps_its_state(tmp_path) -> N
     assert found.mixing(3)["matrix"].sum(1).tolist() == pytest.approx([1.0] * 3)
 
 
-def test_every_command_of_the_readme_exists() -> None:
+def test_the_documentation_names_every_hook_and_everything_that_hooks_see() -> None:
+    section = METHODS_PAGE.partition("## A method of one's own")[2].partition("\n## ")[0]
+    section = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
+    code = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
+    hooks = {name for name in vars(ffl.Method) if not name.startswith("_")} - {"settle", "receives"}
+    for view in (Local, Server, ffl.Mixing):
+        hooks |= {field.name for field in dataclasses.fields(view)}
+    hooks |= {field.name for field in dataclasses.fields(Phase)} - {"name"}
+    assert not hooks - code
+
+
+@pytest.mark.parametrize("page", [page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_every_command_of_the_documentation_exists(page: str) -> None:
     from typer.main import get_command
 
     from factorized_fl.cli import app
 
     known = get_command(app).commands  # type: ignore[attr-defined]
-    used = set(re.findall(r"^(?:\$ )?ffl (?:--load \S+ )?([a-z]+)", README, re.MULTILINE))
-    assert used
-    assert used <= set(known)
+    used = re.findall(r"(?:^|`)ffl (?:--load \S+ )?([a-z]+)(?: ([a-z]+)\b)?", (ROOT / page).read_text(), re.MULTILINE)
+    assert used or page not in ("README.md", "docs/methods.md", "docs/federate.md")
+    for command, further in used:
+        assert command in known, command
+        if further and hasattr(known[command], "commands"):
+            assert further in known[command].commands, f"{command} {further}"
 
 
-def test_every_file_the_readme_links_to_exists() -> None:
-    targets = re.findall(r"\]\((?!http)([^)#]+)\)", README) + re.findall(r'src="([^"]+)"', README)
+@pytest.mark.parametrize("page", [page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_every_link_of_the_documentation_leads_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    targets = re.findall(r"\]\((?!http)([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text)
     for target in targets:
-        assert (ROOT / target).exists(), target
+        name, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        assert file.exists(), target
+        if anchor:
+            there = file.read_text()
+            headings = re.findall(r"^#+ (.+)$", there, re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors | set(re.findall(r'<a id="([^"]+)">', there)), target
 
 
 def test_the_demos_numbers_are_those_of_the_results_file() -> None:
     rows = json.loads((ROOT / "results" / "demo" / "comparison.json").read_text())
     assert len(rows) == 5
-    for row in rows:
-        assert f"| {METHODS[row['method']].card.title} | {100 * row['accuracy']:.2f}% |" in README
+    for found in rows:
+        del found["better"]
+        row = Comparison(**{**found, "verdicts": tuple(Verdict(**verdict) for verdict in found["verdicts"])})
+        accuracy, _, _, *rest = comparison_cells(row)
+        cells = (METHODS[row.method].card.title, f"{accuracy}%", *rest)
+        assert f"| {' | '.join(cells)} |" in README
 
 
 def test_the_full_runs_seconds_are_those_of_the_results_file() -> None:
@@ -150,5 +187,5 @@ def test_the_pages_size_and_seconds_are_those_of_the_results_file() -> None:
     small, large = json.loads((ROOT / "results" / "performance" / "report-page.json").read_text())["pages"]
     words = README.replace("\n", " ")
     assert (small["clients"], small["rounds"], large["clients"], large["rounds"]) == (20, 100, 200, 200)
-    assert f"has {small['megabytes']:.2f} MB and opens in {small['open_s']:.1f} s" in words
-    assert f"200 clients and 200 rounds in {large['open_s']:.1f} s" in words
+    assert f"20-client, 100-round page is {small['megabytes']:.2f} MB and opens in {small['open_s']:.1f} s" in words
+    assert f"page of 200 clients and 200 rounds opens in {large['open_s']:.1f} s" in words

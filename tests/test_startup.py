@@ -78,7 +78,7 @@ def test_the_function_report_is_not_hidden_by_the_package_report() -> None:
     code = """
 import factorized_fl as ffl
 import factorized_fl.report.page
-from factorized_fl.report import write
+from factorized_fl.report import watch
 assert callable(ffl.report) and ffl.report.__module__ == "factorized_fl.api", ffl.report
 """
     run_python(code)

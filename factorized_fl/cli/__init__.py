@@ -4,7 +4,6 @@ Commands import the package inside their functions, so that help, version and pr
 """
 
 import sys
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import typer
 
 from factorized_fl import __version__
 from factorized_fl.cli import data, lists, model, network, report, runs
-from factorized_fl.cli.common import Interrupted, console, notes
+from factorized_fl.cli.common import Interrupted, console, notes, show_warnings_as_notes
 from factorized_fl.cli.settings import SettingsCommand
 from factorized_fl.core.errors import UserError, is_lack_of_memory
 
@@ -59,7 +58,7 @@ def common_options(
 
 def main(application: typer.Typer = app) -> None:
     """Run the command of sys.argv; a UserError becomes one sentence and exit code 2."""
-    warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False, soft_wrap=True)
+    show_warnings_as_notes()
     try:
         application()
     except UserError as error:

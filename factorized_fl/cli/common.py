@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import Parameter, signature
@@ -45,6 +46,11 @@ _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 class Interrupted(Exception):
     """Ctrl-C; Typer would handle a KeyboardInterrupt itself."""
+
+
+def show_warnings_as_notes() -> None:
+    """Print each warning of this process as one line, without the line of code that gave it."""
+    warnings.showwarning = lambda message, *_: notes.print(f"Note: {message}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from factorized_fl.cli.common import console
+from factorized_fl.cli.common import console, show_warnings_as_notes
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import control, journal, status, supervise
@@ -102,17 +103,19 @@ def check_data(kit: Path, data: Path, device: str) -> Found:
         scenario = site_scenario(party.config, party.party, party.seat, data)
     site_federation(party, scenario)
     (client,) = scenario.clients
-    line = (
-        f"{party.party}: {len(client.classes)} classes, {len(client.train)} images to train, "
-        f"{len(client.validation)} to validate, {len(client.test)} to test"
-    )
+    training = f"{len(client.classes)} classes, {len(client.train)} images to train"
+    line = f"{party.party}: {training}, {len(client.validation)} to validate, {len(client.test)} to test"
     return Found(line, find_device(device))
 
 
 def check_data_in_child(kit: Path, data: Path, device: str) -> Found:
     """The same in a process of its own: this one supervises for days, and stays small without PyTorch."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(check_data, kit, data, device).result()
+    with ProcessPoolExecutor(1, get_context("spawn"), show_warnings_as_notes) as process:
+        try:
+            return process.submit(check_data, kit, data, device).result()
+        except BrokenProcessPool:
+            why = "perhaps there is too little memory: free some, or agree on a smaller image_size"
+            raise UserError(f"The process that read '{data}' was killed; {why}.") from None
 
 
 def site_choices(
@@ -147,8 +150,7 @@ def show_status(kit: KitFolder) -> None:
     """Show the sites, the round, reported accuracies and the time left."""
     party = read_kit(kit)
     runs = supervise.is_running(party)
-    for line in status.status_lines(party, runs):
-        _show(line)
+    _show("\n".join(status.status_lines(party, runs)))
     if table := status.sites_table(party, runs):
         console.print(table)
     for line in journal.last_lines(party):

@@ -77,6 +77,19 @@ class Groups(Weights):
         members[alone, places[alone]] = 1.0
         return members / members.sum(1, keepdim=True)
 
+    def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
+        """One mean for each group that occurs; `rows` would need one row for each client."""
+        places = torch.tensor(list(clients), dtype=torch.int64, device=self.group.device)
+        groups, which = self.group[places].unique(return_inverse=True)
+        members = torch.where(groups[:, None] == self.group, self.weight, 0.0)
+        total = members.sum(1)
+        rows = members / total.where(total > 0, 1.0)[:, None]
+        # A single row would be summed in another order: see Mean.
+        mixed = weigh(rows if len(rows) > 1 else rows.expand(2, -1), stacked)[which.to(stacked.device)]
+        for row in (total[which] == 0).nonzero().flatten().tolist():
+            mixed[row] = weigh(torch.ones(1, 1), stacked[[clients[row]]])[0]
+        return mixed
+
     def complaint(self) -> str:
         """Checks the weights; rows then sum to 1 by construction."""
         if self.group.shape != self.weight.shape or self.group.dim() != 1:

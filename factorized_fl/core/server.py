@@ -156,14 +156,18 @@ class ServerState:
                 self.extra[name.removeprefix(EXTRA)][places] = rows
             elif not self.aliased:
                 self.stack[name][places] = rows
-        if self.vectors is not None and self.method.fingerprint_is_shared:
-            for k in places:
-                vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
-                assert vector is not None
-                self.vectors[k] = vector
+        self._read_shared_vectors(places)
         self.received[places] = True
         self.updated[places] = True
         return sent.loads()
+
+    def _read_shared_vectors(self, clients: Iterable[int]) -> None:
+        """Takes the vectors of some clients from their shared tensors, if they are part of these."""
+        if self.vectors is not None and self.method.fingerprint_is_shared:
+            for k in clients:
+                vector = self.method.fingerprint({name: stacked[k] for name, stacked in self.stack.items()}, self.roles)
+                assert vector is not None
+                self.vectors[k] = vector
 
     def expected(self, k: int, begun_with: Tensors) -> Tensors:
         """What client k's update is compared with: what it began the round with, or else its last update."""
@@ -178,7 +182,8 @@ class ServerState:
         """All that changes from round to round, under distinct names; what is aliased belongs to the clients."""
         own = {"received": self.received, "updated": self.updated}
         own |= {f"extra/{name}": tensor for name, tensor in self.extra.items()}
-        if self.vectors is not None:
+        if self.sends_fingerprints:
+            assert self.vectors is not None
             own["vectors"] = self.vectors
         if not self.aliased:
             own["sizes"] = self.sizes
@@ -191,8 +196,10 @@ class ServerState:
     def load(self, tensors: Tensors) -> None:
         """Goes back to where `tensors` was taken."""
         self.state, self._prepared = {}, 0
+        tensors = {"updated": tensors["received"]} | tensors  # early checkpoints do not hold it
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
+        self._read_shared_vectors(range(len(self.sizes)))
         for name, tensor in tensors.items():
             if name.startswith(_ON_CPU):
                 self.state[name.removeprefix(_ON_CPU)] = tensor

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -96,46 +96,42 @@ def read_local_images(path: Path, name: str, *, size: int | None, channels: int)
     With a `size` the images are cropped and scaled to it. Raises UserError if they cannot be read or if validation or
     test images have classes without training images; warns if they lack classes or are nearly black.
     """
-    parts = parts_of(path)
-    sets = [_read(part, name, size, channels) for part in parts]
-    if (brightest := max(int(each.images.max()) for each in sets)) < _DARK:
+    sets = {part.split: _read(part, name, size, channels) for part in parts_of(path)}
+    if (brightest := max(int(each.images.max()) for each in sets.values())) < _DARK:
         warnings.warn(f"The images in {path} are nearly black: {_dark(brightest)}", stacklevel=2)
-    if len(sets) == 1:
-        return sets[0]
-    classes = sets[0].classes  # those of the training images
-    held = {part.split: images for part, images in zip(parts, sets, strict=True)}
-    present = {split: {each.classes[label] for label in each.labels.unique().tolist()} for split, each in held.items()}
-    if untrained := _untrained(path, present):
+    if _WHOLE in sets:
+        return sets[_WHOLE]
+    classes = sets["train"].classes
+    present = {split: {each.classes[label] for label in each.labels.unique().tolist()} for split, each in sets.items()}
+    untrained, untested = _gaps(path, present)
+    if untrained:
         raise UserError(untrained[0])
-    for line in _untested(path, present):
+    for line in untested:
         warnings.warn(line, stacklevel=2)
     labels, split = [], []
-    for name_of_split, images in held.items():
+    for name_of_split, images in sets.items():
         # Parquet files may name classes of which they have no image.
         own = torch.tensor([classes.index(known) if known in classes else -1 for known in images.classes])
         labels.append(own[images.labels])
         split.append(torch.full((len(images),), SPLITS.index(name_of_split), dtype=torch.uint8))
-    return ImageSet(name, torch.cat([s.images for s in sets]), torch.cat(labels), classes, torch.cat(split))
+    return ImageSet(name, torch.cat([s.images for s in sets.values()]), torch.cat(labels), classes, torch.cat(split))
 
 
-def _untrained(path: Path, present: Mapping[str, Set[str]]) -> list[str]:
-    """Return an error message for each split whose images are of classes without training images."""
-    return [
-        f"The {split} images in {path} have classes that no training image has ({_quoted(strange)}): add training "
-        "images of them, or remove them."
-        for split, classes in present.items()
-        if (strange := classes - present["train"])
-    ]
-
-
-def _untested(path: Path, present: Mapping[str, Set[str]]) -> list[str]:
-    """Return a warning for each split that lacks images of classes with training images."""
-    return [
-        f"The {split} images in {path} lack classes that are trained on ({_quoted(missing)}), so their accuracy does "
-        "not cover those: add images of them."
-        for split, classes in present.items()
-        if (missing := present["train"] - classes)
-    ]
+def _gaps(path: Path, present: Mapping[str, Set[str]]) -> tuple[list[str], list[str]]:
+    """Return an error for each split with classes that are not trained on, and a warning for each that lacks some."""
+    untrained, untested = [], []
+    for split, classes in present.items():
+        if strange := classes - present["train"]:
+            untrained.append(
+                f"The {split} images in {path} have classes that no training image has ({_quoted(strange)}): add "
+                "training images of them, or remove them."
+            )
+        if missing := present["train"] - classes:
+            untested.append(
+                f"The {split} images in {path} lack classes that are trained on ({_quoted(missing)}), so their "
+                "accuracy does not cover those: add images of them."
+            )
+    return untrained, untested
 
 
 def _quoted(classes: Set[str]) -> str:
@@ -225,7 +221,7 @@ def inspect_images(path: Path) -> Inspection:
     found.notes = [line for part in parts for line in _run_notes(part, found)]
     if len(parts) > 1:
         present = {part.split: found.counts.get(part.split, Counter()).keys() for part in parts}
-        found.notes += _untrained(path, present) + _untested(path, present)
+        found.notes += chain(*_gaps(path, present))
     return found
 
 

@@ -80,6 +80,10 @@ def build_scenario(
     """
     if 0 < images_per_client < FEWEST_IMAGES:
         raise UserError(f"images_per_client is {images_per_client}, but each needs at least {FEWEST_IMAGES}; 0 is all.")
+    sides = {tuple(domain.images.shape[2:]): domain.name for domain in domains}
+    if len(sides) > 1:
+        found = " and ".join(f"those of '{name}' {height} x {width}" for (height, width), name in sides.items())
+        raise UserError(f"Images of all domains must have one size, but {found} pixels: set image_size.")
     counts = _clients_of(domains, clients, clients_per_domain)
     members: list[Client] = []
     offset = 0
@@ -114,15 +118,11 @@ def build_scenario(
                 )
             )
         offset += len(domain.images)
-    single = len(domains) == 1
-    return Scenario(
-        images=domains[0].images if single else torch.cat([domain.images for domain in domains]),
-        labels=domains[0].labels if single else torch.cat([domain.labels for domain in domains]),
-        clients=tuple(members),
-        labels_agree=single and not permuted,
-        mean=normalisation[0],
-        std=normalisation[1],
-    )
+    images, labels = domains[0].images, domains[0].labels
+    if len(domains) > 1:
+        images, labels = torch.cat([each.images for each in domains]), torch.cat([each.labels for each in domains])
+    labels_agree = len(domains) == 1 and not permuted
+    return Scenario(images, labels, tuple(members), labels_agree, *normalisation)
 
 
 def score_validation(scenario: Scenario) -> Scenario:

@@ -98,9 +98,8 @@ def _cifar100_domains(data: Path | None, size: int | None, channels: int) -> lis
     name = "cifar100-domains"
     files = _parquet_files(data, name, "cifar100")
     params = {"reader": name, "size": size, "channels": channels, "domains": DOMAINS}
-    build = partial(read_parquet, files, name=name, size=size, channels=channels)
-    whole = cached(files, params, lambda: _sort_by_domain(build(), files[0]))
-    return _cut_by_domain(whole)
+    read = partial(read_parquet, files, name=name, size=size, channels=channels)
+    return _cut_by_domain(cached(files, params, lambda: _sort_by_domain(read(), files[0])))
 
 
 def _sort_by_domain(full: ImageSet, file: Path) -> ImageSet:

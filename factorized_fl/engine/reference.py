@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -273,9 +273,7 @@ def repeatable() -> Iterator[None]:
 
 def keep_freed_memory() -> None:
     """Ask glibc not to hand memory back to the kernel after every step: page faults cost a fifth of a CPU step."""
-    try:
+    with suppress(OSError, AttributeError):  # another C library: slower, nothing else
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
-    except (OSError, AttributeError):
-        pass  # another C library: slower, nothing else

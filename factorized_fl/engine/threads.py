@@ -1,7 +1,7 @@
 """The number of threads with which a CPU computes a batch."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -43,12 +43,11 @@ def operations(model: nn.Module, example: torch.Tensor) -> int:
             total += 2 * numbers.numel() * cast(torch.Tensor, layer.weight).shape[1:].numel()
 
     counted = (*LAYERS, *_TRANSPOSED, nn.MultiheadAttention)
-    hooks = [m.register_forward_hook(add, with_kwargs=True) for m in model.modules() if isinstance(m, counted)]
-    try:
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            if isinstance(layer, counted):
+                hooks.enter_context(layer.register_forward_hook(add, with_kwargs=True))
         model.eval()(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return total
 
 

@@ -38,6 +38,8 @@ def register(method: type[Method]) -> type[Method]:
         raise UserError(f"The card of {method.name} must be a Card: write card = ffl.Card(title=...), or leave it out.")
     if any(isinstance(value, dataclasses.Field) for value in vars(method).values()):
         raise UserError(f"{method.__name__} has options: put @dataclass(frozen=True) right above its class.")
+    if bare := [f.name for f in dataclasses.fields(method) if f.default is f.default_factory]:  # both are missing
+        raise UserError(f"The option '{bare[0]}' of {method.name} has no default: give it one, as in ffl.option(...).")
     if method.name in INSTALLED:
         raise UserError(f"There is a method '{method.name}' already: give yours another name.")
     if "card" not in vars(method):  # an inherited card is about another method

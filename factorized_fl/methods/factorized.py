@@ -142,7 +142,7 @@ class FactorizedBySimilarity(FactorizedByImages):
         return self.match == "statistics"
 
     def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """v of the layer before the classifier, or the statistics of the client's images."""
+        """The v of the layer before the classifier, or the statistics of the client's images."""
         return super().fingerprint(tensors, roles) if self.looks_at_images else tensors[last_body_v(roles)].flatten()
 
     def peers(self, similarity: torch.Tensor, server: Server) -> torch.Tensor:

@@ -58,22 +58,22 @@ def rank(shape: Sequence[int], gamma: float, capacity: float = 0.0) -> int:
     both halves together hold that share of the dense weight's numbers.
     """
     out, inp, *kernel = shape
-    taps = math.prod(kernel)
-    if kernel:
-        least = math.ceil(math.sqrt(max(inp, out)))
-        most = math.floor(_tensor_root(inp, out, taps, 1.0))
-    else:
-        least = math.ceil(math.sqrt(min(inp, out)))
-        most = math.floor(inp * out / (2 * (inp + out)))
+    least = math.ceil(math.sqrt(max(inp, out) if kernel else min(inp, out)))
     if capacity:
-        root = _tensor_root(inp, out, taps, capacity) if kernel else capacity * inp * out / (2 * (inp + out))
-        return max(least, math.ceil(root))
+        return max(least, math.ceil(_rank_of_share(shape, capacity)))
+    most = math.floor(_rank_of_share(shape, 1.0))
     return max(1, math.ceil(round((1 - gamma) * least + gamma * most, 9)))
 
 
-def _tensor_root(inp: int, out: int, taps: int, share: float) -> float:
-    """Return the r that solves 2 (r^2 taps + r (I + O)) = share * I * O * taps."""
-    both = inp + out
+def _rank_of_share(shape: Sequence[int], share: float) -> float:
+    """Return the r at which both halves hold this share of the dense weight's numbers.
+
+    For a Linear it solves 2 r (I + O) = share * I * O, for a kernel 2 (r^2 taps + r (I + O)) = share * I * O * taps.
+    """
+    out, inp, *kernel = shape
+    taps, both = math.prod(kernel), inp + out
+    if not kernel:
+        return share * inp * out / (2 * both)
     return (-both + math.sqrt(both**2 + 2 * share * inp * out * taps**2)) / (2 * taps)
 
 

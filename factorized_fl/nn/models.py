@@ -156,9 +156,8 @@ def _block(
     inp: int, out: int, *, kernel: int = 3, stride: int = 1, padding: int | None = None, relu: bool = True
 ) -> nn.Sequential:
     padding = kernel // 2 if padding is None else padding
-    parts: OrderedDict[str, nn.Module] = OrderedDict(
-        conv=nn.Conv2d(inp, out, kernel, stride, padding, bias=False), norm=nn.BatchNorm2d(out)
-    )
+    conv = nn.Conv2d(inp, out, kernel, stride, padding, bias=False)
+    block = nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(out)))
     if relu:
-        parts["relu"] = nn.ReLU()
-    return nn.Sequential(parts)
+        block.add_module("relu", nn.ReLU())
+    return block

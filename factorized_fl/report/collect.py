@@ -28,7 +28,7 @@ from factorized_fl.results.comparison import (
     find_baseline,
     read_baseline,
 )
-from factorized_fl.results.reading import RunFiles, find_runs, read_run
+from factorized_fl.results.reading import RunFiles, find_runs, read_run, recorded_rounds
 from factorized_fl.results.schema import CONFIG, COORDINATOR, MIXING, TRACES, number
 
 Document = dict[str, Any]
@@ -43,6 +43,8 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
 
     Raise UserError if there is nothing to show, unless the page is `live`, or if the runs cannot be compared.
     """
+    if not paths:
+        raise UserError("There is nothing to report on: name a run directory, or a folder of them.")
     found = find_runs(list(paths))
     others = [read_baseline(baseline)] if baseline else []
     if len(found) > 1 and baseline:  # among several runs it is another run
@@ -54,19 +56,26 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
         raise UserError(f"There is no result in '{paths[0]}' yet: wait for the end of the first round.")
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")
-    sharing = sum(bool(run.recorded_rounds(MIXING) or run.recorded_rounds(TRACES)) for run in runs)
+    sharing = sum(bool(recorded_rounds(run.path, MIXING) or recorded_rounds(run.path, TRACES)) for run in runs)
     described = [_run_document(run, runs, others, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
     comparison = comparison_document(runs) if len(runs) > 1 else None
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
-    preset = runs[0].party or runs[0].config.get("preset") or runs[0].config.get("dataset")
-    preset = str(preset or runs[0].path.resolve().name)
+    first = runs[0]
+    about = first.party or first.config.get("preset") or first.config.get("dataset") or first.path.resolve().name
+    return make_document(f"{title} · {about}", live, described, comparison)
+
+
+def make_document(
+    title: str, live: bool, runs: Sequence[Document] = (), comparison: Document | None = None
+) -> Document:
+    """Return the document of described runs and their comparison."""
     return {
         "format": 1,
         "version": __version__,
-        "title": f"{title} · {preset}",
+        "title": title,
         "live": live,
         "notes": comparison.pop("notes") if comparison else [],
-        "runs": described,
+        "runs": list(runs),
         "comparison": comparison,
     }
 
@@ -152,31 +161,27 @@ def headline(run: RunFiles, base: RunFiles | None, verdicts: Sequence[Verdict]) 
     mean = sum(record["accuracy"] for record in run.final) / len(run.final)
     so_far = "" if run.complete else f" so far (round {run.done} of {run.planned})"
     if run.method == BASELINE:
-        return f"Every client alone: {_percent(mean)} accuracy on average{so_far}. A federation has to beat this."
+        return f"Every client alone: {mean:.1%} accuracy on average{so_far}. A federation has to beat this."
     if run.party == COORDINATOR:
         sites = f"{len(run.final)} of {len(run.clients)} sites"
         return (
-            f"{_percent(mean)} accuracy on average{so_far}, reported by {sites}. "
+            f"{mean:.1%} accuracy on average{so_far}, reported by {sites}. "
             "Each site can compare this with training alone."
         )
     if base is None or not verdicts:
-        return f"{_percent(mean)} accuracy on average{so_far}. Run the control to see whether federation helped."
+        return f"{mean:.1%} accuracy on average{so_far}. Run the control to see whether federation helped."
     alone = sum(verdict.alone for verdict in verdicts) / len(verdicts)
     if run.party:
         words = {"helped": "Federation helped", "harmed": "Federation harmed"}
         word = words.get(verdicts[0].word, "These tests show no difference for")
-        return f"{word} {run.party}{so_far}: {_percent(mean)} accuracy, alone {_percent(alone)}."
+        return f"{word} {run.party}{so_far}: {mean:.1%} accuracy, alone {alone:.1%}."
     helped, harmed = (sum(verdict.word == word for verdict in verdicts) for word in ("helped", "harmed"))
     rest = len(verdicts) - helped - harmed
     tail = f"; for {'the other ' if helped or harmed else ''}{rest} these tests show no difference" if rest else ""
     return (
         f"Federation helped {helped} of {len(verdicts)} clients and harmed {harmed}{so_far}{tail}. "
-        f"On average {_percent(mean)} accuracy, alone {_percent(alone)}."
+        f"On average {mean:.1%} accuracy, alone {alone:.1%}."
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
 
 
 # -- curves and traffic
@@ -208,14 +213,11 @@ def _client_traffic(run: RunFiles) -> list[list[int]]:
 def _traffic(run: RunFiles) -> Document:
     """Return measured bytes by role and direction, and the bytes of the paper's formula."""
     metrics, summary = run.metrics, run.summary
-    totals = {"up": sum(r["up_bytes"] for r in metrics), "down": sum(r["down_bytes"] for r in metrics)}
+    totals = {"up": int(run.total("up_bytes") or 0), "down": int(run.total("down_bytes") or 0)}
     formulas = formula_bytes((r["round"], r["up_formula"], r["down_formula"]) for r in metrics)
     if not metrics and summary:
-        totals = {"up": int(summary["up_bytes"] or 0), "down": int(summary["down_bytes"] or 0)}
-        formulas = {
-            "formula_a_bytes": int(summary["formula_a_bytes"] or 0),
-            "formula_b_bytes": int(summary["formula_b_bytes"] or 0),
-        }
+        formulas["formula_a_bytes"] = int(summary["formula_a_bytes"] or 0)
+        formulas["formula_b_bytes"] = int(summary["formula_b_bytes"] or 0)
     ways = {
         "formula_up": BYTES_PER_NUMBER * sum(r["up_formula"] for r in metrics) if metrics else None,
         "formula_down": BYTES_PER_NUMBER * sum(r["down_formula"] for r in metrics) if metrics else None,
@@ -226,8 +228,7 @@ def _traffic(run: RunFiles) -> Document:
             for role, count in counts.items():
                 roles.setdefault(role, {"up": 0, "down": 0})[way] += count
     if roles:
-        known = {way: sum(of_role[way] for of_role in roles.values()) for way in ("up", "down")}
-        roles["headers"] = {way: totals[way] - known[way] for way in ("up", "down")}
+        roles["headers"] = {way: totals[way] - sum(role[way] for role in roles.values()) for way in ("up", "down")}
     elif sum(totals.values()) and metrics:
         run.notes.append("metrics.jsonl does not say which role the bytes belong to: the run is of an older version.")
     return {**totals, **formulas, **ways, "roles": [{"role": role, **of_role} for role, of_role in roles.items()]}

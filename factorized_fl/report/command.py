@@ -1,6 +1,5 @@
 """The command that repeats a run, from its configuration."""
 
-import dataclasses
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -43,8 +42,7 @@ def _words(table: Mapping[str, Any], method: str | None, file: str) -> list[str]
 
 def _of_run(config: Config) -> dict[str, Any]:
     """Return the settings besides the method and its options."""
-    names = (field.name for field in dataclasses.fields(config))
-    return {name: getattr(config, name) for name in names if name not in ("preset", "method", "options")}
+    return {name: value for name, value in vars(config).items() if name not in ("preset", "method", "options")}
 
 
 def _settings(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

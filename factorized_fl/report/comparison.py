@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from factorized_fl.report.exports import Rows, client_rows, downloads
 from factorized_fl.report.tables import HEADINGS, comparison_cells
-from factorized_fl.results.comparison import BASELINE, Variant, Verdict, difference_lines, group_runs
+from factorized_fl.results.comparison import BASELINE, Variant, difference_lines, group_runs
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.schema import Record
 
@@ -23,7 +23,10 @@ def comparison_document(runs: Sequence[RunFiles]) -> Record:
     notes += _seed_notes([(variants[at], other) for at in references for other in variants])
     differences = {
         str(at): {
-            str(other): [_difference(verdict) for verdict in variants[other].against(variants[at])]
+            str(other): [
+                (v.client, round(v.difference, 6), round(v.error, 6), v.word)
+                for v in variants[other].against(variants[at])
+            ]
             for other in range(len(variants))
             if other != at
         }
@@ -53,10 +56,6 @@ def _seed_notes(pairs: Sequence[tuple[Variant, Variant]]) -> list[str]:
     return list(notes.values())
 
 
-def _difference(verdict: Verdict) -> tuple[int, float, float, str]:
-    return verdict.client, round(verdict.difference, 6), round(verdict.error, 6), verdict.word
-
-
 def _variant_row(variant: Variant, base: Variant | None) -> Record:
     row = variant.row(base)
     compared = len(row.verdicts) if row else 0
@@ -65,15 +64,11 @@ def _variant_row(variant: Variant, base: Variant | None) -> Record:
         "method": variant.first.method,
         "runs": [index for index, _ in variant.runs.values()],
         "seeds": list(variant.runs),
-        "complete": variant.complete,
-        "accuracy": row.accuracy if row else None,
-        "client_spread": row.client_spread if row else None,
-        "seed_spread": row.seed_spread if row else None,
-        "up": row.up_bytes if row else None,
-        "down": row.down_bytes if row else None,
+        "complete": all(run.complete for _, run in variant.runs.values()),
+        **{name: getattr(row, name, None) for name in ("accuracy", "client_spread", "seed_spread")},
+        **{way: getattr(row, f"{way}_bytes", None) for way in ("up", "down")},
         "seconds": variant.seconds,
-        "helped": len(row.clients("helped")) if row and compared else None,
-        "harmed": len(row.clients("harmed")) if row and compared else None,
+        **{word: len(row.clients(word)) if row and compared else None for word in ("helped", "harmed")},
         "better": row.better if row and compared else None,
         "compared": compared,
     }

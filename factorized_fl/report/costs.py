@@ -7,9 +7,8 @@ import torch
 from factorized_fl.core.ledger import formula_bytes
 from factorized_fl.core.payload import measure
 from factorized_fl.core.roles import roles
-from factorized_fl.core.views import Tensors
 from factorized_fl.methods import METHODS, Method
-from factorized_fl.nn import Role, build_model
+from factorized_fl.nn import build_model
 
 CLIENTS, ROUNDS, CLASSES = 20, 50, 10
 
@@ -34,16 +33,6 @@ def method_cost(method: Method) -> MethodCost:
     }
     cost = method.card.cost(method, tensors, role_of)
     formula = formula_bytes((round_number, cost.up, cost.down) for round_number in range(1, ROUNDS + 1))
-    up, down = _serialised(method, tensors, role_of)
-    return MethodCost(
-        formula_a=formula["formula_a_bytes"] * CLIENTS / 1e9,
-        formula_b=formula["formula_b_bytes"] * CLIENTS / 1e9,
-        serialised=(up * ROUNDS + down * (ROUNDS - 1)) * CLIENTS / 1e9,
-        published=method.card.published_gb,
-    )
-
-
-def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> tuple[int, int]:
     shared = {
         name: (tuple(tensors[name].shape), tensors[name].dtype, tensors[name].numel())
         for name, role in role_of.items()
@@ -53,7 +42,13 @@ def _serialised(method: Method, tensors: Tensors, role_of: dict[str, Role]) -> t
     vector = method.fingerprint(tensors, role_of) if shared else None
     if vector is not None and not method.fingerprint_is_shared:
         shared["fingerprint"] = (tuple(vector.shape), vector.dtype, vector.numel())
-    return measure(shared)[1], down
+    up = measure(shared)[1]
+    return MethodCost(
+        formula_a=formula["formula_a_bytes"] * CLIENTS / 1e9,
+        formula_b=formula["formula_b_bytes"] * CLIENTS / 1e9,
+        serialised=(up * ROUNDS + down * (ROUNDS - 1)) * CLIENTS / 1e9,
+        published=method.card.published_gb,
+    )
 
 
 def method_costs() -> dict[str, MethodCost]:

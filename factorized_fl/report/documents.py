@@ -1,10 +1,11 @@
-"""What a run and a comparison print for programs (--json)."""
+"""What a run, a comparison and an inspection of images print for programs (--json)."""
 
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from factorized_fl.data.local_images import Inspection
 from factorized_fl.results.comparison import Comparison, comparison_json
 from factorized_fl.results.reading import method_title
 from factorized_fl.results.rundir import RunDirectory
@@ -32,3 +33,17 @@ def comparison_document_of(rows: Sequence[Comparison], out: Path, page: Path | N
         for word in ("helped", "harmed"):
             record[word] = [f"client {number}" for number in row.clients(word)]
     return {"directory": str(out), "report": str(page) if page else None, "rows": records}
+
+
+def inspection_document(found: Inspection) -> Record:
+    """Return the findings for a program; images outside of splits are counted under "images"."""
+    return {
+        "images": found.total,
+        "classes": found.classes,
+        "counts": {split or "images": dict(counts) for split, counts in found.counts.items()},
+        "sizes": [{"width": w, "height": h, "images": count} for (w, h), count in found.sizes.most_common()],
+        "grey": found.grey,
+        "colour": found.total - found.grey,
+        "unreadable": [where for _, where in found.unreadable] + list(found.no_white),
+        "warnings": found.complaints(),
+    }

@@ -11,6 +11,7 @@ from factorized_fl.results.statistic import SURE
 
 Rows = list[list[str]]  # the first is the heading
 
+_MARKDOWN = {mark: f"\\{mark}" for mark in "\\|`*_<>[]"}
 _LATEX = {
     **{mark: rf"\{mark}" for mark in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -30,28 +31,18 @@ def downloads(name: str, table: Rows, clients: Rows) -> Mapping[str, str]:
 
 def markdown(rows: Rows) -> str:
     """Return a table in GitHub's Markdown."""
-    lines = ["| " + " | ".join(_markdown_cell(cell) for cell in row) + " |" for row in rows]
+    escaped = str.maketrans(_MARKDOWN)
+    lines = [f"| {' | '.join(' '.join(cell.translate(escaped).split()) for cell in row)} |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
     return "\n".join(lines) + "\n"
 
 
-def _markdown_cell(cell: str) -> str:
-    for mark in "\\|`*_<>[]":
-        cell = cell.replace(mark, f"\\{mark}")
-    return " ".join(cell.split())
-
-
 def latex(rows: Rows) -> str:
     """Return a LaTeX tabular with the rules of booktabs."""
-    head, *body = [" & ".join(_latex_cell(cell) for cell in row) + r" \\" for row in rows]
-    columns = "l" + "r" * (len(rows[0]) - 1)
-    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]) + (
-        "\n\\end{tabular}\n"
-    )
-
-
-def _latex_cell(cell: str) -> str:
-    return "".join(_LATEX.get(mark, mark) for mark in cell)
+    escaped = str.maketrans(_LATEX)
+    head, *body = [" & ".join(cell.translate(escaped) for cell in row) + r" \\" for row in rows]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def as_csv(rows: Rows) -> str:

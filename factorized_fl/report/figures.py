@@ -33,7 +33,10 @@ def write_figures(paths: Sequence[Path], out: Path, baseline: Path | None = None
         out.mkdir(parents=True, exist_ok=True)
         for name, shape, draw in _figures(document):
             figure = Figure(figsize=shape, layout="constrained")
-            draw(figure.subplots())
+            axes = figure.subplots()
+            draw(axes)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(fontsize="small")
             freeze_layout(figure)
             for kind in ("svg", "png"):
                 path = out / f"{name}.{kind}"
@@ -54,9 +57,6 @@ def freeze_layout(figure: "Figure") -> None:
         part.bbox_relative.set_points(part.bbox_relative.get_points().round(5))
     for axes in figure.get_axes():
         axes.set_position(Bbox(axes.get_position(original=True).get_points().round(5)))
-
-
-settle = freeze_layout  # for callers that have not been changed yet
 
 
 def _figures(document: Document) -> Iterator[tuple[str, tuple[float, float], Callable[[Any], None]]]:
@@ -101,7 +101,6 @@ def _accuracy(axes: Any, run: Document) -> None:
         alone = 100 * float(np.mean([verdict["alone"] for verdict in run["verdicts"]]))
         axes.axhline(alone, color="grey", linestyle="--", linewidth=1, label="alone, at the end")
     axes.set(xlabel="round", ylabel="accuracy, %", title=run["title"])
-    axes.legend(fontsize="small")
 
 
 def _clients(axes: Any, run: Document) -> None:
@@ -113,7 +112,6 @@ def _clients(axes: Any, run: Document) -> None:
     heights = [100 * final["accuracy"] for final in run["final"]]
     axes.bar([k + shift for k in places], heights, 0.4, color=COLOURS[0], label=run["title"])
     axes.set(xlabel="client", ylabel="accuracy, %", xticks=places, xticklabels=[str(k + 1) for k in places])
-    axes.legend(fontsize="small")
 
 
 def _matrix(axes: Any, run: Document, kind: str) -> None:
@@ -131,15 +129,15 @@ def _similarity(axes: Any, run: Document) -> None:
     several = len(run["domains"]) > 1
     for index, (kind, (rounds, within, across)) in enumerate(run["means"].items()):
         color = COLOURS[index % 7]
-        axes.plot(rounds, _numbers(within), color=color, label=f"{kind}, {'same domain' if several else 'all pairs'}")
+        axes.plot(
+            rounds,
+            np.array(within, dtype=float),
+            color=color,
+            label=f"{kind}, {'same domain' if several else 'all pairs'}",
+        )
         if several:
-            axes.plot(rounds, _numbers(across), color=color, linestyle=":", label=f"{kind}, other domains")
+            axes.plot(rounds, np.array(across, dtype=float), color=color, linestyle=":", label=f"{kind}, other domains")
     axes.set(xlabel="round", ylabel="mean cosine", title=run["title"])
-    axes.legend(fontsize="small")
-
-
-def _numbers(values: Sequence[float | None]) -> list[float]:
-    return [np.nan if value is None else value for value in values]
 
 
 def _methods_curves(axes: Any, document: Document) -> None:
@@ -151,18 +149,15 @@ def _methods_curves(axes: Any, document: Document) -> None:
             style = ("-", "--", ":")[index // 7 % 3]
             axes.plot(range(1, rounds + 1), curve, style, color=COLOURS[index % 7], label=_text(variant["label"]))
     axes.set(xlabel="round", ylabel="accuracy, %")
-    axes.legend(fontsize="small")
 
 
 def _pareto(axes: Any, document: Document) -> None:
     for index, variant in enumerate(document["comparison"]["variants"]):
         if variant["accuracy"] is not None and variant["up"] is not None:
-            sent = (variant["up"] + variant["down"]) / 1e6
+            point = ((variant["up"] + variant["down"]) / 1e6, 100 * variant["accuracy"])
             spread = 100 * (variant["seed_spread"] or 0)
-            axes.errorbar(sent, 100 * variant["accuracy"], spread, fmt="o", color=COLOURS[index % 7])
-            axes.annotate(
-                _text(variant["label"]), (sent, 100 * variant["accuracy"]), (6, 4), textcoords="offset points"
-            )
+            axes.errorbar(*point, spread, fmt="o", color=COLOURS[index % 7])
+            axes.annotate(_text(variant["label"]), point, (6, 4), textcoords="offset points")
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set(xlabel="sent both ways, MB", ylabel="accuracy, %")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factorized_fl.results.reading import Matrix, RunFiles
+from factorized_fl.results.reading import Matrix, RunFiles, recorded_rounds
 from factorized_fl.results.schema import MIXING, TRACES, Record
 
 _NAMES = {"matrix": "mixing", "similarity": "matching", "cosine.u": "u", "cosine.v": "v"}
@@ -14,7 +14,7 @@ _NAMES = {"matrix": "mixing", "similarity": "matching", "cosine.u": "u", "cosine
 def collect_matrices(run: RunFiles, budget: int) -> Record:
     """Return the aggregation and similarity matrices of some rounds, and their means over all rounds."""
     count = len(run.clients)
-    rounds = {folder: run.recorded_rounds(folder) for folder in (MIXING, TRACES)}
+    rounds = {folder: recorded_rounds(run.path, folder) for folder in (MIXING, TRACES)}
     cells = 2 * count * count * sum(map(len, rounds.values()))
     stride = max(1, -(-cells // max(budget, 1)))
     took_part = {(r["round"], r["client"]) for r in run.metrics if r["steps"] or r["down_bytes"]}

@@ -1,4 +1,4 @@
-"""From the document to one HTML file that opens anywhere, without a network.
+"""One HTML file of run directories that opens anywhere, without a network.
 
 The charts are our own JavaScript over SVG (assets/) rather than a plotting library: the package writes a page after
 every run and should not depend on one, plotly's bundle alone would add 1 to 4.5 MB to each page, and heat maps with a
@@ -12,17 +12,36 @@ while watching, to the page's own server.
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from factorized_fl.report.collect import Document
+from factorized_fl.core.files import plain_errors, write_atomically
+from factorized_fl.report.collect import Document, collect
 
+PAGE = "report.html"
 _SCRIPTS = (
     *("tools.js", "charts.js", "maps.js", "spreads.js", "parts.js"),
     *("verdict.js", "accuracy.js", "exchange.js", "inside.js", "comparison.js", "main.js"),
 )
+
+
+def write_report(paths: Sequence[Path], out: Path | None = None, baseline: Path | None = None) -> Path:
+    """Write one page for run directories, or folders of them, and return its path.
+
+    Without `out` it is report.html, inside the path if a single one is given.
+    """
+    page = render_page(collect(paths, baseline))
+    target = out or (paths[0] / PAGE if len(paths) == 1 else Path(PAGE))
+    if target.is_dir():
+        target = target / PAGE
+    with plain_errors(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, page.encode())
+    return target
 
 
 def render_page(document: Document) -> str:
@@ -50,10 +69,9 @@ def embed(document: Document) -> str:
 
 def policy(style: str, script: str, live: bool) -> str:
     """Return the content security policy: this script, this style and images that the script draws."""
-    connect = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+        f"connect-src '{'self' if live else 'none'}'; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
@@ -87,12 +86,10 @@ class ProgressObserver:
 
     def __init__(self, console: Console, title: str, seldom: float = 0.0, details: bool = False) -> None:
         self.console, self.title, self.seldom, self.details = console, title, seldom, details
-        self.bytes = 0
+        self.bytes = self.rounds = self.trained = 0
         self.latest: dict[int, float] = {}
-        self.rounds = 0
         self.began = self.last_line = time.monotonic()
-        self.trained = 0
-        self.decoding = images_told(console)
+        self.open = ExitStack()
         self.before = 0  # clients trained in the runs before this one
         self.total: int | None = None  # clients to train in all runs and rounds
         self.done = self.done_here = 0  # clients trained, and those of them trained by this process
@@ -108,16 +105,13 @@ class ProgressObserver:
         )
 
     def __enter__(self) -> "ProgressObserver":
-        self.bar.start()
-        self.decoding.__enter__()
+        self.open.enter_context(self.bar)
+        self.open.enter_context(images_told(self.console))
         self.task = self.bar.add_task(self.title, total=None, note="reading data")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.decoding.__exit__(kind, error, traceback)
-        self.bar.stop()
+    def __exit__(self, *_: object) -> None:
+        self.open.close()
 
     def started(self, federation: "Federation", done: int) -> None:
         """Set the bar to the number of clients to train in all rounds."""
@@ -177,11 +171,11 @@ class ProgressObserver:
         return ""
 
     def _note(self, round_number: int) -> str:
-        parts = [f"round {round_number}/{self.rounds}"]
+        note = f"round {round_number}/{self.rounds}"
         if self.latest:
             mean = sum(self.latest.values()) / len(self.latest)
-            parts += [f"accuracy {100 * mean:.1f}%", format_bytes(self.bytes)]
-        return ", ".join(parts)
+            note += f", accuracy {100 * mean:.1f}%, {format_bytes(self.bytes)}"
+        return note
 
 
 class ComparisonObserver(ProgressObserver):

@@ -1,10 +1,12 @@
-"""Tables and lines for a terminal: the clients and the model of a run, its results, comparisons of methods."""
+"""Tables and lines for a terminal: images, the clients and the model of a run, its results, comparisons of methods."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from factorized_fl.data.local_images import SPLITS, Inspection
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.report.listing import NamedTable
 from factorized_fl.results.comparison import Comparison
@@ -12,6 +14,7 @@ from factorized_fl.results.reading import divergence_line, method_title
 from factorized_fl.results.schema import Record
 
 HEADINGS = ("accuracy", "± clients", "± seeds", "beat Stand-Alone", "helped", "harmed", "up", "down")
+_right = partial(Column, justify="right")
 
 
 def format_bytes(count: float | None) -> str:
@@ -28,17 +31,15 @@ def format_bytes(count: float | None) -> str:
 def scenario_table(scenario: Scenario) -> Table:
     """Return each client's domain, numbers of images and label permutation."""
     agree = "labels agree" if scenario.labels_agree else "labels differ, so classifiers are not shared"
-    table = Table(title=f"{len(scenario.clients)} clients, {agree}", title_justify="left")
-    for heading in ("client", "domain", "train", "validation", "test", "label of class 0, 1, 2, ..."):
-        right = heading in ("train", "validation", "test")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading == "client", overflow="fold")
+    title = f"{len(scenario.clients)} clients, {agree}"
+    counts = map(_right, ("train", "validation", "test"))
+    names = (Column("client", no_wrap=True), Column("domain", overflow="fold"))
+    table = Table(*names, *counts, "label of class 0, 1, 2, ...", title=title, title_justify="left")
     for client in scenario.clients:
         table.add_row(
             client.name.removeprefix("client "),
             client.domain,
-            f"{len(client.train):,}",
-            f"{len(client.validation):,}",
-            f"{len(client.test):,}",
+            *(f"{len(part):,}" for part in (client.train, client.validation, client.test)),
             " ".join(str(label) for label in client.labelling.tolist()),
         )
     return table
@@ -56,9 +57,8 @@ def result_table(summary: Record) -> Table:
     result = "no client was tested" if mean is None else f"{100 * mean:.2f}% ± {100 * spread:.2f} over {count} clients"
     sent = f"up {format_bytes(summary['up_bytes'])}, down {format_bytes(summary['down_bytes'])}"
     title = f"{method_title(summary['method'])}: {result}, {sent}"
-    table = Table(title=title, title_justify="left")
-    for heading in ("client", "domain", "accuracy", "correct / tested"):
-        table.add_column(heading, justify="left" if heading == "domain" else "right", overflow="fold")
+    headings = (_right("client"), Column("domain", overflow="fold"), _right("accuracy"), _right("correct / tested"))
+    table = Table(*headings, title=title, title_justify="left")
     for client in summary["clients"]:
         table.add_row(
             str(client["client"] + 1),
@@ -109,3 +109,23 @@ def _clients(numbers: Sequence[int]) -> str:
     if not numbers:
         return "no client"
     return f"client{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def inspection_line(found: Inspection) -> str:
+    """Return the numbers, sizes and colours of the images in one line."""
+    sizes = [f"{width}x{height}" for (width, height), _ in found.sizes.most_common(3)]
+    others = f" and {len(found.sizes) - 3} other sizes" if len(found.sizes) > 3 else ""
+    unreadable = len(found.unreadable) + len(found.no_white)
+    return (
+        f"{found.total:,} images in {len(found.classes)} classes, {', '.join(sizes)}{others}; "
+        f"{found.grey:,} grey, {found.total - found.grey:,} colour; {unreadable} unreadable"
+    )
+
+
+def inspection_table(found: Inspection) -> Table:
+    """Return the numbers of images by class and split."""
+    splits = [split for split in ("", *SPLITS) if split in found.counts]
+    table = Table(Column("class", overflow="fold"), *(_right(split or "images") for split in splits))
+    for name in found.classes:
+        table.add_row(name, *(f"{found.counts[split][name]:,}" for split in splits))
+    return table

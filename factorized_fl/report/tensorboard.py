@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from factorized_fl.core.errors import UserError
@@ -24,9 +23,7 @@ class TensorBoardObserver:
     def __enter__(self) -> "TensorBoardObserver":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.writer is not None:
             self.writer.close()
 
@@ -45,8 +42,7 @@ class TensorBoardObserver:
             groups[f"client/{record['client'] + 1}"] = [record]
         for group, members in groups.items():
             for name in ("accuracy", "loss", "train_loss"):
-                values = [record[name] for record in members if record[name] is not None]
-                if values:
+                if values := [record[name] for record in members if record[name] is not None]:
                     self.writer.add_scalar(f"{name}/{group}", sum(values) / len(values), round_number)
         for way in ("up", "down"):
             self.writer.add_scalar(f"bytes/{way}", sum(record[f"{way}_bytes"] for record in records), round_number)

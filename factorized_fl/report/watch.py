@@ -9,17 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from factorized_fl import __version__
 from factorized_fl.core.errors import UserError
-from factorized_fl.report.collect import Document, collect
+from factorized_fl.report.collect import Document, collect, make_document
 from factorized_fl.report.page import render_page
-from factorized_fl.results.reading import is_run
+from factorized_fl.results.reading import check_folder, is_run
 from factorized_fl.results.schema import ANALYSIS, CONFIG, METRICS, SUMMARY
 
 _WATCHED = (CONFIG, METRICS, SUMMARY, ANALYSIS)
@@ -32,67 +31,44 @@ _HEADERS = {
 }
 
 
-class Source:
-    """The document of a folder, collected again only after its files have changed."""
+class PageServer(ThreadingHTTPServer):
+    """A server for one folder's page, whose document is collected again only after the folder's files have changed."""
 
-    def __init__(self, path: Path) -> None:
+    daemon_threads = True
+
+    def __init__(self, path: Path, port: int = 0) -> None:
         self.path = path
-        self.made: tuple[Any, Document] | None = None
+        self.made: tuple[object, Document] | None = None  # the state of the files, and the document made from them
         self.lock = threading.Lock()
+        self.last_request = 0.0
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise UserError(f"Cannot listen on port {port} ({error.strerror}): choose another --port.") from None
 
     def document(self) -> Document:
         """Return the current document; an empty one while there is nothing to show."""
         with self.lock:
             state = self._state()
             if self.made is None or self.made[0] != state:
-                self.made = (state, self._collect() if state else _empty_document(self.path))
+                document = make_document(f"{self.path.resolve().name} · waiting", live=True)
+                if state:
+                    try:
+                        document = collect([self.path], live=True)
+                    except UserError as error:
+                        document["notes"] = [str(error)]
+                self.made = (state, document)
             return self.made[1]
 
-    def _state(self) -> Any:
+    def _state(self) -> list[tuple[str, int, int]]:
         """Return the sizes and times of the files that grow or appear."""
         folders = [self.path, *sorted(child for child in self.path.glob("*") if is_run(child))]
         found = []
         for file in [folder / name for folder in folders for name in _WATCHED]:
-            try:
+            with suppress(OSError):
                 stat = file.stat()
-            except OSError:
-                continue
-            found.append((str(file), stat.st_size, stat.st_mtime_ns))
+                found.append((str(file), stat.st_size, stat.st_mtime_ns))
         return found
-
-    def _collect(self) -> Document:
-        try:
-            return collect([self.path], live=True)
-        except UserError as error:
-            return {**_empty_document(self.path), "notes": [str(error)]}
-
-
-def _empty_document(path: Path) -> Document:
-    title = f"{path.resolve().name} · waiting"
-    return {
-        "format": 1,
-        "version": __version__,
-        "title": title,
-        "live": True,
-        "notes": [],
-        "runs": [],
-        "comparison": None,
-    }
-
-
-class PageServer(ThreadingHTTPServer):
-    """A server for one folder's page."""
-
-    daemon_threads = True
-
-    def __init__(self, path: Path, port: int = 0) -> None:
-        self.source = Source(path)
-        self.last_document = ""  # the tag of the last document served
-        self.last_request = 0.0
-        try:
-            super().__init__(("127.0.0.1", port), _Handler)
-        except OSError as error:
-            raise UserError(f"Cannot listen on port {port} ({error.strerror}): choose another --port.") from None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that a browser closed; report other errors."""
@@ -117,13 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_all("Host") not in ([f"127.0.0.1:{port}"], [f"localhost:{port}"]):
             self._answer(403, "text/plain", b"This page is for this machine only.\n")
         elif self.path == "/":
-            self._answer(200, "text/html", render_page(self.server.source.document()).encode())
+            self._answer(200, "text/html", render_page(self.server.document()).encode())
         elif self.path == "/document.json":
-            content = json.dumps(self.server.source.document(), allow_nan=False).encode()
+            content = json.dumps(self.server.document(), allow_nan=False).encode()
             tag = f'"{sha256(content).hexdigest()[:16]}"'
             known = self.headers.get("If-None-Match") == tag
             self._answer(304 if known else 200, "application/json", b"" if known else content, {"ETag": tag})
-            self.server.last_document, self.server.last_request = tag, time.monotonic()
+            self.server.last_request = time.monotonic()
         else:
             self._answer(404, "text/plain", b"Not found.\n")
 
@@ -135,15 +111,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *args: Any) -> None:
         """Print nothing: the terminal belongs to the run."""
 
 
 def page_server(path: Path, port: int = 0) -> PageServer:
     """Return a server for an existing folder, ready for `serve_forever`."""
-    if not path.is_dir():
-        what = "is a file, not a folder" if path.exists() else "does not exist"
-        raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
+    check_folder(path)
     return PageServer(path, port)
 
 

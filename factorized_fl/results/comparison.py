@@ -55,18 +55,13 @@ def client_verdicts(runs: Sequence[Sequence[FinalResult]], baselines: Sequence[S
         for result in run:
             if result["client"] in alone:
                 pairs.setdefault(result["client"], []).append((result, alone[result["client"]]))
-    return [_verdict(client, found) for client, found in sorted(pairs.items())]
-
-
-def _verdict(client: int, pairs: Sequence[tuple[FinalResult, FinalResult]]) -> Verdict:
-    ours, alone = ([(pair[side]["correct"], pair[side]["total"]) for pair in pairs] for side in (0, 1))
-    return Verdict(
-        client=client,
-        domain=pairs[0][0]["domain"],
-        alone=statistics.fmean(base["accuracy"] for _, base in pairs),
-        together=statistics.fmean(result["accuracy"] for result, _ in pairs),
-        error=client_difference(ours, alone).error,
-    )
+    verdicts = []
+    for client, both in sorted(pairs.items()):
+        sides = list(zip(*both, strict=True))
+        together, apart = (statistics.fmean(result["accuracy"] for result in side) for side in sides)
+        error = client_difference(*([(result["correct"], result["total"]) for result in side] for side in sides)).error
+        verdicts.append(Verdict(client, both[0][0]["domain"], alone=apart, together=together, error=error))
+    return verdicts
 
 
 # -- which runs may be compared
@@ -98,20 +93,15 @@ def different_images(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping
     return any(one and other and one != other for one, other in marks)
 
 
-def differing_settings(one: RunFiles, other: RunFiles) -> list[str]:
-    """Return the names of the training settings, except the method and its options, that differ."""
+def difference_lines(run: RunFiles, base: RunFiles) -> list[str]:
+    """Return in words which training settings, besides the method and its options, differ, the base's value first."""
     ignored = {*DATA_SETTINGS, "method", "preset", "seed"}
-    if one.party:  # a site's Stand-Alone run has as many rounds as the site trained, not as many as planned
+    if run.party:  # a site's Stand-Alone run has as many rounds as the site trained, not as many as planned
         ignored |= {"rounds", "fraction"}
     # A setting that only one of them has came with a later version, whose default is the earlier behaviour.
-    both = [name for name in one.config if name in other.config and name not in ignored]
-    return [name for name in both if one.config[name] != other.config[name]]
-
-
-def difference_lines(run: RunFiles, base: RunFiles) -> list[str]:
-    """Return the differing training settings in words, the base's value first."""
-    names = differing_settings(run, base)
-    return [f"{name} {base.config.get(name)!r} instead of {run.config.get(name)!r}" for name in names]
+    both = [name for name in run.config if name in base.config and name not in ignored]
+    differing = [name for name in both if run.config[name] != base.config[name]]
+    return [f"{name} {base.config[name]!r} instead of {run.config[name]!r}" for name in differing]
 
 
 # -- the baseline
@@ -140,7 +130,7 @@ def find_baseline(run: RunFiles, runs: Sequence[RunFiles]) -> RunFiles | None:
     if not found and is_run(beside):
         found = [read_run(beside)]
     fitting = [other for other in found if other.complete and not different_data([run, other])]
-    return min(fitting, key=lambda other: len(differing_settings(run, other)), default=None)
+    return min(fitting, key=lambda other: len(difference_lines(run, other)), default=None)
 
 
 # -- rows
@@ -189,11 +179,6 @@ class Variant:
         return {seed: run for seed, (_, run) in self.runs.items() if run.final}
 
     @property
-    def complete(self) -> bool:
-        """Return whether all runs have ended."""
-        return all(run.complete for _, run in self.runs.values())
-
-    @property
     def seconds(self) -> float | None:
         """Return the mean duration of the runs whose rounds were all timed."""
         timed = [run for run in self.results.values() if len(run.seconds) >= run.done > 0]
@@ -217,20 +202,16 @@ class Variant:
             accuracy=statistics.fmean(means),
             client_spread=statistics.fmean(map(statistics.pstdev, accuracies)),
             seed_spread=statistics.stdev(means) if len(means) > 1 else None,
-            up_bytes=self._mean_bytes("up_bytes"),
-            down_bytes=self._mean_bytes("down_bytes"),
+            up_bytes=_mean([run.total("up_bytes") for run in self.results.values()]),
+            down_bytes=_mean([run.total("down_bytes") for run in self.results.values()]),
             verdicts=tuple(self.against(base)) if base is not None and base is not self else (),
             diverged=tuple(sorted({result["client"] for final in finals for result in final if result["diverged"]})),
         )
 
-    def _mean_bytes(self, name: Literal["up_bytes", "down_bytes"]) -> float | None:
-        """Return the mean total of the runs of which it is known."""
-        totals: list[float | None] = [
-            sum(record[name] for record in run.metrics) if run.metrics else run.summary[name] if run.summary else None
-            for run in self.results.values()
-        ]
-        known = [total for total in totals if total is not None]
-        return statistics.fmean(known) if known else None
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def compare_methods(runs: Mapping[str, Sequence[RunFiles]]) -> list[Comparison]:
@@ -256,8 +237,8 @@ def group_runs(runs: Sequence[RunFiles]) -> tuple[list[Variant], list[str]]:
         if run.seed in variant.runs:
             kept = variant.runs[run.seed][1]
             notes.append(f"'{run.path.name}' is the same configuration as '{kept.path.name}': only the latter counts.")
-            continue
-        variant.runs[run.seed] = (index, run)
+        else:
+            variant.runs[run.seed] = (index, run)
     found = list(variants.values())
     for variant in found:
         variant.label = _label(variant, [other for other in found if other.first.title == variant.first.title])

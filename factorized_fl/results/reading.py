@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.torch
@@ -51,13 +51,9 @@ class RunReader:
             self.notes.append(f"{schema.CONFIG} is cut off: part of the configuration is unknown.")
         return table
 
-    def environment(self) -> Record:
-        """Return the content of environment.json; empty if there is none."""
-        return as_record(self._json(schema.ENVIRONMENT, RESTORE, "so versions and machine are unknown"))
-
     def clients(self) -> list[Record]:
         """Return the entries of clients.json in order; empty if there are none."""
-        found = self._json(
+        found = self.read_json(
             schema.CLIENTS,
             RESTORE,
             "so clients are numbered and classes have no names",
@@ -76,22 +72,15 @@ class RunReader:
     def summary(self) -> Record | None:
         """Return the content of summary.json; None if the run is not complete."""
         advice = "remove it, then --resume writes it again."
-        found = self._json(schema.SUMMARY, advice, fits=lambda found: isinstance(as_record(found).get("clients"), list))
+        found = self.read_json(
+            schema.SUMMARY, advice, fits=lambda found: isinstance(as_record(found).get("clients"), list)
+        )
         return found if isinstance(found, dict) else None
 
     def analysis(self, missing: str = "") -> Record:
         """Return the content of analysis.json; empty if there is none."""
         advice = f"remove it and {schema.SUMMARY}, then --resume writes them again."
-        return as_record(self._json(schema.ANALYSIS, advice, missing))
-
-    def recorded_rounds(self, folder: str) -> list[int]:
-        """Return the rounds of which `mixing` or `traces` holds a file, in order."""
-        names = (path.stem.removeprefix("round-") for path in (self.path / folder).glob("round-*.safetensors"))
-        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
-
-    def round_file(self, folder: str, round_number: int) -> Path:
-        """Return the path of a round's file in `mixing` or `traces`."""
-        return self.path / folder / f"round-{round_number:04d}.safetensors"
+        return as_record(self.read_json(schema.ANALYSIS, advice, missing))
 
     # -- how a file is read
 
@@ -111,7 +100,7 @@ class RunReader:
             self._fault(name, f"cannot be read ({_reason(error)})", "make it readable; no data was lost.")
         return None
 
-    def _json(self, name: str, advice: str, missing: str = "", fits: Callable[[Any], bool] | None = None) -> Any:
+    def read_json(self, name: str, advice: str, missing: str = "", fits: Callable[[Any], bool] | None = None) -> Any:
         """Return the content of a JSON file; None if it is missing. Only a strict reader checks that it `fits`."""
         content = self._read(name, missing)
         if content is None:
@@ -127,12 +116,9 @@ class RunReader:
 
     def _lines(self, name: str, missing: str) -> list[Record]:
         """Return the records of a file of lines, without the incomplete last line that a killed process leaves."""
-        *lines, rest = map(_parse_line, (self._read(name, missing) or b"").split(b"\n"))
-        damaged = [
-            at
-            for at, line in enumerate(lines, start=1)
-            if line is None or (self.strict and not isinstance(line.get("round"), int))
-        ]
+        lines = [_parse_line(line, self.strict) for line in (self._read(name, missing) or b"").split(b"\n")]
+        rest = lines.pop()
+        damaged = [at for at, line in enumerate(lines, start=1) if line is None]
         if damaged and self.strict:
             raise UserError(f"'{self.path / name}', line {damaged[0]}, is damaged: {RESTORE}")
         if damaged:
@@ -177,6 +163,12 @@ class RunFiles:
         """Return the configured number of rounds, or the number of rounds done if that is unknown."""
         return schema.whole(self.config.get("rounds")) or self.done
 
+    def total(self, name: Literal["up_bytes", "down_bytes"]) -> float | None:
+        """Return the sum over all metrics, or the total in the summary if there are none; None if it is unknown."""
+        if self.metrics:
+            return sum(record[name] for record in self.metrics)
+        return self.summary[name] if self.summary else None
+
     @property
     def done(self) -> int:
         """Return the last round in the metrics."""
@@ -196,13 +188,9 @@ class RunFiles:
                 last[found["client"]] = found
         return [last[k] for k in sorted(last)]
 
-    def recorded_rounds(self, folder: str) -> list[int]:
-        """Return the rounds of which `mixing` or `traces` holds a file, in order."""
-        return RunReader(self.path).recorded_rounds(folder)
-
     def matrices(self, folder: str, round_number: int) -> dict[str, Matrix]:
         """Return the tensors of a round as float64, without those that have no row for each client."""
-        path = RunReader(self.path).round_file(folder, round_number)
+        path = round_file(self.path, folder, round_number)
         try:
             tensors = load_round(path)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -211,6 +199,17 @@ class RunFiles:
             return {}
         found = {name: tensor.double().numpy() for name, tensor in tensors.items() if not name.startswith("state.")}
         return {name: tensor for name, tensor in found.items() if tensor.ndim == 2 and len(tensor) == len(self.clients)}
+
+
+def recorded_rounds(run: Path, folder: str) -> list[int]:
+    """Return the rounds of which `mixing` or `traces` of a run directory holds a file, in order."""
+    names = (path.stem.removeprefix("round-") for path in (run / folder).glob("round-*.safetensors"))
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def round_file(run: Path, folder: str, round_number: int) -> Path:
+    """Return the path of a round's file in `mixing` or `traces` of a run directory."""
+    return run / folder / f"round-{round_number:04d}.safetensors"
 
 
 def load_round(path: Path) -> dict[str, torch.Tensor]:
@@ -240,11 +239,12 @@ def read_run(path: Path, strict: bool = False) -> RunFiles:
     expected = summary and any(client["classes"] for client in clients)  # a coordinator knows no classes
     timing = reader.timing()
     analysis = reader.analysis("so there are no confusion matrices" if expected else "")
+    environment = reader.read_json(schema.ENVIRONMENT, RESTORE, "so versions and machine are unknown")
     run = RunFiles(
         path=path,
         config={name: value for name, value in config.items() if name != "options"},
         options=as_record(config.get("options")),
-        environment=reader.environment(),
+        environment=as_record(environment),
         clients=clients,
         metrics=metrics,
         seconds={
@@ -302,19 +302,23 @@ def method_title(name: str) -> str:
     return f"{title} ({own.replace(':', ', ')})" if own else title
 
 
+def check_folder(path: Path) -> None:
+    """Raise UserError if the path is no folder."""
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "does not exist"
+        raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
+
+
 def find_runs(paths: list[Path]) -> list[Path]:
     """Return the run directories among and directly inside the given folders; of a party's kit, its run."""
     found: list[Path] = []
     for path in paths:
-        if not path.is_dir():
-            what = "is a file, not a folder" if path.exists() else "does not exist"
-            raise UserError(f"'{path}' {what}: name a run directory, or a folder of them.")
+        check_folder(path)
+        inside = [path] if is_run(path) else sorted(filter(is_run, path.iterdir()))
         if (path / schema.FEDERATION).is_file():
             inside = [path / schema.RUN]
             if not is_run(path / schema.RUN):
                 raise UserError(f"'{path}' is the kit of a party that has not begun: there is nothing to show yet.")
-        else:
-            inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
         if not inside:
             raise UserError(f"'{path}' is not a run directory and holds none: there is no {schema.CONFIG}.")
         found += [run for run in inside if run.resolve() not in {other.resolve() for other in found}]
@@ -326,12 +330,13 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in (schema.CONFIG, schema.METRICS, schema.SUMMARY))
 
 
-def _parse_line(line: bytes) -> Record | None:
+def _parse_line(line: bytes, strict: bool) -> Record | None:
+    """Return a line's record; None if it is damaged, in a strict reader also if it belongs to no round."""
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if isinstance(record, dict) and not (strict and not isinstance(record.get("round"), int)) else None
 
 
 def _reason(error: Exception) -> str:

@@ -21,7 +21,7 @@ from factorized_fl.core.files import PART, plain_errors, write_atomically
 from factorized_fl.core.views import Mixing
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.results import schema
-from factorized_fl.results.reading import RESTORE, RunReader, load_round
+from factorized_fl.results.reading import RESTORE, RunReader, load_round, recorded_rounds, round_file
 from factorized_fl.results.schema import Record
 
 __all__ = ["Record", "RunDirectory", "describe_clients"]
@@ -66,8 +66,9 @@ class RunDirectory(RunReader):
         finally:
             # While the lock is held, so that a waiting process does not lose the file it has just locked. Windows
             # does not remove open files; there an empty file remains, which everything else here ignores.
-            with suppress(OSError):
-                file.unlink()
+            if lock.is_locked:
+                with suppress(OSError):
+                    file.unlink()
             lock.release()
             if created:
                 with suppress(OSError):  # it is not empty
@@ -86,16 +87,19 @@ class RunDirectory(RunReader):
             return 0
         if not resume:
             raise UserError(f"'{self.path}' already holds a run: add --resume to continue it, or choose another --out.")
-        self._refuse_other_config(config)
+        # Reading a configuration fills in the defaults of options that are newer than the run.
+        old, new = (tomllib.loads(found.to_toml()) for found in (self.config(), config))
+        old |= old.pop("options", {})
+        new |= new.pop("options", {})
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if changed := "; ".join(f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in names):
+            raise UserError(
+                f"'{self.path}' was started with another configuration ({changed}): use the same one, or another --out."
+            )
         return self.checkpoint_round()
 
     def begin(
-        self,
-        config: Config,
-        environment: Mapping[str, object],
-        clients: Sequence[Record],
-        done: int,
-        metrics_size: int | None = None,
+        self, config: Config, environment: Record, clients: Sequence[Record], done: int, metrics_size: int | None = None
     ) -> None:
         """Write the first files of a run, or drop the lines and matrices of rounds after the checkpoint.
 
@@ -108,7 +112,19 @@ class RunDirectory(RunReader):
             write_atomically(self.path / schema.CLIENTS, json.dumps(clients, indent=2).encode())
         with plain_errors(self.path):
             (self.path / schema.MIXING).mkdir(exist_ok=True)
-        self._drop_after(done, metrics_size)
+        # Later rounds are computed again, with the same results.
+        kept = dict.fromkeys((schema.METRICS, schema.TIMING), b"")
+        if done:
+            for name, records in ((schema.METRICS, self.metrics()), (schema.TIMING, self.timing())):
+                kept[name] = "".join(_line(record) for record in records if record["round"] <= done).encode()
+        if metrics_size not in (None, len(kept[schema.METRICS])):
+            missing = f"does not hold all rounds up to {done}"
+            raise UserError(f"'{self.path / schema.METRICS}' {missing}: {RESTORE}")
+        for name, content in kept.items():
+            write_atomically(self.path / name, content)
+        for folder in (schema.MIXING, schema.TRACES):
+            for later in [found for found in recorded_rounds(self.path, folder) if found > done]:
+                round_file(self.path, folder, later).unlink(missing_ok=True)
 
     def refuse_other_data(self, clients: Sequence[Record]) -> None:
         """Raise UserError if a checkpoint was trained with other clients, classes, splits or images than these."""
@@ -124,32 +140,6 @@ class RunDirectory(RunReader):
         ]
         if changes:
             raise UserError(f"'{self.path}' was started with other data ({changes[0]}): give it the same, with --data.")
-
-    def _refuse_other_config(self, config: Config) -> None:
-        # Reading a configuration fills in the defaults of options that are newer than the run.
-        old, new = (tomllib.loads(found.to_toml()) for found in (self.config(), config))
-        old |= old.pop("options", {})
-        new |= new.pop("options", {})
-        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        if changed := "; ".join(f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in names):
-            raise UserError(
-                f"'{self.path}' was started with another configuration ({changed}): use the same one, or another --out."
-            )
-
-    def _drop_after(self, round_number: int, metrics_size: int | None) -> None:
-        """Drop later rounds; they are computed again with the same results."""
-        kept = dict.fromkeys((schema.METRICS, schema.TIMING), b"")
-        if round_number:
-            for name, records in ((schema.METRICS, self.metrics()), (schema.TIMING, self.timing())):
-                kept[name] = "".join(_line(record) for record in records if record["round"] <= round_number).encode()
-        if metrics_size not in (None, len(kept[schema.METRICS])):
-            missing = f"does not hold all rounds up to {round_number}"
-            raise UserError(f"'{self.path / schema.METRICS}' {missing}: {RESTORE}")
-        for name, content in kept.items():
-            write_atomically(self.path / name, content)
-        for folder in (schema.MIXING, schema.TRACES):
-            for later in [found for found in self.recorded_rounds(folder) if found > round_number]:
-                self.round_file(folder, later).unlink(missing_ok=True)
 
     # -- writing
 
@@ -168,14 +158,14 @@ class RunDirectory(RunReader):
         tensors |= {name: tensor for name, tensor in further.items() if tensor is not None}
         # A method may return the same tensor twice, or views.
         apart = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-        write_atomically(self.round_file(schema.MIXING, round_number), safetensors.torch.save(apart))
+        write_atomically(round_file(self.path, schema.MIXING, round_number), safetensors.torch.save(apart))
 
     def save_trace(self, round_number: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the measurements of the factors after a round, if there are any."""
         if tensors:
             with plain_errors(self.path):
                 (self.path / schema.TRACES).mkdir(exist_ok=True)
-            write_atomically(self.round_file(schema.TRACES, round_number), safetensors.torch.save(dict(tensors)))
+            write_atomically(round_file(self.path, schema.TRACES, round_number), safetensors.torch.save(dict(tensors)))
 
     def save_checkpoint(self, round_number: int, tensors: Mapping[str, torch.Tensor], **tags: str) -> None:
         """Replace the checkpoint. Tensors are streamed to disk: no second copy of the state is made."""
@@ -253,16 +243,17 @@ class RunDirectory(RunReader):
 
     def mixed_rounds(self) -> list[int]:
         """Return the rounds that began with an aggregation, in order."""
-        return self.recorded_rounds(schema.MIXING)
+        return recorded_rounds(self.path, schema.MIXING)
 
     def mixing(self, round_number: int) -> dict[str, torch.Tensor]:
         """Return `matrix` of a round and, where the method has them, `similarity`, `revert` and its `state.*`."""
-        return load_round(self.round_file(schema.MIXING, round_number))
+        return load_round(round_file(self.path, schema.MIXING, round_number))
 
     def traces(self) -> dict[int, dict[str, torch.Tensor]]:
         """Return the measurements of the factors by round: `cosine.u`, `cosine.v`, `mu`; empty if there are none."""
         return {
-            found: load_round(self.round_file(schema.TRACES, found)) for found in self.recorded_rounds(schema.TRACES)
+            found: load_round(round_file(self.path, schema.TRACES, found))
+            for found in recorded_rounds(self.path, schema.TRACES)
         }
 
 

@@ -46,16 +46,7 @@ class ClientEntry(TypedDict):
     images: str  # changes with the client's images and labels; empty in older runs
 
 
-class Score(TypedDict):
-    """The test of one client after one round; all None if the client was not tested."""
-
-    accuracy: float | None
-    correct: int | None
-    total: int | None
-    loss: NotRequired[float | None]  # None if it is not finite; absent in older summaries
-
-
-class MetricsLine(Score):
+class MetricsLine(TypedDict):
     """A line of metrics.jsonl, cleaned."""
 
     round: int
@@ -68,6 +59,10 @@ class MetricsLine(Score):
     down_formula: int
     up_roles: dict[str, int]  # bytes by role
     down_roles: dict[str, int]
+    accuracy: float | None  # None, like the next two, if the client was not tested
+    correct: int | None
+    total: int | None
+    loss: NotRequired[float | None]  # None if it is not finite; absent in older summaries
 
 
 class FinalResult(TypedDict):
@@ -82,19 +77,14 @@ class FinalResult(TypedDict):
     diverged: bool
 
 
-class Totals(TypedDict):
-    """The method and the traffic in summary.json, cleaned."""
+class Summary(TypedDict):
+    """The content of summary.json, cleaned."""
 
     method: str
     up_bytes: float | None
     down_bytes: float | None
     formula_a_bytes: float | None
     formula_b_bytes: float | None
-
-
-class Summary(Totals):
-    """The content of summary.json, cleaned."""
-
     clients: list[FinalResult]
 
 
@@ -136,9 +126,8 @@ _CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the val
 
 
 def _clean(record: Mapping[str, Any], fields: type) -> Any:
-    """Return the fields that a TypedDict requires, each with a valid value."""
-    required: frozenset[str] = vars(fields)["__required_keys__"]
-    return {name: _CLEANED[hint](record.get(name)) for name, hint in fields.__annotations__.items() if name in required}
+    """Return the fields of a TypedDict that have one of the types above, each with a valid value."""
+    return {name: _CLEANED[kind](record.get(name)) for name, kind in fields.__annotations__.items() if kind in _CLEANED}
 
 
 def clean_client(client: Mapping[str, Any], index: int) -> ClientEntry:
@@ -162,11 +151,10 @@ def clean_metrics(line: Mapping[str, Any], clients: int = MOST_CLIENTS) -> Metri
 def clean_summary(summary: Mapping[str, Any], clients: int = MOST_CLIENTS) -> Summary:
     """Return the content of summary.json with every field present; clients without a valid result are left out."""
     given = summary.get("clients")
-    lines = [
-        clean_metrics({"round": 1, **as_record(line)}, clients) for line in (given if isinstance(given, list) else [])
-    ]
+    given = given if isinstance(given, list) else []
+    lines = [clean_metrics({"round": 1, **as_record(line)}, clients) for line in given]
     results = [result for line in lines if line and (result := final_result(line))]
-    return cast(Summary, {**_clean(summary, Totals), "clients": results})
+    return cast(Summary, {**_clean(summary, Summary), "clients": results})
 
 
 def final_result(record: MetricsLine) -> FinalResult | None:

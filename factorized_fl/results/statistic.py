@@ -90,7 +90,8 @@ def client_difference(ours: Sequence[tuple[int, int]], baseline: Sequence[tuple[
     The two models are tested on the same images; their errors are taken as independent, which overstates the standard
     error. Accuracies are shares between 0 and 1.
     """
-    variances = [share_variance(smoothed_share(*counts), counts[1]) for counts in (*ours, *baseline)]
+    # Shares are moved away from 0 and 1, so that no variance is zero.
+    variances = [share_variance((correct + 1) / (total + 2), total) for correct, total in (*ours, *baseline)]
     means = [statistics.fmean(correct / total for correct, total in counts) for counts in (ours, baseline)]
     return Difference(means[0] - means[1], math.sqrt(sum(variances)) / len(ours))
 
@@ -103,11 +104,6 @@ def standard_error(values: Sequence[float]) -> float:
 def share_variance(share: float, count: int) -> float:
     """Return the variance of a share measured on so many independent test images."""
     return share * (1 - share) / count
-
-
-def smoothed_share(correct: int, count: int) -> float:
-    """Return the share of correct answers, moved away from 0 and 1 so that its variance is never zero."""
-    return (correct + 1) / (count + 2)
 
 
 def pooled_deviation(samples: Iterable[Sequence[float]]) -> float:

@@ -5,8 +5,7 @@ kits         make all kits of a new federation
 settings     a site's own choices
 preflight    checks before a start: the kit, the port, the connection
 messages     the messages between a site and the coordinator
-checks       checks of tensors that arrive
-updates      a site's answer to a round, as the coordinator reads it
+checks       checks of tensors that arrive, and of a site's answer to a round
 memory       the coordinator's state
 mailbox      the coordinator's open requests and the answers to them
 control      requests of the operator to a running coordinator
@@ -15,9 +14,8 @@ site         one site's state, training and answers, resumed from a checkpoint
 trainer      the process in which a site trains
 keeper       that process as the agent sees it
 finish       a site's last phase, which needs no coordinator
-gateway      the coordinator's side of the transport
 agent        a site's side of the transport
-transport    the interface of a transport, and two of them: between machines, and within one process
+transport    the interface of a transport, and the one between machines
 supervise    run a party's process, and restart it when it dies
 journal      one line of text for each event
 status       the state of a running federation

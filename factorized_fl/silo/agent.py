@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from factorized_fl import __version__
@@ -46,16 +47,20 @@ class Agent:
                 continue
             news = ready
             if reply.kind == "refused":
-                raise Refused(_why_refused(reply))
+                theirs = str(reply.fields.get("version"))[:40]
+                why = "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
+                if theirs != __version__:
+                    why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
+                raise Refused(f"refused: {why}")
             if reply.kind == "end":
                 finish(self.kit, self.journal, trainer)
                 return
-            if reply.kind != "wait":
+            if reply.kind == "wait":
+                write_status(self.kit, "waiting for the coordinator")
+            else:
                 name = str(reply.fields.get("request", ""))[:60]
                 write_status(self.kit, f"at work on {name}")
-                news = trainer.ask(reply, lambda name=name: self.alive(name))  # type: ignore[misc]
-            else:
-                write_status(self.kit, "waiting for the coordinator")
+                news = trainer.ask(reply, partial(self.alive, name))
 
     def alive(self, name: str) -> None:
         """Report to the coordinator and in the status that the trainer is at work on a request."""
@@ -70,29 +75,16 @@ class Agent:
             answer = unpack(self.line.ask(question, _PATIENCE), agreement.id, agreement.largest)
         except (BadMessage, Unreachable) as error:
             if self.reachable and not quiet:
-                self.journal(f"the coordinator is out of reach ({error}): trying again{self._advice()}")
+                # The connection may work, but answers go to a copy of this kit on another machine.
+                hint = "" if connection_problem(self.kit) else "; if this site runs in a second place, stop one of them"
+                self.journal(f"the coordinator is out of reach ({error}): trying again{hint}")
                 write_status(self.kit, "the coordinator is out of reach")
                 self.reachable = False
             return None
-        self._report_copies(answer)
+        before, self.twice = self.twice, bool(answer.fields.get("twice"))  # the coordinator hears it from two places
+        if self.twice and not before:
+            self.journal("this site runs in two places, with copies of one kit: stop one of them")
         if not self.reachable:
             self.journal("the coordinator is back")
             self.reachable = True
         return answer
-
-    def _advice(self) -> str:
-        """A hint for the case that the connection works, but answers go to a copy of this kit on another machine."""
-        return "" if connection_problem(self.kit) else "; if this site runs in a second place, stop one of them"
-
-    def _report_copies(self, answer: Message) -> None:
-        """Report once that the coordinator hears this site from two places."""
-        before, self.twice = self.twice, bool(answer.fields.get("twice"))
-        if self.twice and not before:
-            self.journal("this site runs in two places, with copies of one kit: stop one of them")
-
-
-def _why_refused(reply: Message) -> str:
-    theirs = str(reply.fields.get("version"))[:40]
-    if theirs != __version__:
-        return f"refused: this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
-    return "refused: this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"

@@ -3,29 +3,26 @@
 This module does not import PyTorch: the processes that only carry messages or supervise others read kits, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
 import secrets
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import tomli_w
 
+from factorized_fl.config import Config, from_table, read_table
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.options import check, make, option
 from factorized_fl.results.schema import ALONE, COORDINATOR, FEDERATION, RUN
 
-if TYPE_CHECKING:
-    from factorized_fl.config import Config
+T = TypeVar("T")
 
 AUTHORITY = "authority"  # the folder, beside the kits, with the key that signs certificates
 _RESERVED = (COORDINATOR, AUTHORITY, "server")  # the transport uses the last one for the coordinator
@@ -74,8 +71,6 @@ class Kit:
     @cached_property
     def config(self) -> Config:
         """The training configuration. Imports PyTorch; raises UserError if this version does not accept it."""
-        from factorized_fl.config import from_table
-
         return from_table(self.table)
 
     @property
@@ -128,10 +123,9 @@ class Kit:
 
 def read_agreement(path: Path) -> tuple[Agreement, Config]:
     """The agreement in sites.toml: the terms of the federation, and the options of a run. Imports PyTorch."""
-    from factorized_fl.config import Config, from_table
     from factorized_fl.methods import INSTALLED
 
-    table = read_toml(path)
+    table = read_table(path)
     if fixed := [name for name in _FIXED if name in table]:
         raise UserError(f"{path} sets {fixed[0]}, which follows from the sites and their own data: leave it out.")
     names = _site_names(table.pop("sites", []), path)
@@ -157,8 +151,8 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
 def _site_names(given: Any, path: Path) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(site, dict) and "name" in site for site in given):
         raise UserError(f'{path} must list its sites, each as [[sites]] with name = "...".')
-    names = [_check_name(site["name"], "site") for site in given]
-    if len(names) < 2 or len(set(names)) < len(names) or set(_RESERVED) & set(names):
+    names = [site["name"] for site in given]
+    if len(names) < 2 or any(name in _RESERVED or names.count(name) > 1 for name in names):
         reserved = " or ".join(f"'{name}'" for name in _RESERVED)
         raise UserError(f"{path} must name two or more sites, each once, and none of them {reserved}.")
     if strange := sorted({key for site in given for key in site} - {"name"}):
@@ -167,24 +161,12 @@ def _site_names(given: Any, path: Path) -> list[str]:
 
 
 def _check_names(agreement: Agreement) -> None:
-    """Refuse names and addresses with special characters: they become part of the transport's configuration."""
-    _check_name(agreement.name, "federation")
-    for site in agreement.sites:
-        _check_name(site, "site")
+    """Refuse special characters: names become folders, certificates and parts of the transport's configuration."""
+    for name, what in ((agreement.name, "federation"), *((site, "site") for site in agreement.sites)):
+        if not _NAME.fullmatch(name):
+            raise UserError(f"The name {name!r} of a {what} must be 1 to 40 small letters, digits and inner dashes.")
     if not _HOST.fullmatch(agreement.address):
         raise UserError(f"address = '{agreement.address}' must be a host name or an IPv4 address, without the port.")
-
-
-def _check_name(name: Any, what: str) -> str:
-    """Names become folders, certificates and words in logs, so only plain characters are accepted."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"The name {name!r} of a {what} must be 1 to 40 small letters, digits and inner dashes.")
-    return name
-
-
-def make_kit(path: Path, party: str, agreement: Agreement, config: Config) -> Kit:
-    """The kit of one party of a new federation, in memory."""
-    return Kit(path, party, agreement, dataclasses.asdict(config))
 
 
 def write_kit(kit: Kit) -> None:
@@ -198,24 +180,22 @@ def read_kit(path: Path) -> Kit:
     path = path.resolve()
     if not (path / FEDERATION).is_file():
         raise UserError(f"'{path}' is no kit: it has no {FEDERATION}; make kits with `ffl federation new sites.toml`.")
-    table = read_toml(path / FEDERATION)
+    table = read_table(path / FEDERATION)
     try:
         kit = Kit(path, table["party"], make(Agreement, table["federation"], "entry"), dict(table["run"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"'{path / FEDERATION}' is incomplete ({error}): ask for a new kit.") from None
     _check_names(kit.agreement)
     if kit.party not in (COORDINATOR, *kit.agreement.sites):
-        raise UserError(
-            f"'{path / FEDERATION}' is for '{kit.party}', which is no party of {kit.agreement.name}: ask for a new kit."
-        )
+        what = f"is for '{kit.party}', which is no party of {kit.agreement.name}"
+        raise UserError(f"'{path / FEDERATION}' {what}: ask for a new kit.")
     return kit
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The table of a TOML file; raises UserError if there is none or it cannot be parsed."""
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """The content of a JSON file that this program wrote, None if it cannot be read or is of another kind."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"There is no configuration file '{path}'.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"Cannot read the configuration '{path}': {error}.") from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, kind) else None

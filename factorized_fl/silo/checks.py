@@ -1,7 +1,9 @@
-"""Checks on tensors that arrive: names, shapes, types, finiteness, norms."""
+"""Checks on tensors that arrive: names, shapes, types, finiteness, norms; and of a site's answer to a round."""
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import safetensors
 import torch
@@ -9,8 +11,8 @@ import torch
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import FINGERPRINT
 from factorized_fl.core.payload import decode
-from factorized_fl.core.views import Tensors
-from factorized_fl.silo.messages import BadMessage
+from factorized_fl.core.views import Evaluated, Tensors, Trained
+from factorized_fl.silo.messages import BadMessage, Message
 
 LARGEST_GROWTH = 10.0  # of a tensor's norm in one round; far above what training causes
 # The least norm that growth is measured from, as the size of an entry: some tensors begin at zero.
@@ -69,3 +71,34 @@ def _check_claims(payload: bytes, expected: Mapping[str, torch.Tensor]) -> None:
     for name, shape in sparse.items():
         if name not in expected or list(expected[name].shape) != shape:
             raise BadMessage(f"{str(name)[:80]!r} is not among the tensors that are due in that shape")
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a site sends after its training."""
+
+    tensors: Tensors
+    trained: Trained
+    result: Evaluated | None  # its test result, if the site reports it
+    seconds: float  # of its own work
+
+
+def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update:
+    """The update in an answer; raises BadMessage if anything in it is malformed."""
+    if answer.text("result") != "trained":
+        raise BadMessage(f"it is {answer.text('result')}: {answer.text('reason')}")
+    loss = answer.number("train_loss")
+    return Update(
+        tensors=read_tensors(answer.payload, expected),
+        trained=Trained(math.nan if loss is None else loss, answer.whole("steps")),
+        result=read_result(answer),
+        seconds=answer.number("seconds") or 0.0,
+    )
+
+
+def read_result(answer: Message) -> Evaluated | None:
+    """The test result that a site chose to report, or None."""
+    if answer.fields.get("total") is None:
+        return None
+    loss, total = answer.number("loss"), answer.whole("total", low=1)
+    return Evaluated(answer.whole("correct", high=total), total, math.nan if loss is None else loss)

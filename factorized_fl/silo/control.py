@@ -7,13 +7,12 @@ from pathlib import Path
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.agreement import Kit, read_json
 
 CONTROL = "control.json"
 _TAKEN = "control.taken.json"
 _ASIDE = "aside.json"
-_KINDS = ("readmit", "exclude")
-_TOO_LATE = {"readmit": "nothing is left to ask {} for", "exclude": "nothing is left to leave {} out of"}
+_TOO_LATE = {"readmit": "nothing is left to ask {} for", "exclude": "nothing is left to leave {} out of"}  # by kind
 Wishes = dict[str, list[str]]  # the names of sites, by the kind of request
 
 
@@ -23,9 +22,8 @@ def ask(kit: Kit, kind: str, site: str) -> None:
         raise UserError(f"The federation {kit.agreement.name} is complete: {_TOO_LATE[kind].format(site)}.")
     path = kit.path / CONTROL
     wishes = _read(path) or {}
-    for each in _KINDS:
-        names = {name for name in wishes.get(each, ()) if name != site} | ({site} if each == kind else set())
-        wishes[each] = sorted(names)
+    for each in _TOO_LATE:
+        wishes[each] = sorted({*wishes.get(each, ())} - {site} | ({site} if each == kind else set()))
     write_atomically(path, json.dumps(wishes).encode())
 
 
@@ -50,21 +48,15 @@ def remember_aside(kit: Kit, sites: Sequence[str]) -> None:
     write_atomically(kit.path / _ASIDE, json.dumps(sites).encode())
 
 
-def recall_aside(kit: Kit) -> set[str] | None:
+def recall_aside(kit: Kit) -> list[str] | None:
     """The names of the quarantined sites as last stored, None if they never were or cannot be read."""
-    try:
-        return set(json.loads((kit.path / _ASIDE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
+    return read_json(kit.path / _ASIDE, list)
 
 
 def _read(path: Path) -> Wishes | None:
     """The requests in a file, None if the file is missing or invalid."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(found, dict) or not found.keys() <= set(_KINDS):
+    found = read_json(path, dict)
+    if found is None or not found.keys() <= _TOO_LATE.keys():
         return None
     lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in found.values())
     return found if lists else None

@@ -3,32 +3,33 @@
 It holds what travels and nothing else: no image, no label, no class name, no classifier.
 """
 
-import contextlib
 import json
-import os
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
 
-from factorized_fl.core.errors import Damaged, UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.core.ledger import Load, count_traffic
+from factorized_fl.core.ledger import Load, Traffic, count_traffic
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo import control
-from factorized_fl.silo.agreement import Kit
-from factorized_fl.silo.ending import Ending
+from factorized_fl.silo.agreement import Kit, read_json
+from factorized_fl.silo.checks import Update, read_result, read_update
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
-from factorized_fl.silo.questions import Questions
 from factorized_fl.silo.status import read_status, write_status
-from factorized_fl.silo.updates import Update, read_update
 from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import summarise
+
+FAREWELL = 60.0  # seconds that a finished coordinator keeps serving sites that have not heard of the end
+_LAST_ANSWER = 0.5  # seconds
+_LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 
 
 class Coordinator:
@@ -38,15 +39,25 @@ class Coordinator:
         self.kit, self.mailbox, self.log = kit, mailbox, log
         self.config, self.agreement, self.sites = kit.config, kit.agreement, kit.agreement.sites
         self.memory = Memory(self.config, self.sites)
-        self.ending = Ending(kit, mailbox, log)
+        self.told = kit.run / "told.json"  # the sites that have been notified of the end
+        mailbox.told_before = read_json(self.told, list) or []
         self.directory = RunDirectory(kit.run)
         self.stop = threading.Event()
-        self.questions = Questions(kit.agreement, mailbox, self.stop, self._strike)
         self.round = 0
         self.note = "starting"
-        self.declined: set[int] = set()  # sites that refused this round's download
+        self.mixing: Mixing | None = None  # this and the next three are those of the current round
+        self.sent: dict[int, Tensors] = {}
+        self.good: dict[int, Update] = {}
+        self.declined: set[int] = set()  # sites that refused the download
         self.seconds: list[float] = []  # of each round so far
         self.accuracy: dict[int, float] = {}  # the last accuracy of each site that reports it
+
+    def work(self) -> None:
+        """Runs all rounds, then keeps answering until every site knows of the end, for a limited time."""
+        self.run()
+        self.farewell(FAREWELL)
+        time.sleep(_LAST_ANSWER)  # the transport may still be sending it
+        self.log("the federation is complete")
 
     # -- the rounds
 
@@ -54,56 +65,34 @@ class Coordinator:
         """Runs all remaining rounds; returns whether the federation is complete."""
         with self.directory.lock():
             self._count_on()
-            done = self._restore()
+            self.memory.restore(self.directory, self.log)
+            done = self.directory.rounds_done(self.config, resume=True)
             if (aside := control.recall_aside(self.kit)) is not None:
-                self.memory.trust_all_but({k for k, site in enumerate(self.sites) if site in aside})
+                self.memory.trust_all_but(aside)
             if done:
                 self.log(f"going on after round {done}")
-            self.directory.begin(self.config, describe_environment(self.config.seed, "cpu"), self._who(), done)
+            environment = describe_environment(self.config.seed, "cpu")
+            self.directory.begin(self.config, environment, self.memory.describe(), done)
             self.seconds = [line["seconds"] for line in self.directory.timing()]
             self.accuracy = _accuracies(self.directory.metrics())
             self.round = done
             if not done:
                 self._gather()
             for round_number in range(done + 1, self.config.rounds + 1):
+                self._one_round(round_number)
                 if self.stop.is_set():
                     return False
-                self._one_round(round_number)
-            if self.stop.is_set():
-                return False
             self.directory.save_summary(summarise(self.directory))
             self.mailbox.end()
             self._tell("complete")
         return True
 
-    def _restore(self) -> int:
-        """Restores the last complete round on disk, or the one before it, which sites keep as well."""
-        if self._is_damaged() and self.directory.previous_path.exists():
-            self.log("the checkpoint is damaged: trying the round before")
-            os.replace(self.directory.checkpoint_path, self.directory.path / "damaged.safetensors")
-            os.replace(self.directory.previous_path, self.directory.checkpoint_path)
-        if self._is_damaged():
-            raise UserError(
-                f"The checkpoint '{self.directory.checkpoint_path}' is damaged, and sites cannot start again: "
-                "restore it from a copy, or begin again with new kits (`ffl federation new`)."
-            )
-        return self.directory.rounds_done(self.config, resume=True)
-
-    def _is_damaged(self) -> bool:
-        """Loads the checkpoint, if there is one; returns whether it is damaged."""
-        try:
-            if self.directory.checkpoint_round():
-                with self.directory.reading_checkpoint():
-                    self.memory.load(self.directory.load_checkpoint())
-        except Damaged:
-            return True
-        return False
-
     def _count_on(self) -> None:
         """Adds the bytes that earlier processes of this coordinator counted, if their status can be read."""
-        with contextlib.suppress(KeyError, TypeError):
+        with suppress(KeyError, TypeError), self.mailbox.changed:
             for row in (read_status(self.kit) or {"sites": []})["sites"]:
-                self.mailbox.count(row["name"], row["up_bytes"], row["down_bytes"])
+                line = self.mailbox.lines[row["name"]]
+                line.up, line.down = line.up + row["up_bytes"], line.down + row["down_bytes"]
 
     def _gather(self) -> None:
         """Before the first round: waits for all sites, or for the deadline and a quorum."""
@@ -117,112 +106,85 @@ class Coordinator:
 
     def _one_round(self, round_number: int) -> None:
         began, before = time.monotonic(), self.mailbox.wire_bytes
-        self.round = round_number
+        self.round, self.mixing, self.sent, self.good = round_number, None, {}, {}
         self._control()
         chosen, _ = self.memory.sampling.draw(round_number)
-        mixing: Mixing | None = None
-        sent: dict[int, Tensors] = {}
-        down: dict[int, Load] = {}
-        good: dict[int, Update] = {}
+        loads: dict[int, Load] = {}
         again = True
         while again:
             for k in range(len(self.sites)):
                 self._learn_size(k)
             self._tell("mixing")
-            asked = [k for k in chosen if k not in good and not self.memory.aside[k]]
-            downloads, mixed = self.memory.prepare(round_number, asked, partial(self.questions.losses, round_number))
-            mixing, sent, down = downloads.mixing or mixing, sent | mixed, down | downloads.loads()
-            again = self._ask(round_number, chosen, mixing, sent, good)
+            asked = [k for k in chosen if k not in self.good and not self.memory.aside[k]]
+            downloads, mixed = self.memory.prepare(round_number, asked, self._losses)
+            self.mixing, self.sent = downloads.mixing or self.mixing, self.sent | mixed
+            loads |= downloads.loads()
+            again = self._ask(chosen)
         if self.stop.is_set():
             return
-        self.memory.server.begin_updates()
-        records = []
-        for k in sorted({*sent, *good}):
-            load = down.get(k, Load())
-            if k in good:
-                if not self.memory.received[k]:  # it may have connected and declared its size during the round
-                    self._learn_size(k)
-                update = good[k]
-                up = self.memory.keep(k, update.tensors, sent.get(k, {}))
-                cost = count_traffic(load, up, self.memory.formula(update.tensors))
-                records.append(make_record(round_number, k, self.sites[k], update.result, update.trained, cost))
-            else:
-                records.append(
-                    make_record(round_number, k, self.sites[k], None, None, count_traffic(load, None, Cost(0, 0)))
-                )
+        records = self._keep(loads)
         if round_number == self.config.rounds:
             ever = self.memory.received.nonzero().flatten().tolist()
-            records += self.questions.tests(round_number, [k for k in ever if k not in good])
-        if mixing is not None:
-            self.directory.save_mixing(round_number, mixing)
+            records += self._tests([k for k in ever if k not in self.good])
+        if self.mixing is not None:
+            self.directory.save_mixing(round_number, self.mixing)
         self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
         self.accuracy |= _accuracies(records)
         seconds = time.monotonic() - began
         self.seconds.append(seconds)
-        working = max((update.seconds for update in good.values()), default=0.0)
-        wire_up, wire_down = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
-        timing = {
-            "round": round_number,
-            "seconds": seconds,
-            "slowest_site": working,
-            "wire_up": wire_up,
-            "wire_down": wire_down,
-        }
+        working = max((update.seconds for update in self.good.values()), default=0.0)
+        up, down = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
+        timing = {"round": round_number, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down}
         self.directory.append("timing.jsonl", [timing])
         self.directory.keep_previous()
         self.directory.save_checkpoint(round_number, self.memory.tensors, federation=self.agreement.id)
-        write_atomically(self.kit.run / "clients.json", json.dumps(self._who(), indent=2).encode())
-        missing = [self.sites[k] for k in chosen if k not in good]
+        write_atomically(self.kit.run / "clients.json", json.dumps(self.memory.describe(), indent=2).encode())
+        missing = [self.sites[k] for k in chosen if k not in self.good]
         without = f", without {', '.join(missing)}" if missing else ""
         self.log(f"round {round_number} of {self.config.rounds} is complete{without}")
 
-    def _ask(
-        self,
-        round_number: int,
-        chosen: Sequence[int],
-        mixing: Mixing | None,
-        sent: dict[int, Tensors],
-        good: dict[int, Update],
-    ) -> bool:
+    def _ask(self, chosen: Sequence[int]) -> bool:
         """Asks until a quorum has sent updates that pass all checks; a bad update counts against its sender.
 
         Sites that reject the download are not penalised. Returns True if the download must be computed again.
         """
         enough = min(self.agreement.needed, len(chosen))
         self.declined = set()
-        while len(good) < enough:
+        while len(self.good) < enough and not self.stop.is_set():
             if self._control():
-                for k in [k for k in good if self.memory.aside[k]]:
-                    del good[k]
+                self.good = {k: update for k, update in self.good.items() if not self.memory.aside[k]}
                 return True
-            ask = [k for k in chosen if k not in good and k not in self.declined and not self.memory.aside[k]]
-            if len(ask) + len(good) < enough:
+            out = {*self.good, *self.declined}
+            ask = {self.sites[k]: k for k in chosen if k not in out and not self.memory.aside[k]}
+            if len(ask) + len(self.good) < enough:
                 self._tell(self._what_helps(enough))
-                if self.stop.wait(0.5):
-                    break
+                self.stop.wait(0.5)
                 continue
             self._tell("waiting for answers")
-            self.mailbox.post({self.sites[k]: self._request(round_number, k, mixing, sent.get(k)) for k in ask})
-            wanted = {self.sites[k] for k in ask}
-            answers = self.mailbox.collect(
-                wanted, enough - len(good), self.agreement.deadline, self.stop, tick=self._tell
-            )
-            if self.stop.is_set():
-                break
-            for site, answer in answers.items():
-                self._read(self.sites.index(site), answer, sent, good)
+            requests = {site: self._request(k) for site, k in ask.items()}
+            answers = self._collect(requests, enough - len(self.good), self.agreement.deadline, self._tell)
+            if not self.stop.is_set():
+                for site, answer in answers.items():
+                    self._read(ask[site], answer)
         return False
 
-    def _read(self, k: int, answer: Message, sent: dict[int, Tensors], good: dict[int, Update]) -> None:
+    def _collect(
+        self, requests: Mapping[str, Message], enough: int, deadline: float, tick: Callable[[], None] | None = None
+    ) -> dict[str, Message]:
+        """Posts requests; returns the answers to them, as `Mailbox.collect` does."""
+        self.mailbox.post(requests)
+        return self.mailbox.collect(set(requests), enough, deadline, self.stop, tick)
+
+    def _read(self, k: int, answer: Message) -> None:
         """Takes one site's answer: an update, a refusal, or a strike."""
         try:
             if answer.text("result") == "refused":
                 self.log(f"{self.sites[k]}: refused this round: {answer.text('reason')}")
                 self.declined.add(k)
                 return
-            update = read_update(answer, self.memory.server.expected(k, sent.get(k, {})))
+            update = read_update(answer, self.memory.server.expected(k, self.sent.get(k, {})))
             self.memory.check(update.tensors)
-            good[k], self.memory.strikes[k] = update, 0
+            self.good[k], self.memory.strikes[k] = update, 0
         except BadMessage as error:
             self._strike(k, str(error))
 
@@ -233,19 +195,27 @@ class Coordinator:
         names = ", ".join(self.sites[k] for k in sorted(self.declined))
         return f"waiting: {names} refused this round: exclude the site that spoiled it, or readmit {names} to ask again"
 
-    def _request(self, round_number: int, k: int, mixing: Mixing | None, tensors: Tensors | None) -> Message:
-        fields = {"request": f"round-{round_number}", "round": round_number, "download": bool(tensors)}
-        fields["models"] = self._models(k, mixing)
+    def _request(self, k: int) -> Message:
+        tensors, mixing = self.sent.get(k), self.mixing
+        models = 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
+        fields = {"request": f"round-{self.round}", "round": self.round, "download": bool(tensors), "models": models}
         return Message("round", self.agreement.id, fields, encode(tensors) if tensors else b"")
 
-    @staticmethod
-    def _models(k: int, mixing: Mixing | None) -> int:
-        return 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
-
-    def farewell(self, seconds: float) -> None:
-        """Keeps serving for up to `seconds` so that sites can fetch the notice that the federation is complete."""
-        self.ending.wait(seconds, self.stop, self._tell)
-        self._tell()
+    def _keep(self, loads: Mapping[int, Load]) -> list[Record]:
+        """Keeps the round's updates; returns the records of all sites that were asked."""
+        self.memory.server.begin_updates()
+        records = []
+        for k in sorted({*self.sent, *self.good}):
+            load, update = loads.get(k, Load()), self.good.get(k)
+            result, trained, traffic = None, None, count_traffic(load, None, Cost(0, 0))
+            if update is not None:
+                if not self.memory.received[k]:  # it may have connected and declared its size during the round
+                    self._learn_size(k)
+                up = self.memory.keep(k, update.tensors, self.sent.get(k, {}))
+                traffic = count_traffic(load, up, self.memory.formula(update.tensors))
+                result, trained = update.result, update.trained
+            records.append(make_record(self.round, k, self.sites[k], result, trained, traffic))
+        return records
 
     def _strike(self, k: int, reason: str) -> None:
         aside = self.memory.strike(k)
@@ -254,19 +224,63 @@ class Coordinator:
             self._remember_aside()
             self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
 
-    # -- what is written
+    def farewell(self, seconds: float) -> None:
+        """Keeps serving for up to `seconds` so that sites can fetch the notice that the federation is complete."""
+        self.mailbox.see_off(seconds, self.stop, self._tell)
+        told = [site for site in sorted(self.sites) if self.mailbox.knows_end(site)]
+        write_atomically(self.told, json.dumps(told).encode())
+        self._tell()
+
+    # -- questions to single sites outside the exchange of a round
+
+    def _losses(self, k: int, candidates: Tensors) -> list[float]:
+        """Site k's loss on its held-out images with each candidate, [M, ...]; NaN where they diverged.
+
+        All are NaN as soon as the site leaves one out.
+        """
+        site, losses = self.sites[k], []
+        for tensors in zip(*candidates.values(), strict=True):
+            payload = encode(dict(zip(candidates, tensors, strict=True)))
+            name = f"loss-{self.round}-{blake2b(payload, digest_size=8).hexdigest()}"
+            request = Message("loss", self.agreement.id, {"request": name, "round": self.round}, payload)
+            answer = self._collect({site: request}, 0, min(_LOSS_DEADLINE, self.agreement.deadline)).get(site)
+            try:
+                if answer is None or "loss" not in answer.fields:
+                    break
+                loss = answer.number("loss")
+            except BadMessage as error:
+                self._strike(k, str(error))
+                break
+            losses.append(math.nan if loss is None else loss)
+        else:
+            return losses
+        return [math.nan] * len(next(iter(candidates.values())))
+
+    def _tests(self, ks: Sequence[int]) -> list[Record]:
+        """The test results of these sites after the last round, as lines of the metrics."""
+        request = Message("test", self.agreement.id, {"request": f"test-{self.round}", "round": self.round})
+        answers = self._collect(dict.fromkeys((self.sites[k] for k in ks), request), 0, self.agreement.deadline)
+        records = []
+        for site, answer in answers.items():
+            k = self.sites.index(site)
+            try:
+                records.append(make_record(self.round, k, site, read_result(answer), None, Traffic()))
+            except BadMessage as error:
+                self._strike(k, str(error))
+        return records
+
+    # -- what the operator asks, and what is written
 
     def _learn_size(self, k: int) -> None:
-        if complaint := self.memory.learn_size(k, self.mailbox.lines[self.sites[k]].train):
-            self.mailbox.note(self.sites[k], complaint)
-
-    def _who(self) -> list[Record]:
-        """The sites for clients.json, as far as the coordinator may know them."""
-        nothing = {"classes": [], "validation": 0, "test": 0, "holdout": 0}
-        return [
-            {"name": site, "domain": site, "train": int(size) if received else 0, **nothing}
-            for site, size, received in zip(self.sites, self.memory.sizes, self.memory.received, strict=True)
-        ]
+        """Takes a site's declared number of training images, which is fixed with the site's first update."""
+        declared, before = self.mailbox.lines[self.sites[k]].train, int(self.memory.sizes[k])
+        if declared is None or declared == before:
+            return
+        if self.memory.received[k]:
+            told = f"declares {declared} training images; it counts with {before}, as before"
+            self.mailbox.note(self.sites[k], told)
+        else:
+            self.memory.sizes[k] = declared
 
     def _control(self) -> bool:
         """Carries out the operator's requests; returns whether the download must be computed again."""
@@ -275,16 +289,16 @@ class Coordinator:
             self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
             control.done(self.kit)
             return False
-        for site in wishes.get("readmit", ()):
-            if site in self.sites:
-                k = self.sites.index(site)
-                self.memory.readmit(k)
-                self.declined.discard(k)
-                self.log(f"{site}: readmitted by the operator")
-        excluded = [site for site in wishes.get("exclude", ()) if site in self.sites]
-        for site in excluded:
-            self.memory.set_aside(self.sites.index(site))
-            self.log(f"{site}: excluded by the operator; its tensors are no longer sent to any site")
+        readmitted, excluded = (
+            [k for k, site in enumerate(self.sites) if site in wishes.get(kind, ())] for kind in ("readmit", "exclude")
+        )
+        for k in readmitted:
+            self.memory.readmit(k)
+            self.declined.discard(k)
+            self.log(f"{self.sites[k]}: readmitted by the operator")
+        for k in excluded:
+            self.memory.set_aside(k)
+            self.log(f"{self.sites[k]}: excluded by the operator; its tensors are no longer sent to any site")
         if wishes:
             self._remember_aside()
             control.done(self.kit)
@@ -294,13 +308,6 @@ class Coordinator:
         """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""
         control.remember_aside(self.kit, [site for k, site in enumerate(self.sites) if self.memory.aside[k]])
 
-    def _doing(self, k: int, site: str) -> str:
-        if self.memory.aside[k]:
-            return "set aside"
-        if self.mailbox.ended:
-            return "has learnt of the end" if site in self.ending.told() else "has not learnt of the end"
-        return self.mailbox.doing(site)
-
     def _tell(self, note: str | None = None) -> None:
         """Writes the status."""
         self.note = note or self.note
@@ -308,22 +315,18 @@ class Coordinator:
         rows = [
             {
                 "name": site,
-                "connected": self.mailbox.connected(site) and not self.ending.closed,
-                "doing": self._doing(k, site),
-                "images": self.memory.images(k, self.mailbox.lines[site].train),
+                "connected": self.mailbox.connected(site) and not self.mailbox.closed,
+                "doing": "set aside" if self.memory.aside[k] else self.mailbox.doing(site),
+                "images": self.memory.images(k, line.train),
                 "strikes": int(self.memory.strikes[k]),
                 "accuracy": self.accuracy.get(k),
-                "up_bytes": self.mailbox.lines[site].up,
-                "down_bytes": self.mailbox.lines[site].down,
+                "up_bytes": line.up,
+                "down_bytes": line.down,
             }
-            for k, site in enumerate(self.sites)
+            for k, (site, line) in enumerate(self.mailbox.lines.items())
         ]
-        more = {
-            "round": self.round,
-            "rounds": self.config.rounds,
-            "seconds_left": to_do * sum(self.seconds) / len(self.seconds) if self.seconds else None,
-            "sites": rows,
-        }
+        left = to_do * sum(self.seconds) / len(self.seconds) if self.seconds else None
+        more = {"round": self.round, "rounds": self.config.rounds, "seconds_left": left, "sites": rows}
         write_status(self.kit, self.note, more)
 
 

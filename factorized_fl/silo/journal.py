@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from factorized_fl.core.files import plain_errors
@@ -20,11 +21,8 @@ class Journal:
         """Write one line, with unprintable characters replaced. Best-effort: I/O errors are ignored."""
         plain = "".join(char if char.isprintable() else "?" for char in line)[:500]
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        try:
-            with os.fdopen(os.open(self.path, flags, 0o666), "a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {plain}\n")
-        except OSError:
-            pass
+        with suppress(OSError), os.fdopen(os.open(self.path, flags, 0o666), "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {plain}\n")
 
 
 def journal_path(kit: Kit) -> Path:

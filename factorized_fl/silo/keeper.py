@@ -28,13 +28,10 @@ class Trainer:
         while True:
             time.sleep(self.pause)
             self.pause = min(30.0, 2 * self.pause + 0.5)
+            command = [sys.executable, "-P", "-m", "factorized_fl.silo.trainer", str(self.kit.path)]
+            pipe = subprocess.PIPE
             with (self.kit.logs / "trainer.txt").open("ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "factorized_fl.silo.trainer", str(self.kit.path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                )
+                self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log)
             self.answers: queue.Queue[Message | None] = queue.Queue()
             threading.Thread(target=self._listen, args=(self.process, self.answers), daemon=True).start()
             if (hello := self._next(meanwhile)) is not None:

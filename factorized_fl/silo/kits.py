@@ -12,7 +12,7 @@ from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import EXTRA
 from factorized_fl.methods import METHODS
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo.agreement import AUTHORITY, Agreement, make_kit, read_agreement, write_kit
+from factorized_fl.silo.agreement import AUTHORITY, Agreement, Kit, read_agreement, write_kit
 from factorized_fl.silo.checks import largest_message
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.build import initial_model, travelling
@@ -31,7 +31,7 @@ def make_kits(sites: Path, out: Path) -> Agreement:
         out.chmod(0o700)
         transport.make_credentials(agreement, out)
         for party in (COORDINATOR, *agreement.sites):
-            write_kit(make_kit(out / party, party, agreement, config))
+            write_kit(Kit(out / party, party, agreement, asdict(config)))
         for folder in (COORDINATOR, *agreement.sites, AUTHORITY):
             write_atomically(out / folder / "README.md", readme(folder, agreement, config).encode())
         for path, _, files in os.walk(out):
@@ -53,15 +53,15 @@ def _largest(config: Config) -> int:
 
 def readme(party: str, agreement: Agreement, config: Config) -> str:
     """The README of a party's kit, or of the authority's folder."""
-    method = METHODS[config.method].card.title
-    travels = METHODS[config.method].card.row[2]
+    card = METHODS[config.method].card
+    travels = card.row[2]
     if config.build_method().looks_at_images:  # then clients are matched by a fingerprint of their images
         travels = f"{travels.partition(';')[0]}; a fingerprint of the images, averages of what the first layer sees"
     templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined, keep_trailing_newline=True)
     template = templates.get_template(f"{party if party in (COORDINATOR, AUTHORITY) else 'site'}.md")
     what = (
         f"This is the kit of **{party}** in the federation *{agreement.name}*: {len(agreement.sites)} sites train with "
-        f"{method}, {config.rounds} rounds of {config.epochs} epochs, on images of {config.image_size} pixels."
+        f"{card.title}, {config.rounds} rounds of {config.epochs} epochs, on images of {config.image_size} pixels."
     )
     terms = {**asdict(agreement), "needed": agreement.needed, "deadline": f"{agreement.deadline:g}"}
     return template.render(terms, party=party, what=what, travels=travels)

@@ -7,15 +7,16 @@ late, replayed or from before a restart matches no open request and is dropped.
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from factorized_fl import __version__
-from factorized_fl.silo.messages import Message
+from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 
 HOLD = 2.0  # seconds that a poll is held open while there is no request
 _TICK = 1.0
 _SHORT = 0.2
+_SOON = HOLD + 1.0  # seconds within which every connected site sends a message
 SILENT = 15.0  # seconds without a message after which a site counts as disconnected
 _MINUTE, _ENOUGH = 60.0, 20  # faults of one site that are logged in one minute
 _TWICE = 60.0  # seconds without a message after which a copy of a kit counts as gone
@@ -51,14 +52,40 @@ class Mailbox:
     sites: tuple[str, ...]
     log: Callable[[str], None] = lambda line: None
     agreement: str = ""  # the digest that all messages must carry
+    largest: int = 0  # limit on the bytes of a message
     clock: Callable[[], float] = time.monotonic
     lines: dict[str, Connection] = field(init=False)
     changed: threading.Condition = field(default_factory=threading.Condition)
     absent: set[str] = field(default_factory=set)
-    ended: bool = False
+    ended: bool = False  # all rounds are done
+    told_before: Collection[str] = ()  # sites that an earlier process notified of the end
+    closed: bool = False  # this process no longer serves sites
 
     def __post_init__(self) -> None:
         self.lines = {site: Connection() for site in self.sites}
+
+    def answer(self, site: str, sessions: Iterable[str], question: object, hold: float = HOLD) -> bytes:
+        """The answer to a question of an authenticated site, from any thread; a bad question is reported.
+
+        `sessions` are marks of the site's processes, the latest login first; each start has a mark of its own.
+        """
+        for session in sessions:
+            self.recognise(site, session)
+        try:
+            if not isinstance(question, bytes | bytearray | memoryview):
+                raise BadMessage("it is not a message of this federation")
+            return pack(self.exchange(site, unpack(question, self.federation, self.largest), hold))
+        except BadMessage as error:
+            self.note(site, f"refused its message, as {error}")
+            line = self.lines[site]
+            with self.changed:
+                line.seen = self.clock()
+                if line.request is not None:  # the message counts as an invalid answer
+                    fields = {"request": line.request.text("request"), "result": "unreadable"}
+                    fields["reason"] = str(error)[:200]
+                    line.request, line.answer = None, Message("answer", self.federation, fields)
+                    self.changed.notify_all()
+            return pack(Message("wait", self.federation))
 
     def exchange(self, site: str, news: Message, hold: float = HOLD) -> Message:
         """Take a site's news and return its next request; without one, "wait" or "end" after `hold` seconds."""
@@ -76,16 +103,20 @@ class Mailbox:
         if news.kind == "ready":
             line.train = news.whole("train", low=1, high=10**9)
         elif news.kind == "answer":
-            self._take(site, line, news)
+            name = news.text("request")
+            line.slow = False
+            if line.request is not None and line.request.text("request") == name:
+                line.request, line.answer = None, news
+            else:
+                self.note(site, f"dropped an answer to {name}, which is not an open request")
         line.turn = turn = line.turn + 1  # a newer poll supersedes a pending one
         self.changed.notify_all()
         if news.kind == "busy":
             return Message("wait", self.federation)
         self.changed.wait_for(lambda: line.request is not None or self.ended or line.turn != turn, hold)
         if line.turn != turn and line.request is None:
-            self.changed.wait_for(
-                lambda: self.ended, min(hold, _SHORT)
-            )  # two copies of a site would poll in a tight loop
+            # Two copies of a site would poll in a tight loop.
+            self.changed.wait_for(lambda: self.ended, min(hold, _SHORT))
         line.seen = self.clock()
         if line.request is not None:
             line.down += len(line.request.payload)
@@ -121,14 +152,6 @@ class Mailbox:
     def _twice(self, line: Connection) -> bool:
         return self.clock() - line.doubled < _TWICE
 
-    def _take(self, site: str, line: Connection, news: Message) -> None:
-        name = news.text("request")
-        line.slow = False
-        if line.request is None or line.request.text("request") != name:
-            self.note(site, f"dropped an answer to {name}, which is not an open request")
-            return
-        line.request, line.answer = None, news
-
     def note(self, site: str, fault: str) -> None:
         """Log a fault of a site, at most 20 times a minute."""
         line, now = self.lines[site], self.clock()
@@ -139,17 +162,6 @@ class Mailbox:
         line.faults += 1
         if line.faults <= _ENOUGH:
             self.log(f"{site}: {fault}{more}")
-
-    def spoil(self, site: str, reason: str) -> Message:
-        """Count an unreadable message as the site's answer to its open request, an invalid one."""
-        line = self.lines[site]
-        with self.changed:
-            line.seen = self.clock()
-            if line.request is not None:
-                fields = {"request": line.request.text("request"), "result": "unreadable", "reason": reason[:200]}
-                line.request, line.answer = None, Message("answer", self.federation, fields)
-                self.changed.notify_all()
-        return Message("wait", self.federation)
 
     def post(self, requests: Mapping[str, Message]) -> None:
         """Replace all open requests by these."""
@@ -164,28 +176,25 @@ class Mailbox:
         enough: int,
         deadline: float,
         stop: threading.Event,
-        tick: Callable[[], None] = lambda: None,
+        tick: Callable[[], None] | None = None,
     ) -> dict[str, Message]:
         """The answers of the wanted sites: all of them, or those given by the deadline if they are enough.
 
         Sites offline at a deadline are skipped until they reconnect; slow ones until they next answer. `tick` is called
         about once a second.
         """
-        until = self.clock() + deadline
-        ticked = self.clock()
-        answers: dict[str, Message] = {}
-        missing = set(wanted)
-        late = False
+        until, ticked = self.clock() + deadline, self.clock()
         with self.changed:
-            while not stop.is_set():
+            while True:
                 answers = {site: a for site in wanted if (a := self.lines[site].answer) is not None}
                 missing = wanted - answers.keys()
                 self.absent -= {site for site in self.absent if self.connected(site)}
                 late = self.clock() >= until
                 left_out = self.absent | {site for site in missing if self.lines[site].slow}
-                if not missing or ((late or missing <= left_out) and len(answers) >= enough):
+                enough_now = (late or missing <= left_out) and len(answers) >= enough
+                if stop.is_set() or not missing or enough_now:
                     break
-                if self.clock() - ticked > _TICK:
+                if tick and self.clock() - ticked > _TICK:
                     tick()
                     ticked = self.clock()
                 self.changed.wait(0.2)
@@ -204,6 +213,8 @@ class Mailbox:
     def doing(self, site: str) -> str:
         """A few words on the state of the site."""
         line = self.lines[site]
+        if self.ended:
+            return "has learnt of the end" if self.knows_end(site) else "has not learnt of the end"
         if line.refused:
             return "refused"
         if self._twice(line):
@@ -219,14 +230,34 @@ class Mailbox:
         """Bytes of payload received and sent so far, including those sent again."""
         return sum(line.up for line in self.lines.values()), sum(line.down for line in self.lines.values())
 
-    def count(self, site: str, up: int, down: int) -> None:
-        """Add the bytes that a site and an earlier coordinator process exchanged."""
-        with self.changed:
-            line = self.lines[site]
-            line.up, line.down = line.up + up, line.down + down
-
     def end(self) -> None:
         """Answer every poll with the end from now on."""
         with self.changed:
             self.ended = True
             self.changed.notify_all()
+
+    def knows_end(self, site: str) -> bool:
+        """True if the site has been notified of the end, by this process or by an earlier one."""
+        return self.lines[site].told_end or site in self.told_before
+
+    def see_off(self, seconds: float, stop: threading.Event, tick: Callable[[], None]) -> None:
+        """Serves until all sites are notified of the end, or for up to `seconds`.
+
+        If all were notified before, it serves sites whose notice may have been lost. `tick` is called meanwhile.
+        """
+        untold, began, said = [site for site in self.sites if not self.knows_end(site)], time.monotonic(), False
+        while missing := [site for site in untold or self.sites if not self.lines[site].told_end]:
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                break
+            if waited >= _SOON and not said:
+                repeated = "repeated questions: all sites know of the end"
+                what = f"{', '.join(missing)} to learn of the end" if untold else repeated
+                self.log(f"waiting up to {seconds - waited:.0f} s for {what}")
+                said = True
+            tick()
+            stop.wait(0.2)
+        self.closed = True
+        if untold and missing:
+            advice = "run `ffl serve` again to notify sites that join again"
+            self.log(f"{', '.join(missing)} did not learn of the end: {advice}")

@@ -1,15 +1,18 @@
 """The coordinator's state: the server's half of the round, and the roster of sites with strikes and quarantine."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from factorized_fl.config import Config
+from factorized_fl.core.errors import Damaged, UserError
 from factorized_fl.core.ledger import FINGERPRINT, Load
 from factorized_fl.core.server import Downloads, Losses, Sampling, ServerState
 from factorized_fl.core.stack import untied_state
 from factorized_fl.core.views import Cost, Tensors
 from factorized_fl.methods.fingerprints import plausible
+from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo.messages import BadMessage
 from factorized_fl.simulate.build import initial_model, travelling
 
@@ -20,7 +23,7 @@ class Memory:
     """What travels, as every site last sent it, and the roster of sites; a checkpoint holds all of it."""
 
     def __init__(self, config: Config, sites: Sequence[str]) -> None:
-        self.config, self.method = config, config.build_method()
+        self.config, self.sites, self.method = config, sites, config.build_method()
         self.sampling = Sampling(config.seed, config.clients, config.fraction, config.dropout)
         count = len(sites)
         # The body of a model does not depend on the number of classes, and the rest never comes here.
@@ -38,18 +41,10 @@ class Memory:
             sizes=torch.ones(count, dtype=torch.float64),
             start={name: t.clone() for name, t in stack.items()} if self.method.needs_start else {},
         )
+        self.received = self.server.received  # whether each site's last update is used: bool [K]
+        self.sizes = self.server.sizes  # the number of training images of each site, float64 [K]
         self.strikes = torch.zeros(count, dtype=torch.int64)
         self.aside = torch.zeros(count, dtype=torch.bool)
-
-    @property
-    def received(self) -> torch.Tensor:
-        """Whether each site's last update is used: bool [K]."""
-        return self.server.received
-
-    @property
-    def sizes(self) -> torch.Tensor:
-        """The number of training images of each site, float64 [K]."""
-        return self.server.sizes
 
     @property
     def tensors(self) -> Tensors:
@@ -62,27 +57,42 @@ class Memory:
         self.strikes.copy_(tensors["strikes"])
         self.aside.copy_(tensors["aside"])
 
-    # -- sizes
-
-    def learn_size(self, k: int, declared: int | None) -> str:
-        """Takes a declared number of training images, which is fixed with the site's first update.
-
-        Returns what to note about a site that later declares another number, or an empty string.
-        """
-        before = int(self.sizes[k])
-        if declared is None or declared == before:
-            return ""
-        if self.received[k]:
-            return f"declares {declared} training images; it counts with {before}, as before"
-        self.sizes[k] = declared
-        return ""
-
     def images(self, k: int, declared: int | None) -> int | None:
         """The number of training images that a site counts with, or else the declared one; None if unknown."""
         kept = int(self.sizes[k])
         if self.received[k] or (declared is None and kept > 1):  # 1 is also the value before any declaration
             return kept
         return declared
+
+    def restore(self, directory: RunDirectory, log: Callable[[str], None]) -> None:
+        """Goes back to the last complete round on disk, or to the one before it, which sites keep as well."""
+        if self._is_damaged(directory) and directory.previous_path.exists():
+            log("the checkpoint is damaged: trying the round before")
+            os.replace(directory.checkpoint_path, directory.path / "damaged.safetensors")
+            os.replace(directory.previous_path, directory.checkpoint_path)
+        if self._is_damaged(directory):
+            raise UserError(
+                f"The checkpoint '{directory.checkpoint_path}' is damaged, and sites cannot start again: "
+                "restore it from a copy, or begin again with new kits (`ffl federation new`)."
+            )
+
+    def _is_damaged(self, directory: RunDirectory) -> bool:
+        """Loads the checkpoint, if there is one; returns whether it is damaged."""
+        try:
+            if directory.checkpoint_round():
+                with directory.reading_checkpoint():
+                    self.load(directory.load_checkpoint())
+        except Damaged:
+            return True
+        return False
+
+    def describe(self) -> list[Record]:
+        """The sites for clients.json, as far as the coordinator may know them."""
+        nothing = {"classes": [], "validation": 0, "test": 0, "holdout": 0}
+        return [
+            {"name": site, "domain": site, "train": int(size) if received else 0, **nothing}
+            for site, size, received in zip(self.sites, self.sizes, self.received, strict=True)
+        ]
 
     # -- a round
 
@@ -91,10 +101,8 @@ class Memory:
     ) -> tuple[Downloads, dict[int, Tensors]]:
         """The downloads of some sites, and the tensors that each of them is to begin the round with."""
         downloads = self.server.prepare(round_number, clients, losses)
-        sent: dict[int, Tensors] = {k: {} for k in clients}
-        for name, rows in downloads.items():
-            for row, k in enumerate(clients):
-                sent[k][name] = rows[row]
+        tensors = dict(downloads.items())
+        sent = {k: {name: rows[row] for name, rows in tensors.items()} for row, k in enumerate(clients)}
         return downloads, sent if downloads.mixing is not None else {}
 
     def check(self, update: Tensors) -> None:
@@ -126,10 +134,10 @@ class Memory:
         """Quarantines a site: it gets no requests, and its tensors are sent to no other site."""
         self.aside[k], self.received[k] = True, False
 
-    def trust_all_but(self, aside: set[int]) -> None:
+    def trust_all_but(self, aside: Collection[str]) -> None:
         """Quarantines these sites and no others."""
-        for k in range(len(self.aside)):
-            if k in aside:
+        for k, site in enumerate(self.sites):
+            if site in aside:
                 self.set_aside(k)
             elif self.aside[k]:
                 self.readmit(k)

@@ -67,11 +67,9 @@ def unpack(content: bytes | bytearray | memoryview, federation: str, largest: in
         if length > _LONGEST_HEADER or _LENGTH.size + length > len(content):
             raise BadMessage("its header is too long")
         header = json.loads(bytes(content[_LENGTH.size : _LENGTH.size + length]))
-    except (struct.error, ValueError, RecursionError):
+        kind, given = header.pop("kind", None), header.pop("federation", None)
+    except (struct.error, ValueError, AttributeError, TypeError, RecursionError):
         raise BadMessage("it has no readable header") from None
-    if not isinstance(header, dict):
-        raise BadMessage("it has no readable header")
-    kind, given = header.pop("kind", None), header.pop("federation", None)
     if not isinstance(kind, str) or given != federation:
         raise BadMessage("it belongs to another federation")
     return Message(kind, federation, header, bytes(content[_LENGTH.size + length :]))

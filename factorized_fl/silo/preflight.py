@@ -1,6 +1,5 @@
 """Checks before a party starts, or while it waits: the kit, the port, the connection to the coordinator."""
 
-import contextlib
 import os
 import socket
 import ssl
@@ -42,16 +41,14 @@ def _check_certificate(party: str, files: Credentials) -> None:
         own.verify_directly_issued_by(issuer)
     except (OSError, ValueError, TypeError, InvalidSignature) as error:
         why = f" ({error})" if str(error) else ""
-        raise UserError(
-            f"The kit's certificate, key and root do not belong together{why}: ask for a new one."
-        ) from None
+        told = f"The kit's certificate, key and root do not belong together{why}: ask for a new one."
+        raise UserError(told) from None
     if private.public_key() != own.public_key():
         raise UserError(f"'{files.key.name}' is not the key of '{files.certificate.name}': ask for a new kit.")
     names = [str(name.value) for name in own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
     if names != [party]:
-        raise UserError(
-            f"The kit is that of {party}, but its certificate is that of {', '.join(names)}: ask for a new one."
-        )
+        theirs = ", ".join(names)
+        raise UserError(f"The kit is that of {party}, but its certificate is that of {theirs}: ask for a new one.")
     now = datetime.now(UTC)
     for found in (own, issuer):
         if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
@@ -87,7 +84,7 @@ def check_port(kit: Kit) -> None:
     host = "127.0.0.1" if kit.agreement.address in LOOPBACK else ""  # the addresses that the transport listens on
     until = time.monotonic() + _PATIENCE
     while True:
-        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, kit.agreement.port))
@@ -95,9 +92,8 @@ def check_port(kit: Kit) -> None:
                 return
             except OSError as error:
                 if time.monotonic() > until:
-                    raise UserError(
-                        f"Port {kit.agreement.port} cannot be opened ({error.strerror}): free it first."
-                    ) from None
+                    why = f"cannot be opened ({error.strerror})"
+                    raise UserError(f"Port {kit.agreement.port} {why}: free it first.") from None
         time.sleep(0.2)
 
 
@@ -112,10 +108,7 @@ class ConnectionCheck:
 
     def look(self) -> None:
         """Try once in a while; each problem is written to the journal once."""
-        if self.open or time.monotonic() < self.next:
-            return
-        if has_ended(self.kit):  # no connection is needed any more
-            self.open = True
+        if self.open or time.monotonic() < self.next or has_ended(self.kit):  # at the end none is needed any more
             return
         problem = connection_problem(self.kit)
         self.open = not problem

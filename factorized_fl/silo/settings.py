@@ -5,9 +5,10 @@ from pathlib import Path
 
 import tomli_w
 
+from factorized_fl.config import read_table
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.silo.agreement import Kit, read_toml
+from factorized_fl.silo.agreement import Kit
 
 _FILE = "site.toml"
 _FORMS = {
@@ -47,7 +48,7 @@ def read_settings(kit: Kit) -> Settings:
     """The choices from the last time the site joined; raises UserError if there are none or one is invalid."""
     if not has_settings(kit):
         raise UserError(f"'{kit.path}' does not know its data yet: ffl join {kit.path} --data DIR.")
-    table = read_toml(kit.path / _FILE)
+    table = read_table(kit.path / _FILE)
     for name, (kind, form) in _FORMS.items():
         if not isinstance(table.get(name), kind):
             raise UserError(f"'{kit.path / _FILE}' has no valid '{name}', {form}: correct it.")

@@ -39,13 +39,8 @@ from factorized_fl.simulate.run import run_federation, summarise
 def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
     """A site's own images, split by the federation's seed unless they are split; labels agree with no other."""
     images = read_local_images(data, name, size=config.image_size, channels=config.channels)
-    scenario = build_scenario(
-        [images],
-        normalisation("folder", config.channels),
-        clients=1,
-        train_share=config.train_share,
-        seed=config.seed,
-    )
+    scaling = normalisation("folder", config.channels)
+    scenario = build_scenario([images], scaling, clients=1, train_share=config.train_share, seed=config.seed)
     (client,) = scenario.clients
     if not len(client.test):
         raise UserError(f"{data} has no test images: without any, there is no verdict on whether federation helps.")
@@ -76,9 +71,7 @@ def _noise_seed(kit: Kit) -> int:
 def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int:
     """Loads the last complete round on disk, or the one before it; returns its number, 0 if there is none."""
     directory = RunDirectory(kit.run)
-    for path in (directory.checkpoint_path, directory.previous_path):
-        if not path.exists():
-            continue
+    for path in filter(Path.exists, (directory.checkpoint_path, directory.previous_path)):
         try:
             with safe_open(path, "pt") as file:
                 tags = file.metadata()
@@ -95,13 +88,14 @@ def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
     """Exports a site's model after its last round, without disturbing running processes."""
     federation = site_federation(kit, site_scenario(kit.config, kit.party, kit.seat, data))
     rounds = restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2))
+    directory = RunDirectory(kit.run)
     if not rounds:
-        trained = RunDirectory(kit.run).checkpoint_path.exists()
-        found = "its checkpoints are damaged" if trained else "it has trained no round yet"
+        damaged = directory.checkpoint_path.exists()
+        found = "its checkpoints are damaged" if damaged else "it has trained no round yet"
         raise UserError(f"{kit.party} has no model to export: {found}.")
-    ended = RunDirectory(kit.run).summary() is not None
+    ended = directory.summary() is not None
     baseline = RunDirectory(kit.alone).summary() if ended and kit.alone.exists() else None
-    count = RunDirectory(kit.run).rounds_trained(0, rounds)
+    count = directory.rounds_trained(0, rounds)
     return export_client(federation, 0, rounds, count, out or kit.model, kit.party, baseline)
 
 
@@ -142,11 +136,6 @@ class Site:
         kept = unpack(content, self.kit.agreement.id, len(content))
         return kept if kept.fields.get("request") == f"round-{round_number}" else None
 
-    def _go_back(self) -> None:
-        """Restores the last saved round, or the start."""
-        if not restore(self.kit, self.federation, self.log):
-            self.federation = self._start()
-
     def _start(self) -> Federation:
         return site_federation(self.kit, self.scenario, self.device, "auto", _noise_seed(self.kit))
 
@@ -183,9 +172,10 @@ class Site:
         federation, clients, engine = self.federation, self.federation.clients, self.federation.engine
         down, received = Load(), dict[str, torch.Tensor]()
         if request.fields.get("download"):
-            received, load = measured(
-                ((name, t[None]) for name, t in read_tensors(request.payload, self._due()).items()), federation.roles
-            )
+            # The growth of a tensor is measured from its value in `due`.
+            due = self._shared() | {EXTRA + name: like for name, like in clients.expected_down.items()}
+            read = read_tensors(request.payload, due)
+            received, load = measured(((name, t[None]) for name, t in read.items()), federation.roles)
             down = load * request.whole("models", high=10_000)
         clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
         trained = clients.train(round_number, [0], engine)[0]
@@ -193,7 +183,8 @@ class Site:
         try:
             check_growth({name: self._shared()[name] for name in began_with}, began_with)
         except BadMessage as error:
-            self._go_back()
+            if not restore(self.kit, self.federation, self.log):
+                self.federation = self._start()
             raise BadMessage(f"training diverges from the received weights ({error})") from None
         upload, up = measured(clients.send([0]), federation.roles)
         result = engine.evaluate(round_number, [0], clients)[0]
@@ -202,18 +193,12 @@ class Site:
         self.directory.append("metrics.jsonl", [record])
         seconds = time.monotonic() - began
         self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds}])
-        fields = {
-            "result": "trained",
-            "round": round_number,
-            "steps": trained.steps,
-            "seconds": seconds,
-            **self._reported(result, trained),
-        }
+        fields = {"result": "trained", "round": round_number, "steps": trained.steps, "seconds": seconds}
+        fields |= self._reported(result, trained)
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
-        self.log(
-            f"trained round {round_number} of {self.config.rounds}: {100 * result.accuracy:.2f}% of own test images"
-        )
+        share = f"{100 * result.accuracy:.2f}% of own test images"
+        self.log(f"trained round {round_number} of {self.config.rounds}: {share}")
         return answer
 
     def _reported(self, result: Evaluated, trained: Trained | None) -> dict[str, object]:
@@ -225,10 +210,6 @@ class Site:
 
     def _shared(self) -> Tensors:
         return {name: self.federation.clients.state.common[name][0] for name in sorted(self.federation.shared)}
-
-    def _due(self) -> Tensors:
-        """The tensors of a download, with the values that their growth is measured from."""
-        return self._shared() | {EXTRA + name: like for name, like in self.federation.clients.expected_down.items()}
 
     def _loss(self, request: Message) -> float | None:
         """The loss on held-out images of this site's model with the shared tensors of another site."""
@@ -271,7 +252,12 @@ class Site:
             exported = export_client(self.federation, 0, self.done, trained, self.kit.model, self.kit.party, baseline)
         elif alone:
             self.log("took part in no round: the model is the one that was trained alone")
-            exported = self._export_alone()
+            directory = RunDirectory(self.kit.alone)
+            config = directory.config()
+            federation = build_federation(config, self.scenario, torch.device("cpu"), "reference")
+            with directory.reading_checkpoint():
+                federation.load(directory.load_checkpoint())
+            exported = export_client(federation, 0, config.rounds, config.rounds, self.kit.model, self.kit.party)
         else:
             self.log("took part in no round and trained none alone: there is no model")
             return None
@@ -284,11 +270,3 @@ class Site:
         same = {"settle": self.config.options["settle"]}  # recalibration is not help of the federation
         config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
         return run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
-
-    def _export_alone(self) -> Exported:
-        directory = RunDirectory(self.kit.alone)
-        config = directory.config()
-        federation = build_federation(config, self.scenario, torch.device("cpu"), "reference")
-        with directory.reading_checkpoint():
-            federation.load(directory.load_checkpoint())
-        return export_client(federation, 0, config.rounds, config.rounds, self.kit.model, self.kit.party)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.agreement import Kit, read_json
 
 _STALE = 30.0  # seconds after which a status no longer counts as current
 
@@ -26,17 +26,13 @@ def write_status(kit: Kit, note: str, more: Mapping[str, Any] | None = None) -> 
 def read_status(kit: Kit) -> dict[str, Any] | None:
     """The last status of the party, None if there is none or it is incomplete."""
     needed = {"note", "updated"} | ({"round", "rounds", "sites"} if kit.is_coordinator else set())
-    try:
-        found = json.loads(kit.status.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) and needed <= set(found) else None
-    except (OSError, ValueError):
-        return None
+    found = read_json(kit.status, dict)
+    return found if found is not None and needed <= found.keys() else None
 
 
 def is_done(kit: Kit) -> bool:
     """True if a site has reached the end of the federation and has its model."""
-    status = read_status(kit)
-    return status is not None and status["note"] == "done" and kit.model.is_dir()
+    return (read_status(kit) or {}).get("note") == "done" and kit.model.is_dir()
 
 
 def status_lines(kit: Kit, runs: bool = True) -> list[str]:
@@ -45,8 +41,7 @@ def status_lines(kit: Kit, runs: bool = True) -> list[str]:
     name = f"{kit.party} of {kit.agreement.name}"
     if status is None:
         return [f"{name}: {'starting' if runs else 'never started'}."]
-    age = time.time() - status["updated"]
-    note = status["note"]
+    age, note = time.time() - status["updated"], status["note"]
     idle = note not in ("complete", "done") and (age > _STALE or not runs)
     if idle:
         note += f", {age:.0f} s ago: it does not {'seem to run' if runs else 'run'}"

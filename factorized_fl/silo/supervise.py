@@ -35,7 +35,7 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
     """Run a party; True once it is done, False after Ctrl-C or SIGTERM. `show` receives new lines of the journal."""
     check_before_start(kit)
     journal = Journal(kit)
-    seen = _journal_size(kit)
+    seen = _show_new(kit, 0, lambda line: None)  # the lines of earlier starts
     previous = {number: signal.signal(number, _stop) for number in _SIGNALS}
     pause = 0.0
     child: subprocess.Popen[bytes] | None = None
@@ -56,7 +56,7 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
                 if child.returncode == 0 and (kit.complete if kit.is_coordinator else has_ended(kit)):
                     return True
                 if child.returncode == FINAL:
-                    why = "".join(last_lines(kit, 1))[20:]  # without its date and time
+                    why = "".join(last_lines(kit, 1))[20:].removeprefix("Error: ")  # without its date and time
                     raise UserError(f"{kit.party} has stopped and would stop again: {why}")
                 pause = min(30.0, 2 * pause + 1.0) if time.monotonic() - began < _SHORT else 0.5
                 code = child.returncode
@@ -76,46 +76,37 @@ def check_before_start(kit: Kit) -> None:
     network().require_installed()
     refuse_running(kit)
     refuse_links(kit)
-    if has_ended(kit):
-        return  # no connection is needed
-    check_kit(kit)
-    if kit.is_coordinator:
-        check_port(kit)
+    if not has_ended(kit):  # at the end no connection is needed
+        check_kit(kit)
+        if kit.is_coordinator:
+            check_port(kit)
 
 
 def is_running(kit: Kit) -> bool:
-    """True if a process on this machine runs the party: it holds the lock of the kit."""
-    path = kit.path / _LOCK
-    if not path.exists():
-        return False
+    """True if a process on this machine runs the party."""
     try:
-        with FileLock(path, timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:
-        return False
+        refuse_running(kit)
+    except UserError as error:
+        return isinstance(error, Busy)
+    return False
 
 
 def refuse_running(kit: Kit) -> None:
-    """Raise Busy if the party runs."""
-    if is_running(kit):
-        raise _busy(kit)
-
-
-def _busy(kit: Kit) -> Busy:
-    return Busy(f"{kit.party} runs already: see `ffl federation status {kit.path}`.")
+    """Raise Busy if the party runs: a process on this machine holds the lock of the kit."""
+    if (kit.path / _LOCK).exists():
+        with exclusive_use(kit, 0.0):
+            pass
 
 
 @contextlib.contextmanager
-def exclusive_use(kit: Kit) -> Iterator[None]:
-    """Hold the lock of the kit; raises Busy if another process holds it."""
-    lock = FileLock(kit.path / _LOCK, timeout=_LOCK_WAIT)
+def exclusive_use(kit: Kit, patience: float = _LOCK_WAIT) -> Iterator[None]:
+    """Hold the lock of the kit; raises Busy if another process still holds it after so many seconds."""
+    lock = FileLock(kit.path / _LOCK, timeout=patience)
     with plain_errors(kit.path):
         try:
             lock.acquire()
         except Timeout:
-            raise _busy(kit) from None
+            raise Busy(f"{kit.party} runs already: see `ffl federation status {kit.path}`.") from None
     try:
         yield
     finally:
@@ -137,16 +128,15 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def start(kit: Kit) -> "subprocess.Popen[bytes]":
     """Start the party's process, in a session of its own; -P: no module is imported from the kit."""
-    transport = network()
     finishing = ["-m", "factorized_fl.silo.finish", str(kit.path)]
     with (kit.logs / "process.txt").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-u", *(finishing if has_ended(kit) else transport.command(kit))],
+            [sys.executable, "-P", "-u", *(finishing if has_ended(kit) else network().command(kit))],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, **transport.environment(kit)},
+            env={**os.environ, **network().environment(kit)},
         )
 
 
@@ -166,20 +156,13 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _journal_size(kit: Kit) -> int:
-    path = journal_path(kit)
-    return path.stat().st_size if path.exists() else 0
-
-
 def _show_new(kit: Kit, seen: int, show: Callable[[str], None]) -> int:
     """Show the whole lines after byte `seen` of the journal; returns the position after them."""
-    path = journal_path(kit)
-    if not path.exists():
-        return seen
-    with path.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), journal_path(kit).open("rb") as file:
         file.seek(seen)
         new = file.read()
-    whole = new[: new.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        show(line)
-    return seen + len(whole)
+        whole = new[: new.rfind(b"\n") + 1]
+        for line in whole.decode(errors="replace").splitlines():
+            show(line)
+        seen += len(whole)
+    return seen

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO
 
 from factorized_fl.core.errors import Busy, UserError
-from factorized_fl.silo.agreement import Kit, read_kit
+from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.messages import Message, pack, unpack
-from factorized_fl.silo.settings import Settings, read_settings
+from factorized_fl.silo.settings import read_settings
 
 REFUSED = 2  # exit code of a trainer that has written its error to the journal
 _LENGTH = struct.Struct(">Q")
@@ -41,23 +41,6 @@ def read_frame(stream: IO[bytes], federation: str) -> Message | None:
     return unpack(content, federation, _NO_LIMIT) if len(content) == length else None
 
 
-def answer_requests(folder: Path) -> None:
-    """Answer requests until the agent is gone."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a library must not look like an answer
-    kit = read_kit(folder)
-    settings = read_settings(kit)
-    log = Journal(kit)
-    try:
-        with exclusive(kit.run):
-            serve_requests(kit, settings, log, sys.stdin.buffer, answers)
-    except UserError as error:
-        log(f"Error: {error}")
-        sys.exit(REFUSED)
-    except BrokenPipeError:
-        pass
-
-
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold the lock on a run directory, after waiting for another process that holds it.
@@ -66,7 +49,6 @@ def exclusive(folder: Path) -> Iterator[None]:
     """
     from factorized_fl.results.rundir import RunDirectory
 
-    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         while True:
             try:
@@ -77,19 +59,30 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def serve_requests(kit: Kit, settings: Settings, log: Journal, requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer requests until their stream ends."""
-    from factorized_fl.silo.site import Site
+def answer_requests(folder: Path) -> None:
+    """Answer requests until the agent is gone."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a library must not look like an answer
+    kit = read_kit(folder)
+    settings = read_settings(kit)
+    log, federation = Journal(kit), kit.agreement.id
+    try:
+        with exclusive(kit.run):
+            from factorized_fl.silo.site import Site
 
-    site = Site(kit, settings.data, log, device=settings.device, report=settings.report)
-    federation = kit.agreement.id
-    write_frame(answers, Message("hello", federation, {"train": site.train_images, "agreement": kit.mark}))
-    while (request := read_frame(requests, federation)) is not None:
-        if request.kind == "end":
-            site.finish(settings.alone)
-            write_frame(answers, Message("done", federation))
-        else:
-            write_frame(answers, site.answer(request))
+            site = Site(kit, settings.data, log, device=settings.device, report=settings.report)
+            write_frame(answers, Message("hello", federation, {"train": site.train_images, "agreement": kit.mark}))
+            while (request := read_frame(requests, federation)) is not None:
+                if request.kind == "end":
+                    site.finish(settings.alone)
+                    write_frame(answers, Message("done", federation))
+                else:
+                    write_frame(answers, site.answer(request))
+    except UserError as error:
+        log(f"Error: {error}")
+        sys.exit(REFUSED)
+    except BrokenPipeError:
+        pass
 
 
 if __name__ == "__main__":

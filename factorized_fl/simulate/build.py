@@ -55,7 +55,8 @@ class Federation:
 
     def load(self, tensors: Tensors) -> None:
         """Goes back to where a checkpoint was taken; fingerprints are made again from the clients' tensors."""
-        self.clients.load(tensors)
+        # Early checkpoints hold only `received`, which in a simulation is true for the clients that have trained.
+        self.clients.load({"trained": tensors["received"]} | tensors)
         known = {} if self.server.vectors is None else {"vectors": self.server.vectors}
         self.server.load(known | tensors)
         if self.server.vectors is not None:

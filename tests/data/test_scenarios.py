@@ -194,3 +194,10 @@ def test_a_client_with_held_out_images_trains_on_two_or_more() -> None:
     scenario = build_scenario([grey("a", 8, 2)], NORMAL, clients=1, train_share=0.25)
     with pytest.raises(UserError, match="2 training images, too few to hold one out: every client needs at least 3"):
         hold_out(scenario, 0.2, seed=1)
+
+
+def test_domains_of_different_sizes_are_refused() -> None:
+    small, large = grey("small", 60, 3), grey("large", 60, 3)
+    large = replace(large, images=large.images.repeat(1, 1, 2, 2))
+    with pytest.raises(UserError, match="'small' 8 x 8 and those of 'large' 16 x 16 pixels: set image_size"):
+        build_scenario([small, large], NORMAL, clients=2)

@@ -65,7 +65,7 @@ def launch_everything(dtype: torch.dtype, factorised: bool) -> None:
         pool = torch.zeros(4, 3, size, size, dtype=torch.uint8)
         positions, rows = torch.zeros(LANES * BATCH, dtype=torch.int64), plain_row(size, size).repeat(LANES * BATCH, 1)
         for jitter in (True, False):
-            make_batch(pool, positions, rows, pixels, (0.5,) * 3, (0.5,) * 3, jitter)
+            make_batch(pool, positions, rows, pixels, ((0.5,) * 3,) * 2, jitter)
     logits = stacked.logits(tensors, stacked.weights(tensors), pixels)
     torch.autograd.grad(logits.sum(), list(parameters.values()))
     model.eval()

@@ -166,7 +166,7 @@ def test_augmentation(jitter: bool) -> None:
     draws = draw(24, torch.Generator().manual_seed(1)).to(DEVICE)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
     rows = plan_augmentation(draws, 16, 16) if jitter else plain_row(16, 16).repeat(24, 1).to(DEVICE)
-    got = make_batch(pool, positions, rows, torch.empty(24, 3, 16, 16, device=DEVICE), mean, std, jitter)
+    got = make_batch(pool, positions, rows, torch.empty(24, 3, 16, 16, device=DEVICE), (mean, std), jitter)
     pixels = augment(pool[positions], draws) if jitter else pool[positions].float() / 255
     assert torch.allclose(got, normalise(pixels, *(torch.tensor(t, device=DEVICE) for t in (mean, std))), atol=1e-5)
 

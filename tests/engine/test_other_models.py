@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from factorized_fl.engine.batches import plain_batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.stack import untied_state
-from factorized_fl.engine.batches import plain_batches
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.export.export import export_client
 from factorized_fl.export.package import load_network, read_package
@@ -20,10 +20,10 @@ from factorized_fl.methods import METHODS
 from factorized_fl.methods.loading import load_methods
 from factorized_fl.nn.models import MODELS, Head, Scale, SmallCNN
 from factorized_fl.silo.site import Site
-from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.rounds import run_round
 from factorized_fl.simulate.run import Stopped, run_federation
+from tests.silo.loopback import Loopback
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
 from tests.tiny import tiny_config, tiny_federation
 

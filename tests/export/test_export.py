@@ -94,8 +94,8 @@ def test_the_code_on_the_card_runs_as_it_stands(
 def test_every_network_and_parametrisation(method: str, settings: dict, tmp_path: Path) -> None:
     """On all test images of the client: the same class from the trained, the folded and the ONNX model."""
     federation = tiny_federation(method, rounds=2, **settings)
-    for round in (1, 2):
-        run_round(federation, round)
+    for round_number in (1, 2):
+        run_round(federation, round_number)
     exported = export.export_client(federation, 2, 2, 2, tmp_path, "somebody")
     client, scenario = federation.scenario.clients[2], federation.scenario
     with torch.no_grad():
@@ -213,9 +213,9 @@ class StopAfterOne:
 
     def started(self, federation: Federation, done: int) -> None: ...
 
-    def client_done(self, round: int, client: int) -> None: ...
+    def client_done(self, round_number: int, client: int) -> None: ...
 
-    def round_done(self, round: int, records: Sequence[Record]) -> None:
+    def round_done(self, round_number: int, records: Sequence[Record]) -> None:
         raise Stopped
 
 

@@ -21,11 +21,11 @@ from factorized_fl.methods import METHODS
 from factorized_fl.methods.loading import load_methods
 from factorized_fl.nn import build_model
 from factorized_fl.silo.kits import _largest as largest_of
-from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate import build
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.rounds import run_round, sampling_of
 from factorized_fl.simulate.run import Stopped, run_federation
+from tests.silo.loopback import Loopback
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
 from tests.tiny import tiny_config, tiny_scenario, tiny_set
 

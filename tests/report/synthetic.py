@@ -45,8 +45,9 @@ def write_run(
     ]
     (path / "clients.json").write_text(json.dumps(described))
     (path / "metrics.jsonl").write_text("")
-    for round in range(1, rounds + 1):
-        add_round(path, round, [c if round == rounds else c // 2 for c in correct], total, names, method, matrices)
+    for round_number in range(1, rounds + 1):
+        so_far = [c if round_number == rounds else c // 2 for c in correct]
+        add_round(path, round_number, so_far, total, names, method, matrices)
     size = len(classes)
     confusion = [[[c, total // 2 - c // 2] + [0] * (size - 2)] + [[0] * size] * (size - 1) for c in correct]
     if complete:
@@ -62,7 +63,7 @@ def write_run(
 
 def add_round(
     path: Path,
-    round: int,
+    round_number: int,
     correct: Sequence[int],
     total: int = 100,
     domains: Sequence[str] = ("bars", "bars", "lines", "lines"),
@@ -75,19 +76,19 @@ def add_round(
     if matrices and not quiet:
         for kind in ("mixing", "traces"):
             (path / kind).mkdir(exist_ok=True)
-        if round > 1:
+        if round_number > 1:
             # Everybody keeps 0.7 and gets 0.3 from the next client, in even rounds, or the one after, in odd ones.
-            matrix = np.eye(count) * 0.7 + np.roll(np.eye(count), 1 + round % 2, axis=1) * 0.3
+            matrix = np.eye(count) * 0.7 + np.roll(np.eye(count), 1 + round_number % 2, axis=1) * 0.3
             same = np.equal.outer(np.array(domains), np.array(domains))
             tensors = {"matrix": matrix, "similarity": np.where(same, 0.5, -0.25)}
-            safetensors.numpy.save_file(tensors, path / "mixing" / f"round-{round:04d}.safetensors")
+            safetensors.numpy.save_file(tensors, path / "mixing" / f"round-{round_number:04d}.safetensors")
         ones = np.ones((count, count), dtype=np.float32)
-        kept = np.tile(np.array([[1.0, 0.5 / round]], dtype=np.float32), (count, 1))
+        kept = np.tile(np.array([[1.0, 0.5 / round_number]], dtype=np.float32), (count, 1))
         traces = {"cosine.u": ones, "cosine.v": ones * 0.25, "mu": kept}
-        safetensors.numpy.save_file(traces, path / "traces" / f"round-{round:04d}.safetensors")
+        safetensors.numpy.save_file(traces, path / "traces" / f"round-{round_number:04d}.safetensors")
     lines = [
         {
-            "round": round,
+            "round": round_number,
             "client": k,
             "domain": domains[k],
             "accuracy": right / total,
@@ -97,15 +98,15 @@ def add_round(
             "train_loss": 1.0,
             "steps": 1,
             "up_bytes": 0 if quiet else 1000,
-            "down_bytes": 0 if quiet or round == 1 else 500,
+            "down_bytes": 0 if quiet or round_number == 1 else 500,
             "up_formula": 0 if quiet else 200,
             "down_formula": 0 if quiet else 100,
             "up_roles": {} if quiet else {"u": 600, "fingerprint": 300},
-            "down_roles": {} if quiet or round == 1 else {"u": 450},
+            "down_roles": {} if quiet or round_number == 1 else {"u": 450},
         }
         for k, right in enumerate(correct)
     ]
     with (path / "timing.jsonl").open("a") as file:
-        file.write(json.dumps({"round": round, "seconds": 2.0}) + "\n")
+        file.write(json.dumps({"round": round_number, "seconds": 2.0}) + "\n")
     with (path / "metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines))

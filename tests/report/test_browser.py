@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from factorized_fl.report.write import write_report
+from factorized_fl.report.page import write_report
 from tests.report.synthetic import add_round, write_run
 
 EVIL = "<img src=x onerror=alert(1)>"

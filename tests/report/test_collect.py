@@ -283,3 +283,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for name, words in (("nowhere", "does not exist"), ("file", "is a file"), ("empty", "is not a run directory")):
         with pytest.raises(UserError, match=words):
             collect([tmp_path / name])
+
+
+def test_a_report_on_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="There is nothing to report on"):
+        collect([])

@@ -8,8 +8,7 @@ import pytest
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.report.collect import collect
-from factorized_fl.report.page import render_page
-from factorized_fl.report.write import write_report
+from factorized_fl.report.page import render_page, write_report
 from tests.report.synthetic import write_run
 
 FILES = [

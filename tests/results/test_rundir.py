@@ -101,6 +101,13 @@ def test_a_complete_run_in_a_folder_that_cannot_be_written_is_resumed_as_it_is(r
         simulation.run(tiny_config("stand-alone", rounds=2), read_only, resume=True)
 
 
+def test_the_lock_of_another_process_stays_where_it_cannot_be_opened(read_only: Path) -> None:
+    (read_only / ".lock").write_bytes(b"")
+    with RunDirectory(read_only).lock():
+        pass
+    assert (read_only / ".lock").exists()
+
+
 def test_another_run_in_a_folder_that_cannot_be_written_is_one_sentence(read_only: Path) -> None:
     (read_only / "summary.json").unlink()
     complaint = re.escape(

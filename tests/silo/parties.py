@@ -1,6 +1,7 @@
 """Three sites of a small federation: two have the same kind of image, all have different classes."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from PIL import Image
 from factorized_fl.config import Config, from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo.agreement import Agreement, Kit, make_kit
+from factorized_fl.silo.agreement import Agreement, Kit
 from factorized_fl.silo.site import Site
 from tests.tiny import tiny_set
 
@@ -59,7 +60,7 @@ def kits_of(root: Path, config: Config, **changes: Any) -> dict[str, Kit]:
     agreement = Agreement(**terms)
     for party in (COORDINATOR, *NAMES):
         (root / party).mkdir(parents=True, exist_ok=True)
-    return {party: make_kit(root / party, party, agreement, config) for party in (COORDINATOR, *NAMES)}
+    return {party: Kit(root / party, party, agreement, asdict(config)) for party in (COORDINATOR, *NAMES)}
 
 
 def make_sites(kits: dict[str, Kit], data: Path, log: Callable[[str], None] = print) -> dict[str, Site]:

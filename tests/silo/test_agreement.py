@@ -186,13 +186,13 @@ def test_a_second_place_is_named_even_if_only_its_login_arrives(
     for kit in kits.values():
         write_kit(kit)
     monkeypatch.setattr(components, "end_with_parent", lambda parent: None)
-    gateway, server, clock = components.CoordinatorComponent(str(kits[COORDINATOR].path)), Server(), Clock()
-    gateway.connect(server)
-    gateway.gateway.mailbox.clock = clock
-    gateway.gateway.mailbox.end()  # so that nobody's question is held
+    component, server, clock = components.CoordinatorComponent(str(kits[COORDINATOR].path)), Server(), Clock()
+    component.connect(server)
+    component.mailbox.clock = clock
+    component.mailbox.end()  # so that nobody's question is held
     for login in ("first", "first", "second", "second", "second"):
         server.name_to_clients["aster"] = Login(login)
-        reply = gateway.exchange(asking(kits["aster"], "first"))
+        reply = component.exchange(asking(kits["aster"], "first"))
         clock.now += 20
     assert unpack(reply.payload, kits["aster"].agreement.id, 2**40).fields["twice"] is True
     assert journal_path(kits[COORDINATOR]).read_text().count("aster runs in two places") == 1

@@ -11,7 +11,7 @@ import pytest
 from factorized_fl.report.collect import collect
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo import ending, supervise
+from factorized_fl.silo import mailbox, supervise
 from factorized_fl.silo.agreement import Kit, write_kit
 from factorized_fl.silo.finish import finish, has_ended, remember_end
 from factorized_fl.silo.journal import Journal, journal_path
@@ -19,7 +19,7 @@ from factorized_fl.silo.messages import Message
 from factorized_fl.silo.settings import Settings, save_settings
 from factorized_fl.silo.site import Site, export_now
 from factorized_fl.silo.status import is_done, read_status, sites_table, status_lines, write_status
-from factorized_fl.silo.transport.loopback import Loopback
+from tests.silo.loopback import Loopback
 from tests.silo.parties import NAMES, kits_of, trio_config, write_trio
 from tests.silo.test_agreement import agent_of
 from tests.silo.test_kits import ffl
@@ -103,7 +103,7 @@ def rows(parties: Loopback) -> list[tuple[str, bool, str]]:
 def test_a_finished_coordinator_names_the_sites_that_do_not_know_of_the_end(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "_SOON", 0.0)
+    monkeypatch.setattr(mailbox, "_SOON", 0.0)
     kits = kits_of(tmp_path, trio_config(rounds=1), deadline=1.0)
     sites = {name: Site(kits[name], data / name, print, report=False) for name in ("aster", "birch")}
     parties = Loopback(kits, sites)

@@ -84,7 +84,7 @@ def test_a_party_whose_gate_does_not_close_runs_no_flare(tmp_path: Path, monkeyp
     monkeypatch.setattr(supervise, "check_before_start", lambda kit: None)
     monkeypatch.setattr(setup, "prepare", lambda kit: None)
     monkeypatch.setattr(setup, "command", lambda kit: ["-c", code, str(kit.path)])
-    with pytest.raises(UserError, match=r"aster has stopped and would stop again: Error: FLARE 2\.9"):
+    with pytest.raises(UserError, match=r"aster has stopped and would stop again: FLARE 2\.9"):
         supervise.supervise(kit)
 
 

@@ -1,9 +1,12 @@
 """The agreement, the kits, and mistakes that end in one sentence."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -229,6 +232,30 @@ def choose_and_save(kit: Kit, *choices: Any) -> None:
     """The part of `ffl join` before the check of certificates, which these kits lack."""
     write_kit(kit)
     save_settings(kit, network.site_choices(kit, *choices, check=network.check_data))
+
+
+def die(kit: Path, data: Path, device: str) -> None:
+    """What the system does to a process that takes too much memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_check_of_data_that_is_killed_gives_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(network, "check_data", die)
+    with pytest.raises(UserError, match=r"The process that read '.*' was killed; perhaps there is too little memory"):
+        network.check_data_in_child(tmp_path, tmp_path / "data", "cpu")
+
+
+def warn(kit: Path, data: Path, device: str) -> None:
+    """What reading a folder with unreadable images does."""
+    warnings.warn("Left out 2 unreadable images.", stacklevel=1)
+
+
+def test_a_check_of_data_prints_warnings_as_notes(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(network, "check_data", warn)
+    network.check_data_in_child(tmp_path, tmp_path / "data", "cpu")
+    assert capfd.readouterr().err == "Note: Left out 2 unreadable images.\n"
 
 
 def test_a_running_site_keeps_its_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,14 +11,15 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.payload import encode
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo import control, questions
+from factorized_fl.silo import control, coordinator
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.mailbox import Mailbox
+from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import Message, pack
 from factorized_fl.silo.site import Site
 from factorized_fl.silo.status import read_status, write_status
-from factorized_fl.silo.transport.loopback import Loopback
-from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
+from tests.silo.loopback import Loopback
+from tests.silo.parties import NAMES, kits_of, make_sites, trio_config, write_trio
 from tests.silo.test_trust import Handler, round_request
 
 
@@ -46,6 +47,22 @@ def test_a_restarted_coordinator_continues_the_byte_counts(data: Path, tmp_path:
     assert told_bytes(kits[COORDINATOR]) == counted
     write_status(kits[COORDINATOR], "complete", {"round": 2, "rounds": 2, "sites": [{"name": "nobody"}, 3]})
     assert Loopback(kits, {}).run()
+
+
+def test_a_coordinator_continues_from_an_early_checkpoint(data: Path, tmp_path: Path) -> None:
+    """Such a checkpoint names no senders of the last round, and no fingerprints that follow from what is shared."""
+    config = trio_config("factorized-fl-beta", rounds=2)
+    kits = kits_of(tmp_path, config)
+    parties = Loopback(kits, make_sites(kits, data))
+    assert parties.run()
+    memory = parties.coordinator.memory
+    assert memory.server.vectors is not None
+    early = {name: tensor.clone() for name, tensor in memory.tensors.items() if name not in ("updated", "vectors")}
+    restored = Memory(config, NAMES)
+    restored.load(early)
+    assert restored.server.vectors is not None
+    assert torch.equal(restored.server.vectors, memory.server.vectors)
+    assert restored.server.updated.tolist() == [True, True, True]
 
 
 def told_images(kit: Kit) -> list[int | None]:
@@ -240,7 +257,7 @@ def test_a_slow_site_delays_the_others_by_at_most_the_deadline(data: Path, tmp_p
 def test_a_site_too_slow_to_evaluate_models_is_asked_once_and_keeps_its_own(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "_LOSS_DEADLINE", 2.0)
+    monkeypatch.setattr(coordinator, "_LOSS_DEADLINE", 2.0)
     kits = kits_of(tmp_path, trio_config("fedfomo", rounds=2, options={"models": 3}))
     sites = make_sites(kits, data)
     parties = Loopback(kits, sites)

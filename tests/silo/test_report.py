@@ -13,7 +13,7 @@ from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import Kit, write_kit
 from factorized_fl.silo.site import Site
-from factorized_fl.silo.transport.loopback import Loopback
+from tests.silo.loopback import Loopback
 from tests.silo.parties import NAMES, kits_of, trio_config, write_trio
 
 pytestmark = pytest.mark.xdist_group("network-report")  # a worker of its own would make the federation again

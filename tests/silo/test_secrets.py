@@ -14,8 +14,8 @@ from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import NOISE_SEED
 from factorized_fl.silo.messages import Message
-from factorized_fl.silo.transport.loopback import Loopback
 from factorized_fl.simulate.build import build_federation
+from tests.silo.loopback import Loopback
 from tests.silo.parties import NAMES, kits_of, make_sites, trio_config, write_images
 from tests.silo.test_trust import Handler
 from tests.tiny import tiny_set

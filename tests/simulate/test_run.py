@@ -185,6 +185,22 @@ def test_a_run_without_summary_and_checkpoint_begins_again(images: Path, tmp_pat
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("method", ["factorized-fl-beta", "clustered-fl"])
+def test_a_checkpoint_without_trained_and_updated_is_resumed(method: str, images: Path, tmp_path: Path) -> None:
+    """Checkpoints of early versions hold neither; in a simulation they follow from what the server received."""
+    config = tiny_config(method, rounds=4, fraction=0.5, dropout=0.3)
+    run_federation(config, tmp_path / "whole", data=images)
+    with pytest.raises(KeyboardInterrupt):
+        run_federation(config, tmp_path / "run", data=images, observers=[StopIn(3)])
+    directory = RunDirectory(tmp_path / "run")
+    tensors = directory.load_checkpoint()
+    assert 0 < tensors["received"].sum() < 4
+    early = {name: tensor for name, tensor in tensors.items() if name not in ("trained", "updated")}
+    directory.save_checkpoint(directory.checkpoint_round(), early)
+    run_federation(config, tmp_path / "run", data=images, resume=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
 def test_peak_memory_of_a_gpu_is_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
     assert peak_memory(torch.device("cuda")) == {"peak_gib": 1.5}

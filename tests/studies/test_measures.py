@@ -37,7 +37,7 @@ def test_a_model_without_mu_has_no_entries_of_it() -> None:
 def test_shares_give_back_the_counts_they_came_from() -> None:
     """Also of the largest layer of a ResNet-9, in whole numbers."""
     counts = torch.arange(589_000, 589_824, dtype=torch.float64)
-    traces = {round: trace_of([[1.0]], [[1.0]], [[count / 589_824]]) for round, count in enumerate(counts.tolist(), 1)}
+    traces = {n: trace_of([[1.0]], [[1.0]], [[count / 589_824]]) for n, count in enumerate(counts.tolist(), 1)}
     found = factor_summary(traces, {"u": [[9]], "v": [[65_536]], "mu": [[589_824]]}, ["a"])
     assert found["mu_kept"] == counts.long().tolist()
 

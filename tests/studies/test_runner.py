@@ -92,8 +92,8 @@ def interruptible() -> Iterator[None]:
 class InterruptIn:
     """Ctrl-C in the middle of a round."""
 
-    def __init__(self, round: int) -> None:
-        self.round = round
+    def __init__(self, round_number: int) -> None:
+        self.round = round_number
 
     def __enter__(self) -> "InterruptIn":
         return self
@@ -102,11 +102,11 @@ class InterruptIn:
 
     def started(self, federation, done) -> None: ...
 
-    def client_done(self, round: int, client: int) -> None:
-        if round == self.round and client == 1:
+    def client_done(self, round_number: int, client: int) -> None:
+        if round_number == self.round and client == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def round_done(self, round, records) -> None: ...
+    def round_done(self, round_number, records) -> None: ...
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -130,8 +130,8 @@ def test_interrupted_cell_is_checkpointed_after_its_round_and_ends_the_same(
 @pytest.mark.usefixtures("interruptible")
 def test_second_interrupt_ends_at_once(images: Path, tmp_path: Path) -> None:
     class Twice(InterruptIn):
-        def client_done(self, round: int, client: int) -> None:
-            if round == self.round:
+        def client_done(self, round_number: int, client: int) -> None:
+            if round_number == self.round:
                 os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):

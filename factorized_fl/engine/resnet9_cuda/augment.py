@@ -14,16 +14,13 @@ def plain_row(height: int, width: int) -> Tensor:
 
 
 def make_batch(
-    pool: Tensor,
-    positions: Tensor,
-    rows: Tensor,
-    out: Tensor,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    jitter: bool,
+    pool: Tensor, positions: Tensor, rows: Tensor, out: Tensor, moments: tuple[tuple[float, ...], ...], jitter: bool
 ) -> Tensor:
-    """Write the pool's images at `positions`, augmented by `rows` and normalised, to `out` [..., 3, H, W]."""
-    height, width = pool.shape[2:]
+    """Write the pool's images at `positions`, augmented by `rows` and normalised, to `out` [..., 3, H, W].
+
+    `moments` holds the channels' means and standard deviations.
+    """
+    (height, width), (mean, std) = pool.shape[2:], moments
     k.augment_images[(positions.numel(),)](
         pool, positions, rows, out, *mean, *std, H=height, W=width, COLUMNS=COLUMNS, JITTER=jitter, num_warps=4
     )

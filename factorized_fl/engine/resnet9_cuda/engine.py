@@ -174,7 +174,7 @@ class CudaEngine:
         height, width = self.images.shape[2:]
         row = self.plain_row.expand(chosen.numel(), COLUMNS).contiguous()
         pixels = torch.empty(chosen.numel(), 3, height, width, dtype=self.dtype, device=self.device)
-        make_batch(self.images, chosen.reshape(-1), row, pixels, *self.normalisation, False)
+        make_batch(self.images, chosen.reshape(-1), row, pixels, self.normalisation, False)
         return pixels.view(*chosen.shape, 3, height, width)
 
     # -- evaluation

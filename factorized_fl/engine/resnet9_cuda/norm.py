@@ -65,19 +65,6 @@ class Shape:
         return like.new_empty(self.lanes, *size, self.channels)
 
 
-def statistics(x: Tensor, running: Sequence[Tensor], shape: Shape) -> tuple[Tensor, Tensor]:
-    """Return mean and inverse standard deviation of every channel, and update the running statistics."""
-    tile, unroll, programs = k.SUMS
-    parts, per_program = k.split_rows(shape.rows, shape.blocks, tile * unroll, programs)
-    width = shape.all_channels
-    sums, firsts = torch.empty(parts, 2, width, device=x.device), torch.empty(width, device=x.device)
-    k.channel_sums[(parts, shape.blocks)](
-        x, sums, firsts, shape.rows, *shape.strides[:2], width, per_program,
-        C=shape.channels, BC=k.CHANNELS, BM=tile, UNROLL=unroll,
-    )  # fmt: skip
-    return moments(firsts, sums, running, shape)
-
-
 def moments(firsts: Tensor, sums: Tensor, running: Sequence[Tensor], shape: Shape) -> tuple[Tensor, Tensor]:
     """Return mean and inverse standard deviation, and update the running mean and variance.
 
@@ -129,7 +116,15 @@ class NormReLU(torch.autograd.Function):
 
         `norm` holds running mean, running variance, gamma and beta; the running statistics are updated.
         """
-        norm = *statistics(x, norm[:2], shape), *norm[2:]
+        tile, unroll, programs = k.SUMS
+        parts, per_program = k.split_rows(shape.rows, shape.blocks, tile * unroll, programs)
+        width = shape.all_channels
+        sums, firsts = torch.empty(parts, 2, width, device=x.device), torch.empty(width, device=x.device)
+        k.channel_sums[(parts, shape.blocks)](
+            x, sums, firsts, shape.rows, *shape.strides[:2], width, per_program,
+            C=shape.channels, BC=k.CHANNELS, BM=tile, UNROLL=unroll,
+        )  # fmt: skip
+        norm = *moments(firsts, sums, norm[:2], shape), *norm[2:]
         ctx.save_for_backward(x, *norm)
         ctx.shape, ctx.residual = shape, residual is not None
         return normalise_lanes(x, norm, residual, shape)

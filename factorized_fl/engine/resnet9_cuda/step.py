@@ -68,7 +68,7 @@ class Step:
         engine, config = self.engine, self.engine.config
         batches = []
         for positions, labels, rows, pixels in zip(self.positions, self.labels, self.rows, self.pixels, strict=True):
-            make_batch(engine.images, positions, rows, pixels, *engine.normalisation, config.augment == "paper")
+            make_batch(engine.images, positions, rows, pixels, engine.normalisation, config.augment == "paper")
             batches.append(Batch(pixels, labels))
         self.losses.clear()
         gradient = engine.method.gradient(self.local, self.parameters, batches)

@@ -1,29 +1,16 @@
 """What the coordinator and the sites need from a transport, and the choice of one.
 
 A site asks and the coordinator answers: questions and answers are bytes, whose meaning the transport does not know. It
-encrypts them, and it authenticates the site that asks. Sites only connect outwards. `flare` does this between machines,
-`loopback` within one process.
+encrypts them, and it authenticates the site that asks. Sites only connect outwards.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from factorized_fl.silo.agreement import Agreement, Kit
 
 FINAL = 77  # exit code of a party's process that would fail in the same way if it were started again
-
-
-@dataclass(frozen=True)
-class Sender:
-    """The authenticated site that sent a question."""
-
-    name: str
-    sessions: tuple[str, ...] = ()  # marks of its processes, the latest login first; each start has a mark of its own
-
-
-Answer = Callable[[Sender, bytes], bytes]  # the coordinator's answer to a site's question, called from any thread
 
 
 class Unreachable(Exception):

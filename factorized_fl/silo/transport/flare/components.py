@@ -23,8 +23,9 @@ from factorized_fl.silo.agent import Agent, Refused
 from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.finish import end_with_parent
 from factorized_fl.silo.journal import Journal
+from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.status import write_status
-from factorized_fl.silo.transport import FINAL, Sender, Unreachable
+from factorized_fl.silo.transport import FINAL, Unreachable
 from factorized_fl.silo.transport.flare import gate
 from factorized_fl.silo.transport.flare.gate import CHANNEL, TOPIC
 
@@ -73,13 +74,12 @@ class _Component(FLComponent, ABC):  # type: ignore[misc]
 
 
 class CoordinatorComponent(_Component):
-    """Passes the questions of sites to the gateway."""
+    """Passes the questions of sites to the coordinator's mailbox."""
 
     def connect(self, engine: Any) -> None:
         """Receive questions from now on."""
-        from factorized_fl.silo.gateway import Gateway  # imports PyTorch, which a site's process does without
-
-        self.gateway = Gateway(self.kit, self.journal)
+        terms = self.kit.agreement
+        self.mailbox = Mailbox(terms.id, terms.sites, self.journal, self.kit.mark, terms.largest)
         self.manager = engine.server.client_manager
         self.logins: dict[str, str] = {}
         engine.server.cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self.exchange)
@@ -90,21 +90,18 @@ class CoordinatorComponent(_Component):
         if site not in self.kit.agreement.sites or request.get_header(MessageHeaderKey.ORIGIN) != site:
             self.journal(f"refused a message from {site!r}, which is no site of this federation")
             return make_reply(ReturnCode.UNAUTHENTICATED, "no site of this federation")
-        token = str(request.get_header(CellMessageHeaderKeys.TOKEN))
-        reply = self.gateway.answer(Sender(site, (*self._new_login(site), token)), request.payload)
-        return make_reply(ReturnCode.OK, body=reply)
-
-    def _new_login(self, site: str) -> tuple[str, ...]:
-        """The token of a new login under this name. Of a copy of a kit often nothing but its login arrives."""
+        sessions = [str(request.get_header(CellMessageHeaderKeys.TOKEN))]
         login = self.manager.name_to_clients.get(site)
-        if login is None or login.token == self.logins.get(site):
-            return ()
-        self.logins[site] = login.token
-        return (login.token,)
+        if login is not None and login.token != self.logins.get(site):  # of a copy of a kit often nothing else arrives
+            self.logins[site] = login.token
+            sessions.insert(0, login.token)
+        return make_reply(ReturnCode.OK, body=self.mailbox.answer(site, sessions, request.payload))
 
     def work(self) -> None:
         """Run the coordinator."""
-        self.gateway.work()
+        from factorized_fl.silo.coordinator import Coordinator  # imports PyTorch, which a site's process does without
+
+        Coordinator(self.kit, self.mailbox, self.journal).work()
 
 
 class SiteComponent(_Component):
@@ -116,13 +113,9 @@ class SiteComponent(_Component):
 
     def ask(self, question: bytes, seconds: float) -> bytes:
         """The coordinator's answer; raises Unreachable if there is none within so many seconds."""
+        request = new_cell_message({}, question)
         reply = self.cell.send_request(
-            channel=CHANNEL,
-            topic=TOPIC,
-            target=FQCN.ROOT_SERVER,
-            request=new_cell_message({}, question),
-            timeout=seconds,
-            optional=True,
+            channel=CHANNEL, topic=TOPIC, target=FQCN.ROOT_SERVER, request=request, timeout=seconds, optional=True
         )
         code = reply.get_header(MessageHeaderKey.RETURN_CODE)
         if code != ReturnCode.OK:

@@ -56,11 +56,9 @@ def provision(agreement: Agreement, folder: Path, administrator: str | None = No
     from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
-    server = {"name": COORDINATOR, "type": "server", "org": COORDINATOR}
-    parties: list[dict[str, Any]] = [
-        server | {"fed_learn_port": agreement.port, "default_host": agreement.address},
-        *({"name": site, "type": "client", "org": site} for site in agreement.sites),
-    ]
+    server = {"name": COORDINATOR, "type": "server", "org": COORDINATOR, "default_host": agreement.address}
+    parties: list[dict[str, Any]] = [server | {"fed_learn_port": agreement.port}]
+    parties += [{"name": site, "type": "client", "org": site} for site in agreement.sites]
     if administrator:
         parties.append({"name": administrator, "type": "admin", "org": COORDINATOR, "role": "project_admin"})
     static = {"config_folder": "config", "scheme": "grpc"}
@@ -82,8 +80,7 @@ def provision(agreement: Agreement, folder: Path, administrator: str | None = No
 
 
 def _file_names(party: str) -> tuple[str, str, str]:
-    kind = "server" if party == COORDINATOR else "client"
-    return f"{kind}.crt", f"{kind}.key", "rootCA.pem"
+    return f"{_kind(party)}.crt", f"{_kind(party)}.key", "rootCA.pem"
 
 
 def credentials(kit: Kit) -> Credentials:
@@ -101,35 +98,10 @@ def prepare(kit: Kit) -> None:
 
     Therefore a kit that was changed, or made with another version, runs the same code as an unchanged one.
     """
-    folder = workspace(kit)
+    folder, agreement, kind = workspace(kit), kit.agreement, _kind(kit.party)
     startup, local = folder / "startup", folder / "local"
     files = credentials(kit)
-    with plain_errors(kit.path):
-        if folder.exists():
-            shutil.rmtree(folder)
-        for each in (startup, local):
-            each.mkdir(mode=0o700, parents=True)
-        for file in (files.certificate, files.root):
-            shutil.copy(file, startup)
-        templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined)
-        values = _values(kit, files)
-        for name, path in (
-            (f"fed_{_kind(kit)}.json", startup / f"fed_{_kind(kit)}.json"),
-            (f"resources_{_kind(kit)}.json", local / "resources.json"),
-            ("authorization.json", local / "authorization.json"),
-            ("log_config.json", local / "log_config.json"),
-        ):
-            path.write_text(templates.get_template(name).render(values), encoding="utf-8")
-
-
-def _kind(kit: Kit) -> str:
-    return "server" if kit.is_coordinator else "client"
-
-
-def _values(kit: Kit, files: Credentials) -> dict[str, Any]:
-    """The values of the variables in the templates."""
-    agreement, folder = kit.agreement, workspace(kit)
-    return {
+    values = {
         "name": agreement.name,
         "party": kit.party,
         "coordinator": COORDINATOR,
@@ -137,7 +109,7 @@ def _values(kit: Kit, files: Credentials) -> dict[str, Any]:
         "port": agreement.port,
         # FLARE listens on loopback alone if this is a loopback address, else on all addresses.
         "target": f"{agreement.address}:{agreement.port}",
-        "key": os.path.relpath(files.key, folder / "startup"),  # the key is not copied
+        "key": os.path.relpath(files.key, startup),  # the key is not copied
         "certificate": files.certificate.name,
         "root": files.root.name,
         "allowed": _COMPONENTS,
@@ -146,6 +118,25 @@ def _values(kit: Kit, files: Credentials) -> dict[str, Any]:
         "snapshots": str(folder / "storage" / "snapshots"),
         "jobs": str(folder / "storage" / "jobs"),
     }
+    templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined)
+    with plain_errors(kit.path):
+        if folder.exists():
+            shutil.rmtree(folder)
+        for each in (startup, local):
+            each.mkdir(mode=0o700, parents=True)
+        for file in (files.certificate, files.root):
+            shutil.copy(file, startup)
+        for name, path in (
+            (f"fed_{kind}.json", startup / f"fed_{kind}.json"),
+            (f"resources_{kind}.json", local / "resources.json"),
+            ("authorization.json", local / "authorization.json"),
+            ("log_config.json", local / "log_config.json"),
+        ):
+            path.write_text(templates.get_template(name).render(values), encoding="utf-8")
+
+
+def _kind(party: str) -> str:
+    return "server" if party == COORDINATOR else "client"
 
 
 def command(kit: Kit) -> list[str]:
@@ -155,7 +146,7 @@ def command(kit: Kit) -> list[str]:
 
 def program(kit: Kit) -> list[str]:
     """FLARE's own module for this kind of party, and its arguments."""
-    kind = _kind(kit)
+    kind = _kind(kit.party)
     names = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
     where = ["-m", str(workspace(kit)), "-s", f"fed_{kind}.json"]
     module = f"nvflare.private.fed.app.{kind}.{kind}_train"

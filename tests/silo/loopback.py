@@ -1,4 +1,4 @@
-"""A transport within one process, without encryption: each site has a thread, and every message travels as bytes."""
+"""A federation within one process, without encryption: each site has a thread, and every message travels as bytes."""
 
 import threading
 from collections.abc import Mapping
@@ -8,22 +8,10 @@ from factorized_fl import __version__
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.coordinator import Coordinator
-from factorized_fl.silo.gateway import Gateway
+from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import Message, pack, unpack
-from factorized_fl.silo.transport import Answer, Sender
 
 _HOLD = 0.2  # seconds that a question is held open
-
-
-class LoopbackLine:
-    """A site's connection to a coordinator in this process."""
-
-    def __init__(self, site: str, answer: Answer) -> None:
-        self.sender, self.answer = Sender(site), answer
-
-    def ask(self, question: bytes, seconds: float) -> bytes:
-        """The coordinator's answer, without a limit on the seconds."""
-        return self.answer(self.sender, question)
 
 
 class Participant(Protocol):
@@ -42,8 +30,8 @@ class Loopback:
         self.kits, self.sites = kits, dict(sites)
         self.journal: list[str] = []
         self.kit = kits[COORDINATOR]
-        self.gateway = Gateway(self.kit, self.journal.append, _HOLD)
-        self.mailbox = self.gateway.mailbox
+        terms = self.kit.agreement
+        self.mailbox = Mailbox(terms.id, terms.sites, self.journal.append, self.kit.mark, terms.largest)
         self.coordinator = Coordinator(self.kit, self.mailbox, self.journal.append)
 
     def run(self) -> bool:
@@ -64,9 +52,8 @@ class Loopback:
         """The coordinator's answer to a message of a site."""
         about = {"agreement": self.kits[site].mark, "version": __version__}
         question = pack(Message(news.kind, news.federation, news.fields | about, news.payload))
-        agreement = self.kit.agreement
-        answer = LoopbackLine(site, self.gateway.answer).ask(question, _HOLD)
-        return unpack(answer, agreement.id, agreement.largest)
+        answer = self.mailbox.answer(site, (), question, _HOLD)
+        return unpack(answer, self.kit.agreement.id, self.kit.agreement.largest)
 
     def _take_part(self, site: str) -> None:
         ready = Message("ready", self.kit.agreement.id, {"train": self.sites[site].train_images})
