@@ -19,7 +19,9 @@ from factorized_fl.results.comparison import (
     comparison_json,
     different_images,
     refuse_losing,
+    run_folder,
 )
+from factorized_fl.results.entries import check_configs, check_settings, parse_entry
 from factorized_fl.results.reading import RunFiles, read_run
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import FEDERATION
@@ -97,48 +99,51 @@ def compare(
     *,
     data: Path | str | None = None,
     resume: bool = False,
-    watch: Callable[[Config], AbstractContextManager[Observer]] | None = None,
+    watch: Callable[[Sequence[Config]], AbstractContextManager[Observer]] | None = None,
     device: str = "auto",
     **settings: Any,
 ) -> list[Comparison]:
     """Run several methods with several seeds; return the rows of their comparison and write comparison.json.
 
-    Without `seeds` the seed of the preset or file is used. `watch` returns an observer for each run.
+    An entry of `methods` may have settings of its own, as in ``"factorized-fl:tau=0.3"``, and a setting may be for one
+    method, as in ``**{"factorized-fl.tau": 0.3}``. Without `seeds` the seed of the preset or file is used. `watch`
+    returns one observer for all runs, given their configurations in order.
     """
     seeds = [_table(preset).get("seed", Config.seed)] if seeds is None else seeds
     if not methods or not seeds:
         raise UserError("A comparison needs at least one method and one seed.")
     if "seed" in settings:
         raise UserError("A comparison takes several seeds: `ffl compare PRESET --seeds 1,2,3`.")
-    for named in (methods, seeds):
+    entries = [parse_entry(text) for text in methods]
+    methods = [entry.name for entry in entries]
+    for named in (methods, seeds, [run_folder(method, "") for method in methods]):
         if again := [name for name in named if list(named).count(name) > 1]:
             raise UserError(f"{again[0]} is named twice: name it once.")
+    check_settings(settings, entries)
     configs = {
-        (method, seed): configure(preset, method, **{**settings, "seed": seed}) for method in methods for seed in seeds
+        (entry.name, seed): configure(preset, entry.method, **entry.settings(settings), seed=seed)
+        for entry in entries
+        for seed in seeds
     }
+    check_configs(configs)
     root = Path(out) if out else comparison_directory(preset)
     if not resume and (root / COMPARISON).exists():
         raise UserError(f"'{root}' already holds a comparison: add --resume to continue it, or choose another --out.")
     refuse_losing(root / COMPARISON, methods, seeds)
     of_seed: dict[int, RunDirectory] = {}
     runs: dict[str, list[RunFiles]] = {method: [] for method in methods}
-    for (method, seed), config in configs.items():
-        with watch(config) if watch else nullcontext() as observer:
-            directory = run(
-                config,
-                root / f"{method}-seed{seed}",
-                data=data,
-                resume=resume,
-                observers=[observer] if observer else [],
-                device=device,
-            )
-        same = of_seed.setdefault(seed, directory)
-        if different_images(same.clients(), directory.clients()):
-            raise UserError(
-                f"'{same.path}' and '{directory.path}' have different images, so they cannot be compared: "
-                "give the same --data, or choose another --out."
-            )
-        runs[method].append(read_run(directory.path, strict=True))
+    with watch(list(configs.values())) if watch else nullcontext() as observer:
+        observers = [observer] if observer else []
+        for (method, seed), config in configs.items():
+            out = root / run_folder(method, seed)
+            directory = run(config, out, data=data, resume=resume, observers=observers, device=device)
+            same = of_seed.setdefault(seed, directory)
+            if different_images(same.clients(), directory.clients()):
+                raise UserError(
+                    f"'{same.path}' and '{directory.path}' have different images, so they cannot be compared: "
+                    "give the same --data, or choose another --out."
+                )
+            runs[method].append(read_run(directory.path, strict=True))
     rows = compare_methods(runs)
     write_atomically(root / COMPARISON, comparison_json(rows))
     return rows
@@ -195,7 +200,7 @@ def pilot(
     **settings: Any,
 ) -> Pilot:
     """Run Clustered-FL without splits and return the norms of its updates."""
-    if "eps1" in settings:
+    if {"eps1", "clustered-fl.eps1"} & settings.keys():
         raise UserError("A pilot finds eps1: leave it out.")
     config = configure(preset, "clustered-fl", **settings, eps1=0.0)
     if config.rounds < 2:

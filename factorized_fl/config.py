@@ -143,11 +143,25 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
+def _unknown_setting(method: str, key: str, known: set[str]) -> UserError:
+    """The error for a name that is no option of a run with the method; it may be an option of another method."""
+    from factorized_fl.methods import METHODS
+
+    owner = next((name for name, cls in METHODS.items() if key in {f.name for f in dataclasses.fields(cls)}), None)
+    if owner is None:
+        return unknown(f"option of a run with {method}", key, known, f"`ffl options {method}`")
+    return UserError(
+        f"{method} has no option '{key}': {owner} has it. In a comparison write --set {owner}.{key}=..., "
+        f"and see `ffl options {method}`."
+    )
+
+
 def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mapping[str, Any] | None = None) -> Config:
     """The configuration of a preset's or a file's table, with a method and single settings laid over it.
 
     A preset may hold options for several methods (``[methods.NAME]``): those of the chosen method apply. A setting is
-    an option of the run or of the method; no name may be both. Raises a UserError for a setting that does not fit.
+    an option of the run or of the method; no name may be both. METHOD.NAME is NAME for a run of that method. Raises a
+    UserError for a setting that does not fit.
     """
     from factorized_fl.methods import find_method, make_method
 
@@ -175,11 +189,14 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
     options = dict(for_methods.get(values["method"], {}))
     if values["method"] == table.get("method", values["method"]):
         options |= as_table(table.get("options", {}), "options")
-    for key, value in settings.items():
-        if key in fields:
+    for key, value in sorted(settings.items(), key=lambda item: "." in item[0]):  # METHOD.NAME overrides NAME
+        for_method, _, key = key.rpartition(".")
+        if for_method not in ("", values["method"]):
+            raise UserError(f"'{for_method}.{key}' is a setting for {for_method}, but {values['method']} is run.")
+        if key in fields - {"method", "preset"}:
             values[key] = value
         elif key in method_fields:
             options[key] = value
         else:
-            raise unknown(f"option of a run with {values['method']}", key, fields | method_fields)
+            raise _unknown_setting(values["method"], key, fields | method_fields)
     return from_table({**values, "options": options})

@@ -26,7 +26,7 @@ PRESETS: dict[str, Table] = {name: _expanded(**table) for name, table in _FILE["
 def find_preset(name: str) -> Table:
     """The table of a preset, which holds the preset's name; raises a UserError for an unknown name."""
     if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
+        raise unknown("preset", name, PRESETS, "`ffl presets`")
     return {**PRESETS[name], "preset": name}
 
 

@@ -221,6 +221,9 @@ def test_presets_methods_and_version_are_printed(capsys) -> None:
     assert code == 0
     assert "factorized-fl-beta" in out
     assert "tau = 0.5" in out
+    assert "20.388" not in out
+    code, out, _ = ffl(capsys, "methods", "--costs")
+    assert code == 0
     assert "20.388" in out
     assert ffl(capsys, "--version")[0] == 0
 

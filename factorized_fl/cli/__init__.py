@@ -12,20 +12,21 @@ import typer
 from factorized_fl import __version__
 from factorized_fl.cli import data, lists, model, network, report, runs
 from factorized_fl.cli.common import Interrupted, console, notes, show_warnings_as_notes
+from factorized_fl.cli.settings import SettingsCommand
 from factorized_fl.core.errors import UserError, is_lack_of_memory
 
 app = typer.Typer(
     help="Agnostic personalised federated learning.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("run")(runs.run_command)
-app.command("compare")(runs.compare_command)
-app.command("demo")(runs.demo_command)
+app.command("run", cls=SettingsCommand)(runs.run_command)
+app.command("compare", cls=SettingsCommand)(runs.compare_command)
+app.command("demo", cls=SettingsCommand)(runs.demo_command)
 app.command("presets")(lists.presets_command)
 app.command("methods")(lists.methods_command)
-app.command("pilot")(runs.pilot_command)
+app.command("options")(lists.options_command)
+app.command("pilot", cls=SettingsCommand)(runs.pilot_command)
 app.command("report")(report.report_command)
 app.command("watch")(report.watch_command)
 app.add_typer(data.app, name="data")
@@ -76,5 +77,6 @@ def main(application: typer.Typer = app) -> None:
 
 
 def _fail(sentence: str) -> None:
-    notes.print(f"Error: {sentence}", style="red", highlight=False, soft_wrap=True)
+    # A terminal gets lines that end between words, a log one line.
+    notes.print(f"Error: {sentence}", style="red", highlight=False, soft_wrap=not notes.is_terminal)
     sys.exit(2)

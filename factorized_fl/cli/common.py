@@ -1,5 +1,6 @@
 """What commands share: consoles, arguments and options, parsing of their values, interruption."""
 
+import json
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,17 @@ from factorized_fl.core.errors import UserError
 console = Console(width=None if sys.stdout.isatty() else 180, markup=False)  # wide enough for tables in a log
 notes = Console(stderr=True, markup=False)  # no markup: names may contain square brackets
 
-Preset = Annotated[str, typer.Argument(metavar="PRESET|file.toml", help="See `ffl presets`.")]
+
+def _presets_like(incomplete: str) -> list[str]:
+    """The names of presets that a shell completes to."""
+    from factorized_fl.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+Preset = Annotated[
+    str, typer.Argument(metavar="PRESET|file.toml", help="See `ffl presets`.", autocompletion=_presets_like)
+]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")]
@@ -25,6 +36,11 @@ Setting = Annotated[list[str] | None, typer.Option("--set", help="An option as k
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, but no progress.")]
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document; progress and notes go to standard error.")
+]
+
+_MOST_NUMBERS = 1000  # in a range like 1-3
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -46,6 +62,11 @@ def resumable() -> Iterator[None]:
         raise Interrupted from None
 
 
+def print_json(document: Any) -> None:
+    """Print a JSON document to standard output."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+
+
 def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     """The names and values of --set; raises a UserError for the name of another parameter of `compare` or `pilot`."""
     from factorized_fl import api
@@ -63,8 +84,14 @@ def parse_words(text: str) -> list[str]:
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """The whole numbers in a text that separates them by commas; raises a UserError that names the option."""
-    try:
-        return [int(word) for word in parse_words(text)]
-    except ValueError:
-        raise UserError(f"{option} '{text}' must be whole numbers separated by commas, for example 1,2,3.") from None
+    """The whole numbers in a text like 1,2,5-7; raises a UserError that names the option."""
+    numbers: list[int] = []
+    for word in parse_words(text):
+        first, dash, last = word.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UserError(f"{option} '{text}' must be whole numbers separated by commas, for example 1,2,3 or 1-3.")
+        low, high = int(first), int(last or first)
+        if not low <= high < low + _MOST_NUMBERS:
+            raise UserError(f"{option} '{text}': '{word}' must go up, by less than {_MOST_NUMBERS}.")
+        numbers += range(low, high + 1)
+    return numbers

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from factorized_fl.cli.common import console
+from factorized_fl.cli.common import AsJson, console, notes, print_json
 
 app = typer.Typer(help="Download and inspect datasets.", no_args_is_help=True)
 
@@ -28,14 +28,19 @@ def fetch_command(
 @app.command("inspect")
 def inspect_command(
     path: Annotated[Path, typer.Argument(help="A folder of class folders, or parquet files.")],
+    as_json: AsJson = False,
 ) -> None:
     """Check your own images before training: counts, sizes, unreadable files, duplicates. Runs locally."""
     from factorized_fl.data.local_images import inspect_images
+    from factorized_fl.report.documents import inspection_document
     from factorized_fl.report.progress import images_told
     from factorized_fl.report.tables import inspection_line, inspection_table
 
-    with images_told(console):
+    with images_told(notes if as_json else console):
         inspection = inspect_images(path)
+    if as_json:
+        print_json(inspection_document(inspection))
+        return
     console.print(inspection_line(inspection), highlight=False, soft_wrap=True)
     console.print(inspection_table(inspection))
     for complaint in inspection.complaints():

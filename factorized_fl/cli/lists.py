@@ -1,25 +1,56 @@
-"""Commands that list what is available: presets, methods."""
+"""Commands that list what is available: presets, methods, options."""
 
 from typing import Annotated
 
 import typer
 
-from factorized_fl.cli.common import console
+from factorized_fl.cli.common import AsJson, console, print_json
 
 
-def presets_command() -> None:
+def presets_command(as_json: AsJson = False) -> None:
     """List the presets."""
-    from factorized_fl.report.available import presets_table
+    from factorized_fl.report.available import preset_records, presets_list
 
-    console.print(presets_table())
+    if as_json:
+        print_json(preset_records())
+    else:
+        console.print(presets_list())
 
 
 def methods_command(
+    costs: Annotated[
+        bool,
+        typer.Option("--costs", help="What each method trains and shares, and its traffic in the paper's setting."),
+    ] = False,
     options: Annotated[bool, typer.Option("--options", help="Also list the options of each method.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List the methods: their four choices, and their communication cost in the paper's setting."""
-    from factorized_fl.report.available import methods_table, option_lines
+    """List the methods, each with what it does in one sentence."""
+    from factorized_fl.report.available import costs_table, method_option_lines, method_records, methods_list
 
-    console.print(methods_table())
-    for line in option_lines() if options else []:
-        console.print(line)
+    if as_json:
+        print_json(method_records(costs, options))
+        return
+    console.print(costs_table() if costs else methods_list())
+    for line in method_option_lines() if options else []:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def options_command(
+    method: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="Also the options of this method.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every option of a run, and of a method: default, meaning, limits. Use: --set NAME=VALUE."""
+    from factorized_fl.report.available import method_options, options_list, run_options
+
+    of_run, of_method = run_options(), method_options(method) if method else []
+    if as_json:
+        print_json({"run": of_run, "method": of_method})
+        return
+    console.print("Options of every run:")
+    console.print(options_list(of_run))
+    if method:
+        console.print(f"\nOptions of {method}:")
+        console.print(options_list(of_method))
+    else:
+        console.print("\nOptions of a method: ffl options METHOD")

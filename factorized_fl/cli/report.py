@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from factorized_fl.cli.common import console, notes
 
@@ -46,25 +47,26 @@ def watch_command(
 
 
 @contextmanager
-def page_while_running(path: Path, wanted: bool) -> Iterator[None]:
-    """Serve the page of the run at `path` inside this context, if it is wanted."""
+def page_while_running(path: Path, wanted: bool, to: Console = console) -> Iterator[None]:
+    """Serve the page of the run at `path` inside this context, if it is wanted; `to` is told where."""
     if not wanted:
         yield
         return
     from factorized_fl.report.watch import watching
 
     with watching(path) as url:
-        console.print(f"Watch it at {url}", highlight=False, soft_wrap=True)
+        to.print(f"Watch it at {url}", highlight=False, soft_wrap=True)
         yield
 
 
-def end_with_page(path: Path) -> None:
-    """Write the page of a finished run. The results are on disk by now, so an error here becomes a note."""
+def end_with_page(path: Path, to: Console = console) -> Path | None:
+    """Write the page of a finished run; returns its path. The results are on disk, so an error here becomes a note."""
     from factorized_fl import api
 
     try:
         page = api.report(path)
     except Exception as error:
         notes.print(f"Note: the report could not be written ({error}).", highlight=False, soft_wrap=True)
-    else:
-        console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+        return None
+    to.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    return page

@@ -1,12 +1,16 @@
 """Commands that train: run, compare, demo, pilot."""
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from factorized_fl.cli.common import (
+    AsJson,
     Data,
     Device,
     Out,
@@ -15,9 +19,10 @@ from factorized_fl.cli.common import (
     Resume,
     Setting,
     console,
+    notes,
     parse_numbers,
     parse_settings,
-    parse_words,
+    print_json,
     resumable,
 )
 from factorized_fl.cli.report import Watch, end_with_page, page_while_running
@@ -25,17 +30,15 @@ from factorized_fl.presets import DEMO_METHODS
 
 if TYPE_CHECKING:
     from factorized_fl.config import Config
-    from factorized_fl.report.progress import ProgressObserver
+    from factorized_fl.report.progress import ComparisonObserver
     from factorized_fl.results.comparison import Comparison
     from factorized_fl.simulate.run import Observer
 
 
-def _progress(config: "Config", details: bool = False) -> "ProgressObserver":
-    from factorized_fl.methods import METHODS
-    from factorized_fl.report.progress import ProgressObserver
+def _comparison_progress(to: Console) -> "Callable[[Sequence[Config]], ComparisonObserver]":
+    from factorized_fl.report.progress import ComparisonObserver
 
-    title = METHODS[config.method].card.title
-    return ProgressObserver(console, title if details else f"{title}, seed {config.seed}", details=details)
+    return partial(ComparisonObserver, to)
 
 
 def _print_comparison(rows: "list[Comparison]", title: str) -> None:
@@ -58,24 +61,31 @@ def run_command(
     quiet: Quiet = False,
     watch: Watch = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run one federation."""
     from factorized_fl import api
+    from factorized_fl.report.documents import run_document
+    from factorized_fl.report.progress import ProgressObserver
     from factorized_fl.report.tables import result_table
     from factorized_fl.report.tensorboard import TensorBoardObserver
-    from factorized_fl.results.reading import divergence_line
+    from factorized_fl.results.reading import divergence_line, method_title
     from factorized_fl.results.schema import diverged
 
     config = api.configure(preset, method, **parse_settings(settings))
-    out = out or api.default_directory(config)
+    out, to = out or api.default_directory(config), notes if as_json else console
     observers: list[Observer] = []
     with ExitStack() as stack:
-        stack.enter_context(page_while_running(out, watch))
+        stack.enter_context(page_while_running(out, watch, to))
         if tensorboard:
             observers.append(stack.enter_context(TensorBoardObserver(out)))
         if not quiet:
-            observers.append(stack.enter_context(_progress(config, details=True)))
+            progress = ProgressObserver(to, method_title(config.method), details=True)
+            observers.append(stack.enter_context(progress))
         directory = api.run(config, out, data=data, resume=resume, device=device, observers=observers)
+    if as_json:
+        print_json(run_document(directory, end_with_page(directory.path, to)))
+        return
     summary = directory.summary()
     assert summary is not None
     console.print(result_table(summary))
@@ -88,9 +98,15 @@ def run_command(
 @resumable()
 def compare_command(
     preset: Preset,
-    methods: Annotated[str | None, typer.Option("--methods", help="Names, separated by commas; default: all.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            help="Names, separated by commas; default: all. A name may have settings: fedavg,fedavg:lr=0.1:epochs=2.",
+        ),
+    ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="Whole numbers, separated by commas; default: the configuration's.")
+        str | None, typer.Option("--seeds", help="Whole numbers like 1,2,5 or 1-3; default: the configuration's.")
     ] = None,
     settings: Setting = None,
     out: Out = None,
@@ -99,25 +115,31 @@ def compare_command(
     device: Device = "auto",
     quiet: Quiet = False,
     watch: Watch = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run several methods with several seeds and compare them."""
+    """Run several methods with several seeds and compare them. --set METHOD.NAME=VALUE is for one method."""
     from factorized_fl import api
     from factorized_fl.methods import METHODS
+    from factorized_fl.report.documents import comparison_document_of
+    from factorized_fl.results.entries import split_entries
 
     numbers = None if seeds is None else parse_numbers("--seeds", seeds)
-    out = out or api.comparison_directory(preset)
-    with page_while_running(out, watch):
+    out, to = out or api.comparison_directory(preset), notes if as_json else console
+    with page_while_running(out, watch, to):
         rows = api.compare(
             preset,
-            list(METHODS) if methods is None else parse_words(methods),
+            list(METHODS) if methods is None else split_entries(methods),
             numbers,
             out,
             data=data,
             resume=resume,
             device=device,
-            watch=None if quiet else _progress,
+            watch=None if quiet else _comparison_progress(to),
             **parse_settings(settings),
         )
+    if as_json:
+        print_json(comparison_document_of(rows, out, end_with_page(out, to)))
+        return
     count = 1 if numbers is None else len(numbers)
     _print_comparison(rows, f"{preset}, {count} seed{'s' if count > 1 else ''}")
     end_with_page(out)
@@ -138,7 +160,8 @@ def demo_command(
         "order.\nNo client shares images or labels. Does training together help?\n"
     )
     with page_while_running(out, watch):
-        rows = api.compare("demo", DEMO_METHODS, [1], out, resume=resume, watch=_progress, **parse_settings(settings))
+        progress, chosen = _comparison_progress(console), parse_settings(settings)
+        rows = api.compare("demo", DEMO_METHODS, [1], out, resume=resume, watch=progress, **chosen)
     _print_comparison(rows, "Accuracy of each client's own model on its own test images")
     end_with_page(out)
 

@@ -21,9 +21,20 @@ def is_lack_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
-def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
-    """The error for an unknown name: it suggests the nearest known name and lists all of them."""
+_MOST = 5  # known names in an error
+
+
+def unknown(what: str, given: str, known: Iterable[str], where: str = "") -> UserError:
+    """The error for an unknown name: it suggests the nearest known name and lists the nearest five, or all of five.
+
+    `where` is the command that lists all.
+    """
     known = sorted(known)
-    near = get_close_matches(given, known, n=1)
+    near = get_close_matches(given, known, n=_MOST)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return UserError(f"Unknown {what} '{given}'.{hint} Known: {', '.join(known)}.")
+    if len(known) <= _MOST:
+        return UserError(f"Unknown {what} '{given}'.{hint} Known: {', '.join(known)}.")
+    others = f" Also near: {', '.join(near[1:])}." if near[1:] else ""
+    shown = near or get_close_matches(given, known, n=_MOST, cutoff=0.0)
+    known_here = others if near else f" Known: {', '.join(shown)} and {len(known) - len(shown)} more."
+    return UserError(f"Unknown {what} '{given}'.{hint}{known_here}{f' {where} lists all.' if where else ''}")

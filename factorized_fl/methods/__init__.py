@@ -59,8 +59,18 @@ INSTALLED = frozenset(METHODS)
 def find_method(name: str) -> type[Method]:
     """The method of that name; raises UserError if there is none."""
     if not isinstance(name, str) or name not in METHODS:
-        raise UserError(f"{unknown('method', str(name), METHODS)} A method of your own needs `ffl --load FILE.py`.")
+        raise UserError(
+            f"{unknown('method', str(name), METHODS, '`ffl methods`')} A method of your own needs `ffl --load FILE.py`."
+        )
     return METHODS[name]
+
+
+def sentence_of(method: type[Method]) -> str:
+    """What the method does in one sentence: the first line of its docstring, or its title without one."""
+    text = vars(method).get("__doc__") or ""
+    if text.startswith(f"{method.__name__}("):  # dataclasses write such a text where there is no docstring
+        text = ""
+    return text.strip().partition("\n")[0].strip() or method.card.title
 
 
 def make_method(name: str, options: Mapping[str, Any]) -> Method:
@@ -68,4 +78,4 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
     return make(find_method(name), options, f"option of {name}")
 
 
-__all__ = ["INSTALLED", "METHODS", "Card", "Method", "find_method", "make_method", "register"]
+__all__ = ["INSTALLED", "METHODS", "Card", "Method", "find_method", "make_method", "register", "sentence_of"]

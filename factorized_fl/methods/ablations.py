@@ -46,7 +46,7 @@ def _own_and(others: int, clients: int, order: np.ndarray, received: torch.Tenso
 
 @dataclass(frozen=True)
 class RandomMatching(FactorizedFL):
-    """Peers are drawn at random in each round."""
+    """Factorized-FL with peers drawn at random in each round."""
 
     name = "random-matching"
     card = card_of("random-matching", cost=count_u)
@@ -62,7 +62,7 @@ class RandomMatching(FactorizedFL):
 
 @dataclass(frozen=True)
 class WorstMatching(RandomMatching):
-    """Peers are the least similar clients."""
+    """Factorized-FL with the least similar clients as peers."""
 
     name = "worst-matching"
     card = card_of("worst-matching", cost=count_u)
@@ -75,7 +75,7 @@ class WorstMatching(RandomMatching):
 
 @dataclass(frozen=True)
 class MixedLayout(FactorizedFL):
-    """The kernel is factorised as an I*F x O*F matrix, so that u mixes channels and filter taps."""
+    """Factorized-FL whose kernels are factorised as I*F x O*F matrices, so that u mixes channels and filter taps."""
 
     name = "mixed-layout"
     card = card_of("mixed-layout", cost=count_u)

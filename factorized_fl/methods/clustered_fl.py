@@ -13,8 +13,9 @@ from factorized_fl.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class ClusteredFL(FedAvg):
-    """A cluster is split when its mean update is short although the updates of its members are long.
+    """FedAvg within clusters of clients, which split where the updates of their members disagree.
 
+    A cluster is split when its mean update is short although the updates of its members are long.
     eps1 and eps2 are absolute norms and depend on model and data: `ffl pilot PRESET` records both norms without any
     split and prints values to use (the rule is in docs/methods.md). By default nothing splits: FedAvg, unweighted.
     """

@@ -160,7 +160,7 @@ class FactorizedBySimilarity(FactorizedByImages):
 
 @dataclass(frozen=True)
 class FactorizedFL(FactorizedBySimilarity):
-    """Of the factors only u travels."""
+    """Weights are u v^T + mu; clients with similar v share u, and keep v and the sparse mu to themselves."""
 
     name = "factorized-fl"
     card = card_of("factorized-fl", cost=count_u)
@@ -172,7 +172,7 @@ class FactorizedFL(FactorizedBySimilarity):
 
 @dataclass(frozen=True)
 class FactorizedFLBeta(FactorizedBySimilarity):
-    """The same matching, but u, v and mu all travel."""
+    """Factorized-FL in which similar clients share all of u, v and mu."""
 
     name = "factorized-fl-beta"
     card = card_of("factorized-fl-beta", cost=count_factors)

@@ -11,7 +11,7 @@ from factorized_fl.methods.cards import card_of
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Each round sends the mean down and the trained model up."""
+    """All clients train one model, the mean of their models weighted by their numbers of images."""
 
     name = "fedavg"
     card = card_of("fedavg")

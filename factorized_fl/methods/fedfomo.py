@@ -29,8 +29,9 @@ def _models_down(method: Method) -> int:
 
 @dataclass(frozen=True)
 class FedFOMO(FedAvg):
-    """Client i weighs model n by (L_i(start_i) - L_i(theta_n)) / ||theta_n - start_i||, keeping positive weights.
+    """Each client tries the models of others on images set aside and takes more of those that help it.
 
+    Client i weighs model n by (L_i(start_i) - L_i(theta_n)) / ||theta_n - start_i||, keeping positive weights.
     When labels differ the classifier does not travel: L_i tries the body of model n under the classifier of client i.
     """
 

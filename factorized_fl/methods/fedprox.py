@@ -11,7 +11,10 @@ from factorized_fl.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """The local objective is cross-entropy + (mu / 2) ||w - w_round||^2 over the shared parameters."""
+    """FedAvg whose local training is pulled towards the model that the round began with.
+
+    The local objective is cross-entropy + (mu / 2) ||w - w_round||^2 over the shared parameters.
+    """
 
     name = "fedprox"
     card = card_of("fedprox")

@@ -22,8 +22,9 @@ def peer_weights(fingerprints: torch.Tensor, alike: torch.Tensor, sizes: torch.T
 
 @dataclass(frozen=True)
 class FactorizedPeers(FactorizedByImages):
-    """Weights by the likeness of the clients' images: no threshold, no number of peers, no number of groups.
+    """Clients share all tensors, weighted by how alike the statistics of their images are.
 
+    There is no threshold, no number of peers and no number of groups.
     Clients whose statistics differ by no more than chance count by their numbers of images, so equal clients receive
     the global mean. A client that is unlike all others trains alone. Clients whose labels are much less informative
     than those of their peers are down-weighted.

@@ -20,8 +20,9 @@ def moved(parameters: Tensors, direction: Tensors, by: float) -> Tensors:
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """Steps along the gradient of f(w - alpha grad f(w)), first-order or with a finite-difference Hessian product.
+    """FedAvg of a start from which each client's own model is one gradient step away.
 
+    Steps along the gradient of f(w - alpha grad f(w)), first-order or with a finite-difference Hessian product.
     beta is the run's learning rate. A first-order step consumes two batches and a Hessian-free one three; the run
     still makes `epochs` passes over the data, so there are half or a third as many steps, unless `compensate`
     multiplies the passes to give as many steps as the other methods make.

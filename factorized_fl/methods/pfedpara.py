@@ -23,7 +23,10 @@ def _count_shared(method: Method, tensors: Tensors, roles: Roles) -> Cost:
 
 @dataclass(frozen=True)
 class PFedPara(FedAvg):
-    """The mean is FedAvg's; a classifier that stays at home is left dense."""
+    """Weights are products of two low-rank matrices, one shared with all clients and one personal.
+
+    The aggregation is FedAvg's. A classifier that stays at home is left dense.
+    """
 
     name = "pfedpara"
     card = card_of("pfedpara", cost=_count_shared)

@@ -8,7 +8,7 @@ from factorized_fl.methods.cards import card_of
 
 @dataclass(frozen=True)
 class StandAlone(Method):
-    """Local training without communication."""
+    """Every client trains on its own images only: the baseline that a federation has to beat."""
 
     name = "stand-alone"
     card = card_of("stand-alone")

@@ -1,59 +1,152 @@
-"""What a user can choose from, as tables: presets, listed without PyTorch, and methods with their options."""
+"""What a user can choose from: presets, methods and options, as records and as lists for a terminal.
+
+Presets and the options of a run are listed without PyTorch.
+"""
 
 import dataclasses
+from typing import Any
 
 from rich.table import Table
 
-from factorized_fl.core.options import limits_of
+from factorized_fl.config import Config, to_toml_value
+from factorized_fl.core.options import Limits, limits_of
 from factorized_fl.presets import PRESETS, preset_values
+from factorized_fl.report.listing import NamedTable, described_names
+from factorized_fl.results.schema import Record
 
 
-def presets_table() -> Table:
+def preset_records() -> list[Record]:
+    """Return every preset with the values of all options of a run, and its options of methods."""
+    return [
+        {"name": name, **preset_values(name), "methods": PRESETS[name]["methods"], "preset": name} for name in PRESETS
+    ]
+
+
+def presets_list() -> Table:
     """Return the presets with the settings in which they differ."""
-    table = Table("preset", "dataset", "partition", "labels", "clients", "rounds x epochs", "model")
-    for name in PRESETS:
-        values = preset_values(name)
-        partition = values["partition"]
-        table.add_row(
-            name,
-            values["dataset"],
-            partition if partition == "iid" else f"{partition}({values['alpha']:g})",
-            "permuted" if values["permuted"] else "agree",
-            str(values["clients"]),
-            f"{values['rounds']} x {values['epochs']}",
-            values["model"],
-        )
-    return table
+    return described_names((name, _preset_words(preset_values(name))) for name in PRESETS)
 
 
-def methods_table() -> Table:
+def _preset_words(values: Record) -> str:
+    partition = values["partition"]
+    split = partition if partition == "iid" else f"{partition}({values['alpha']:g})"
+    labels = "labels permuted" if values["permuted"] else "labels agree"
+    rounds = f"{values['rounds']} rounds x {values['epochs']} epochs"
+    return f"{values['dataset']}, {split}, {labels}, {values['clients']} clients, {rounds}, {values['model']}"
+
+
+def method_records(costs: bool = False, options: bool = False) -> list[Record]:
+    """Return every method with its sentence; on request its costs in the paper's setting, and its options."""
+    from factorized_fl.methods import METHODS, sentence_of
+
+    records: list[Record] = [
+        {"name": name, "title": method.card.title, "sentence": sentence_of(method)} for name, method in METHODS.items()
+    ]
+    if costs:
+        from factorized_fl.report.costs import method_costs
+
+        for record, cost in zip(records, method_costs().values(), strict=True):
+            row = METHODS[record["name"]].card.row
+            record["choices"] = dict(zip(("parametrisation", "local step", "shared", "aggregation"), row, strict=True))
+            record["gigabytes"] = dataclasses.asdict(cost)
+    if options:
+        for record in records:
+            record["options"] = option_records(METHODS[record["name"]])
+    return records
+
+
+def methods_list() -> Table:
+    """Return every method's name and its sentence."""
+    return described_names((record["name"], record["sentence"]) for record in method_records())
+
+
+def costs_table() -> NamedTable:
     """Return the four choices of every method, and its communication cost in the paper's setting."""
-    from factorized_fl.methods import METHODS
-    from factorized_fl.report.costs import CLIENTS, ROUNDS, method_costs
+    from factorized_fl.report.costs import CLIENTS, ROUNDS
 
-    table = Table(
-        *("method", "parametrisation", "local step", "shared", "aggregation"),
+    choices = ("parametrisation", "local step", "shared", "aggregation")
+    table = NamedTable(
+        ("method", *choices, "A", "B", "published", "serialised"),
         title=f"Cost of a whole run in GB: ResNet-9, {CLIENTS} clients, {ROUNDS} rounds, labels agree, dense mu",
         caption="A, B: the paper's formula without and with the first download. serialised: the bytes of our messages.",
-        title_justify="left",
-        caption_justify="left",
+        left=choices,
     )
-    for heading in ("A", "B", "published", "serialised"):
-        table.add_column(heading, justify="right")
-    for name, cost in method_costs().items():
-        published = "-" if cost.published is None else f"{cost.published:g}"
-        costs = (f"{cost.formula_a:.3f}", f"{cost.formula_b:.3f}", published, f"{cost.serialised:.3f}")
-        table.add_row(name, *METHODS[name].card.row, *costs)
+    for record in method_records(costs=True):
+        cost = record["gigabytes"]
+        published = "-" if cost["published"] is None else f"{cost['published']:g}"
+        numbers = (f"{cost['formula_a']:.3f}", f"{cost['formula_b']:.3f}", published, f"{cost['serialised']:.3f}")
+        table.add_row(record["name"], *record["choices"].values(), *numbers)
     return table
 
 
-def option_lines() -> list[str]:
+def method_option_lines() -> list[str]:
     """Return a line for every option of every method: its default and its description."""
-    from factorized_fl.methods import METHODS
+    return [
+        f"{record['name']}: {option['name']} = {option['default']}"
+        + (f"  ({option['meaning']})" if option["meaning"] else "")
+        for record in method_records(options=True)
+        for option in record["options"]
+    ]
 
-    lines = []
-    for name, method in METHODS.items():
-        for field in dataclasses.fields(method):
-            limits = limits_of(field)
-            lines.append(f"{name}: {field.name} = {field.default}" + (f"  ({limits.description})" if limits else ""))
-    return lines
+
+# -- options
+
+
+def run_options() -> list[Record]:
+    """Return every option of a run; `preset` is none, since it is an argument of the commands."""
+    return [record for record in option_records(Config) if record["name"] not in ("preset", "options")]
+
+
+def method_options(name: str) -> list[Record]:
+    """Return every option of a method; raises a UserError for an unknown method."""
+    from factorized_fl.methods import find_method
+
+    return option_records(find_method(name))
+
+
+def option_records(options: Any) -> list[Record]:
+    """Return name, default, type, meaning and limits of every option of a dataclass."""
+    return [
+        {
+            "name": field.name,
+            "default": list(field.default) if isinstance(field.default, tuple) else field.default,
+            "type": _type_name(field.default),
+            "meaning": limits.description if limits else "",
+            "limits": _limits_words(limits) if limits else "",
+            **({"choices": list(limits.choices)} if limits and limits.choices else {}),
+        }
+        for field in dataclasses.fields(options)
+        for limits in (limits_of(field),)
+        if field.default is not dataclasses.MISSING
+    ]
+
+
+def _type_name(default: Any) -> str:
+    """Return the type of an option's value in a word; bool comes first, since it is a kind of int."""
+    words = {bool: "true or false", int: "whole number", float: "number", str: "word", tuple: "list"}
+    return next((word for kind, word in words.items() if isinstance(default, kind)), type(default).__name__)
+
+
+def _limits_words(limits: Limits) -> str:
+    """Return the values that an option accepts in words; empty if its type alone limits them."""
+    if limits.choices:
+        return f"one of {', '.join(limits.choices)}"
+    parts = []
+    if limits.above is not None:
+        parts.append(f"above {limits.above:g}")
+    if limits.low is not None:
+        parts.append(f"at least {limits.low:g}")
+    if limits.high is not None:
+        parts.append(f"at most {limits.high:g}")
+    return ", ".join(parts)
+
+
+def options_list(records: list[Record]) -> Table:
+    """Return options with their defaults, their meanings and the values that they accept."""
+    return described_names(
+        (
+            f"{record['name']} = {to_toml_value(record['default'])}",
+            record["meaning"] + (f" ({record['limits']})" if record["limits"] else ""),
+        )
+        for record in records
+    )

@@ -1,16 +1,20 @@
 """Live progress of a run and of decoding: a bar on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from factorized_fl.config import Config
 from factorized_fl.core.server import Sampling
 from factorized_fl.data.images import counting
 from factorized_fl.report.tables import format_bytes, model_line, scenario_table
+from factorized_fl.results.reading import method_title
 from factorized_fl.results.schema import Record
 
 if TYPE_CHECKING:
@@ -38,6 +42,41 @@ def images_told(console: Console) -> Iterator[None]:
         yield
 
 
+def _clock(seconds: float | None) -> str:
+    """A time as h:mm:ss."""
+    if seconds is None:
+        return "-:--:--"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+class _TimeLeft(ProgressColumn):
+    """The time left as `seconds` estimates it; that of rich counts what was done before as done at once."""
+
+    def __init__(self, seconds: Callable[[], float | None]) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def render(self, task: Task) -> Text:
+        """Return the time left."""
+        return Text(f"{_clock(self.seconds())} left")
+
+
+class _Bar(Progress):
+    """A bar below a line of text, which may be as long as the terminal is wide."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the line of every task, then its bar."""
+        for task in self.tasks:
+            yield Text(": ".join(filter(None, (task.description, task.fields["note"]))), overflow="fold")
+            yield self.make_tasks_table([task])
+
+
+def clients_per_round(config: Config) -> int:
+    """Return the number of clients that train in each round."""
+    return Sampling(config.seed, config.clients, config.fraction).per_round
+
+
 class ProgressObserver:
     """Shows rounds, clients, accuracy, bytes and time left; in a log as lines, at least `seldom` seconds apart."""
 
@@ -47,14 +86,16 @@ class ProgressObserver:
         self.latest: dict[int, float] = {}
         self.began = self.last_line = time.monotonic()
         self.open = ExitStack()
-        self.bar = Progress(
-            TextColumn("{task.description}"),
+        self.before = 0  # clients trained in the runs before this one
+        self.total: int | None = None  # clients to train in all runs and rounds
+        self.done = self.done_here = 0  # clients trained, and those of them trained by this process
+        self.first = self.latest_done = self.began
+        self.bar = _Bar(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("clients,"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
+            _TimeLeft(self.seconds_left),
             console=console,
             disable=not console.is_terminal,
         )
@@ -75,13 +116,18 @@ class ProgressObserver:
             self.console.print(scenario_table(federation.scenario))
             self.console.print(model_line(config.model, *federation.parameters()), highlight=False)
         self.rounds = config.rounds
-        self.per_round = Sampling(config.seed, config.clients, config.fraction).per_round
-        self.bar.update(self.task, total=self.rounds * self.per_round, completed=done * self.per_round, note="")
+        self.per_round = clients_per_round(config)
+        self.total = self.total or self.rounds * self.per_round
+        if not self.done_here:
+            self.first = time.monotonic()
+        self._count(done * self.per_round, "")
 
     def client_done(self, round_number: int, client: int) -> None:
         """Count one more trained client."""
         self.trained += 1
-        self.bar.update(self.task, advance=1, note=self._note(round_number))
+        self.done_here += 1
+        self.latest_done = time.monotonic()
+        self._count((round_number - 1) * self.per_round + self.trained, self._note(round_number))
         done = f"{self.trained} of {self.per_round} clients trained"
         self._print(f"round {round_number}/{self.rounds}: {done}", _LONG_ROUND)
 
@@ -89,17 +135,36 @@ class ProgressObserver:
         """Count one more complete round."""
         self.latest |= {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
         self.bytes += sum(record["up_bytes"] + record["down_bytes"] for record in records)
+        self.done_here += self.per_round - self.trained  # clients that dropped out count as trained
+        self.latest_done = time.monotonic()
         self.trained = 0
         note = self._note(round_number)
-        self.bar.update(self.task, completed=round_number * self.per_round, note=note)
+        self._count(round_number * self.per_round, note)
         self._print(note)
+
+    def seconds_left(self) -> float | None:
+        """Return the estimate of the seconds until the end; None before the first client is trained."""
+        if not self.done_here or self.total is None:
+            return None
+        each = (self.latest_done - self.first) / self.done_here
+        return max(0.0, each * (self.total - self.done) - (time.monotonic() - self.latest_done))
+
+    def _count(self, done: int, note: str) -> None:
+        """Show so many trained clients of this run."""
+        self.done = self.before + done
+        self.bar.update(self.task, description=self.title, total=self.total, completed=self.done, note=note)
 
     def _print(self, what: str, after: float = 0.0) -> None:
         """Print a line if there is no bar and the last line is old enough."""
         now = time.monotonic()
         if not self.console.is_terminal and now - self.last_line >= max(after, self.seldom):
-            self.console.print(f"{self.title}: {what}, {now - self.began:.0f} s", highlight=False, soft_wrap=True)
+            line = f"{self.title}: {what}, {now - self.began:.0f} s{self._ending()}"
+            self.console.print(line, highlight=False, soft_wrap=True)
             self.last_line = now
+
+    def _ending(self) -> str:
+        """Return what ends a line of a log."""
+        return ""
 
     def _note(self, round_number: int) -> str:
         note = f"round {round_number}/{self.rounds}"
@@ -107,3 +172,36 @@ class ProgressObserver:
             mean = sum(self.latest.values()) / len(self.latest)
             note += f", accuracy {100 * mean:.1f}%, {format_bytes(self.bytes)}"
         return note
+
+
+class ComparisonObserver(ProgressObserver):
+    """Shows the progress and the time left of all runs of a comparison as one.
+
+    Complete runs of an earlier attempt are not run again: they count as done when the next run starts.
+    """
+
+    def __init__(self, console: Console, configs: Sequence[Config], seldom: float = 0.0) -> None:
+        super().__init__(console, f"{len(configs)} runs", seldom)
+        self.configs = list(configs)
+        self.sizes = [config.rounds * clients_per_round(config) for config in configs]
+        self.total = sum(self.sizes)
+
+    def started(self, federation: "Federation", done: int) -> None:
+        """Go on with the next run."""
+        config = federation.config
+        index = self.configs.index(config)
+        self.before = sum(self.sizes[:index])
+        what = [f"run {index + 1}/{len(self.configs)}", method_title(config.method), *self._own(config)]
+        self.title = f"{', '.join(what)}, seed {config.seed}"
+        self.latest, self.bytes, self.trained = {}, 0, 0
+        super().started(federation, done)
+
+    def _ending(self) -> str:
+        return f", {_clock(self.seconds_left())} left"
+
+    def _own(self, config: Config) -> list[str]:
+        """Return the settings in which runs of this method differ, except the seed."""
+        same = [{**asdict(other), **other.options} for other in self.configs if other.method == config.method]
+        values = {**asdict(config), **config.options}
+        names = [name for name in values if name not in ("seed", "options")]
+        return [f"{name}={values[name]}" for name in names if any(other[name] != values[name] for other in same)]

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from factorized_fl.data.local_images import SPLITS, Inspection
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.report.listing import NamedTable
 from factorized_fl.results.comparison import Comparison
 from factorized_fl.results.reading import divergence_line, method_title
 from factorized_fl.results.schema import Record
@@ -32,7 +33,8 @@ def scenario_table(scenario: Scenario) -> Table:
     agree = "labels agree" if scenario.labels_agree else "labels differ, so classifiers are not shared"
     title = f"{len(scenario.clients)} clients, {agree}"
     counts = map(_right, ("train", "validation", "test"))
-    table = Table("client", "domain", *counts, "label of class 0, 1, 2, ...", title=title, title_justify="left")
+    names = (Column("client", no_wrap=True), Column("domain", overflow="fold"))
+    table = Table(*names, *counts, "label of class 0, 1, 2, ...", title=title, title_justify="left")
     for client in scenario.clients:
         table.add_row(
             client.name.removeprefix("client "),
@@ -55,7 +57,7 @@ def result_table(summary: Record) -> Table:
     result = "no client was tested" if mean is None else f"{100 * mean:.2f}% ± {100 * spread:.2f} over {count} clients"
     sent = f"up {format_bytes(summary['up_bytes'])}, down {format_bytes(summary['down_bytes'])}"
     title = f"{method_title(summary['method'])}: {result}, {sent}"
-    headings = (_right("client"), "domain", _right("accuracy"), _right("correct / tested"))
+    headings = (_right("client"), Column("domain", overflow="fold"), _right("accuracy"), _right("correct / tested"))
     table = Table(*headings, title=title, title_justify="left")
     for client in summary["clients"]:
         table.add_row(
@@ -80,9 +82,9 @@ def comparison_cells(row: Comparison | None) -> list[str]:
     ]
 
 
-def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
+def comparison_table(rows: Sequence[Comparison], title: str) -> NamedTable:
     """Return the comparison as a table for a terminal."""
-    table = Table("method", *map(_right, HEADINGS), title=title, title_justify="left")
+    table = NamedTable(("method", *HEADINGS), title)
     best = max(row.accuracy for row in rows)
     for row in rows:
         accuracy, *cells = comparison_cells(row)
@@ -123,7 +125,7 @@ def inspection_line(found: Inspection) -> str:
 def inspection_table(found: Inspection) -> Table:
     """Return the numbers of images by class and split."""
     splits = [split for split in ("", *SPLITS) if split in found.counts]
-    table = Table("class", *(_right(split or "images") for split in splits))
+    table = Table(Column("class", overflow="fold"), *(_right(split or "images") for split in splits))
     for name in found.classes:
         table.add_row(name, *(f"{found.counts[split][name]:,}" for split in splits))
     return table

@@ -1,9 +1,10 @@
 """The one place that compares runs: which runs may be compared, rows per method, and verdicts per client."""
 
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from factorized_fl.results.statistic import Difference, client_difference
 BASELINE = "stand-alone"  # the method that federations are judged against
 
 # The settings that assign images and labels to clients; runs that differ in any of them cannot be compared.
-_DATA = (
+DATA_SETTINGS = (
     *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "partition_seed"),
     *("clients", "clients_per_domain", "images_per_client", "scrambled", "train_share", "score"),
 )
@@ -73,7 +74,7 @@ def different_data(runs: Sequence[RunFiles]) -> str | None:
     for other in runs:
         names = f"'{first.path.name}' and '{other.path.name}'"
         ours, theirs = ([(c["domain"], len(c["classes"])) for c in run.clients] for run in (first, other))
-        for name in _DATA:
+        for name in DATA_SETTINGS:
             if name == "clients" and first.party and ours == theirs:
                 continue  # a site's configuration counts all sites, that of its Stand-Alone run counts one
             if name in first.config and name in other.config and first.config[name] != other.config[name]:
@@ -94,7 +95,7 @@ def different_images(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping
 
 def difference_lines(run: RunFiles, base: RunFiles) -> list[str]:
     """Return in words which training settings, besides the method and its options, differ, the base's value first."""
-    ignored = {*_DATA, "method", "preset", "seed"}
+    ignored = {*DATA_SETTINGS, "method", "preset", "seed"}
     if run.party:  # a site's Stand-Alone run has as many rounds as the site trained, not as many as planned
         ignored |= {"rounds", "fraction"}
     # A setting that only one of them has came with a later version, whose default is the earlier behaviour.
@@ -226,8 +227,8 @@ def compare_methods(runs: Mapping[str, Sequence[RunFiles]]) -> list[Comparison]:
             raise UserError(f"No client was tested with {method}: choose a smaller dropout, or more rounds.")
         by_seed = {run.seed: (index, run) for index, run in enumerate(of_method)}
         variants[method] = Variant(of_method[0], method_title(method), by_seed)
-    rows = (variant.row(variants.get(BASELINE)) for variant in variants.values())
-    return [row for row in rows if row is not None]
+    rows = {name: variant.row(variants.get(BASELINE)) for name, variant in variants.items()}
+    return [replace(row, method=name) for name, row in rows.items() if row is not None]
 
 
 def group_runs(runs: Sequence[RunFiles]) -> tuple[list[Variant], list[str]]:
@@ -268,6 +269,11 @@ def comparison_json(rows: Sequence[Comparison]) -> bytes:
     return json.dumps([asdict(row) | {"better": row.better} for row in rows], indent=2).encode()
 
 
+def run_folder(name: str, seed: int | Literal[""]) -> str:
+    """Return the folder of an entry's run within the folder of a comparison, in characters that file names may have."""
+    return f"{re.sub(r'[^A-Za-z0-9.=_+-]+', '-', name)}-seed{seed}"
+
+
 def refuse_losing(file: Path, methods: Sequence[str], seeds: Sequence[int]) -> None:
     """Raise UserError if a comparison of these methods and seeds would drop some that the file has."""
     try:
@@ -287,7 +293,7 @@ def _complete_seeds(folder: Path, methods: Sequence[str]) -> list[int]:
     """Return the seeds of which every method has a complete run; the others were started after the comparison."""
     names = [path.parent.name for path in folder.glob(f"*/{SUMMARY}")]
     found = []
-    for begin in (f"{method}-seed" for method in methods):
+    for begin in (run_folder(method, "") for method in methods):
         ends = [name.removeprefix(begin) for name in names if name.startswith(begin)]
         found.append({int(end) for end in ends if end.isdecimal()})
     return sorted(set.intersection(*found)) if found else []

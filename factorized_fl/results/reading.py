@@ -293,8 +293,10 @@ def divergence_line(clients: Iterable[int]) -> str:
 
 
 def method_title(name: str) -> str:
-    """Return a method's full name; the name itself for a method that is not loaded."""
-    return METHODS[name].card.title if name in METHODS else name
+    """Return a method's full name, with an entry's own settings; the name itself for a method that is not loaded."""
+    method, _, own = name.partition(":")
+    title = METHODS[method].card.title if method in METHODS else method
+    return f"{title} ({own.replace(':', ', ')})" if own else title
 
 
 def check_folder(path: Path) -> None:

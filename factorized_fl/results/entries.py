@@ -1,0 +1,83 @@
+"""The entries of a comparison: methods, each with settings of its own if it has any, as in factorized-fl:tau=0.3."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from factorized_fl.config import Config, parse_setting, to_toml_value
+from factorized_fl.core.errors import UserError
+from factorized_fl.results.comparison import DATA_SETTINGS
+
+_NOT_OF_ONE = ("seed", "method", "preset")  # settings that a comparison has for all of its entries
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method and the settings in which this entry differs from other entries of the method."""
+
+    method: str
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return the entry as it can be given to a comparison; equal settings give equal names."""
+        texts = {key: value if isinstance(value, str) else to_toml_value(value) for key, value in self.own.items()}
+        return self.method + "".join(f":{key}={texts[key]}" for key in sorted(texts))
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the given settings that concern this entry, with its own in place of equal ones.
+
+        A setting METHOD.NAME is only for that method, and takes precedence over NAME.
+        """
+        fitting = {key: value for key, value in given.items() if key.rpartition(".")[0] in ("", self.method)}
+        return fitting | {f"{self.method}.{key}": value for key, value in self.own.items()}
+
+
+def parse_entry(text: str) -> Entry:
+    """Return the entry that a text like factorized-fl:tau=0.3:epsilon=5 stands for; raise UserError for another."""
+    method, *settings = text.split(":")
+    pairs = [parse_setting(setting) for setting in settings]
+    own = dict(pairs)
+    if len(own) < len(pairs):
+        raise UserError(f"'{text}' gives a setting twice: give each once.")
+    _refuse_settings_of_all(own, text)
+    return Entry(method.strip(), own)
+
+
+def check_settings(given: Mapping[str, Any], entries: Sequence[Entry]) -> None:
+    """Raise UserError for a setting METHOD.NAME whose method is not compared or which is none of one method."""
+    for key in given:
+        method, _, name = key.rpartition(".")
+        if method and method not in {entry.method for entry in entries}:
+            raise UserError(f"The setting '{key}' is for {method}, which is not compared: add it to --methods.")
+        if method:
+            _refuse_settings_of_all([name], key)
+
+
+def _refuse_settings_of_all(names: Sequence[str] | Mapping[str, Any], text: str) -> None:
+    if wrong := [name for name in _NOT_OF_ONE if name in names]:
+        raise UserError(f"'{text}' sets the {wrong[0]}, which all methods of a comparison have in common.")
+
+
+def check_configs(configs: Mapping[tuple[str, int], Config]) -> None:
+    """Raise UserError if two entries are one configuration, or differ in the clients' images.
+
+    The keys are names of entries with seeds.
+    """
+    of_seed: dict[int, list[tuple[str, Config]]] = {}
+    for (name, seed), config in configs.items():
+        for other, before in of_seed.setdefault(seed, []):
+            if config == before:
+                raise UserError(f"'{other}' and '{name}' are the same configuration: compare one of them.")
+            if wrong := [key for key in DATA_SETTINGS if getattr(config, key) != getattr(before, key)]:
+                raise UserError(
+                    f"'{other}' and '{name}' differ in {wrong[0]}, so their clients are not the same: "
+                    f"give {wrong[0]} to all, as in --set {wrong[0]}=..."
+                )
+        of_seed[seed].append((name, config))
+
+
+def split_entries(text: str) -> list[str]:
+    """Return the parts of a text that separates them by commas; commas in square brackets separate nothing."""
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
