@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "api": ("compare", "configure", "report", "run"),
     "config": ("Config",),
+    "data.clients": ("ClientData",),
     "core.errors": ("UserError",),
     "core.mixing": ("Dense", "Groups", "Mean", "Sparse", "weighted_mean"),
     "core.options": ("option",),

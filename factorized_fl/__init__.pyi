@@ -5,6 +5,7 @@ from factorized_fl.core.mixing import Dense, Groups, Mean, Sparse, weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Batch, Local, Mixing, Phase, Server, Tensors
+from factorized_fl.data.clients import ClientData
 from factorized_fl.methods import Card, Method, register
 from factorized_fl.nn import describe, factorize, fold
 
@@ -13,6 +14,7 @@ __version__: str
 __all__ = [
     "Batch",
     "Card",
+    "ClientData",
     "Config",
     "Dense",
     "Groups",
