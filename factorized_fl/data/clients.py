@@ -50,6 +50,7 @@ def own_scenario(clients: Sequence[ClientData], *, train_share: float = 0.8, see
     members: list[Client] = []
     inputs: list[Tensor] = []
     labels: list[Tensor] = []
+    held: dict[tuple[int, ...], Tensor] = {}  # positions by the identities of the caller's arrays
     offset = 0
     for k, given in enumerate(clients):
         if not isinstance(given, ClientData):
@@ -67,11 +68,15 @@ def own_scenario(clients: Sequence[ClientData], *, train_share: float = 0.8, see
         for part, (x, _) in parts.items():
             _same_kind(inputs[0] if inputs else parts["train"][0], x, name, part)
         places = {}
+        raw = {"train": (given.x, given.y), "validation": given.validation, "test": given.test}
         for part, (x, y) in parts.items():
-            places[part] = torch.arange(offset, offset + len(x))
-            offset += len(x)
-            inputs.append(x)
-            labels.append(y)
+            key = tuple(map(id, raw[part] or ()))
+            if key not in held:  # clients that are tested on the same arrays share them
+                held[key] = torch.arange(offset, offset + len(x))
+                offset += len(x)
+                inputs.append(x)
+                labels.append(y)
+            places[part] = held[key]
         if "test" not in places:
             places |= _split(places["train"], train_share, seed, k, name, "validation" in places)
         if len(places["train"]) < FEWEST_IMAGES:
