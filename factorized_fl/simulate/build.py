@@ -228,6 +228,8 @@ def initial_models(config: Config, scenario: Scenario, factory: Factory | None) 
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
     """The configured network with the method's parametrisation: the start of every client with so many classes."""
+    if config.has_own_model:  # only simulations have an example to give to a factory
+        raise UserError(f"Organisations cannot train '{config.model}' together yet: use resnet9, resnet18 or cnn.")
     with global_rng(config.seed, "model"):
         model = build_model(
             config.model,

@@ -13,6 +13,7 @@ from factorized_fl.api import export
 from factorized_fl.core.stack import call_untied
 from factorized_fl.nn.own import import_factory, model_name
 from factorized_fl.report.command import command_of
+from factorized_fl.simulate.build import initial_model
 from tests.own.nets import GroupNormCNN, byte_images, float_images, own_clients, table_net
 from tests.tiny import tiny_config
 
@@ -257,3 +258,8 @@ def test_a_verdict_needs_a_comparable_stand_alone_run(tmp_path: Path) -> None:
     (alone.path / "summary.json").unlink()
     with pytest.raises(ffl.UserError, match="is not complete"):
         run.verdict(alone)
+
+
+def test_organisations_are_told_that_they_need_a_built_in_network() -> None:
+    with pytest.raises(ffl.UserError, match="Organisations cannot train 'package:Net' together yet"):
+        initial_model(tiny_config(model="package:Net"), 2, 3, labels_agree=False)
