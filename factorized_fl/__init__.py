@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 _MODULES = {
     "api": ("compare", "configure", "report", "run"),
     "config": ("Config",),
+    "data.clients": ("ClientData",),
+    "data.datasets": ("from_datasets",),
     "core.errors": ("UserError",),
     "core.mixing": ("Dense", "Groups", "Mean", "Sparse", "weighted_mean"),
     "core.options": ("option",),

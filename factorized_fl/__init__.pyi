@@ -5,6 +5,8 @@ from factorized_fl.core.mixing import Dense, Groups, Mean, Sparse, weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Batch, Local, Mixing, Phase, Server, Tensors
+from factorized_fl.data.clients import ClientData
+from factorized_fl.data.datasets import from_datasets
 from factorized_fl.methods import Card, Method, register
 from factorized_fl.nn import describe, factorize, fold
 
@@ -13,6 +15,7 @@ __version__: str
 __all__ = [
     "Batch",
     "Card",
+    "ClientData",
     "Config",
     "Dense",
     "Groups",
@@ -31,6 +34,7 @@ __all__ = [
     "describe",
     "factorize",
     "fold",
+    "from_datasets",
     "option",
     "register",
     "report",

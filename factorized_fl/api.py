@@ -10,7 +10,9 @@ from typing import Any
 from factorized_fl.config import Config, as_table, read_table, resolve
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
+from factorized_fl.data.clients import ClientData
 from factorized_fl.export.export import Exported, export_run
+from factorized_fl.nn.own import Factory, model_name
 from factorized_fl.presets import find_preset
 from factorized_fl.report.page import write_report
 from factorized_fl.results.comparison import (
@@ -28,6 +30,7 @@ from factorized_fl.results.schema import FEDERATION
 from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.settings import read_settings
 from factorized_fl.silo.site import export_now
+from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation
 
 COMPARISON = "comparison.json"
@@ -51,33 +54,49 @@ def _table(preset: str | Path) -> Mapping[str, Any]:
 
 
 def run(
-    config: Config | str | Path,
+    config: Config | str | Path | Sequence[ClientData],
     out: Path | str | None = None,
     *,
+    model: Factory | str | None = None,
     method: str | None = None,
     data: Path | str | None = None,
     resume: bool = False,
     observers: Sequence[Observer] = (),
     device: str = "auto",
     **settings: Any,
-) -> RunDirectory:
+) -> Run:
     """Run a federation, for example ``run("demo", method="factorized-fl", rounds=3)``, and return its directory.
 
-    `config` is a configuration, or a preset or TOML file that `method` and `settings` complete. With `resume` an
+    `config` is a list of clients with own data, a configuration, or a preset or TOML file; `method` and `settings`
+    complete it unless it is a configuration. `model` is a class or function (example, outputs) -> network, where
+    `example` is a batch of one input; "package.module:factory"; or the name of a built-in network. With `resume` an
     interrupted run is continued.
     """
+    if model is not None:
+        settings["model"] = model if isinstance(model, str) else model_name(model)
+    scenario = None
     if isinstance(config, str | Path):
         config = configure(config, method, **settings)
-    elif method is not None or settings:
-        raise UserError("A Config is complete: pass method and settings to `configure`, or a preset's name here.")
-    return run_federation(
+    elif isinstance(config, Config):
+        if method is not None or settings:
+            raise UserError("A Config is complete: pass method and settings to `configure`, or a preset's name here.")
+    else:
+        if data is not None:
+            raise UserError("Clients bring their own data: leave data= out.")
+        clients = list(config)
+        config = own_config(clients, method, settings)
+        scenario = own_run_scenario(clients, config)
+    directory = run_federation(
         config,
         out or default_directory(config),
         data=Path(data) if data else None,
+        scenario=scenario,
         resume=resume,
         observers=observers,
         device=device,
+        factory=None if isinstance(model, str) else model,
     )
+    return Run(directory.path, scenario, Path(data) if data else None, None if isinstance(model, str) else model)
 
 
 def default_directory(config: Config) -> Path:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from factorized_fl.methods import Method
 
 DEFAULT_ALPHA = 0.5
+BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Config:
     train_share: float = option(
         0.8, "share for training; validation and test get half of the rest each", above=0, high=0.98
     )
-    model: str = option("resnet9", "network", choices=("resnet9", "resnet18", "cnn"))
+    model: str = option("resnet9", "network: resnet9, resnet18, cnn, or package.module:factory")
     width: float = option(1.0, "factor on all channel counts", above=0, high=8)
     head_layers: int = option(1, "fully connected layers of the classifier", low=1, high=2)
     head_norm: bool = option(False, "BatchNorm between the two layers of the classifier")
@@ -74,11 +75,21 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.model not in BUILT_IN and not self.has_own_model:
+            raise UserError(
+                f"model = {self.model!r} must be one of {', '.join(BUILT_IN)}, or a factory 'package.module:name'."
+            )
         if self.alpha != DEFAULT_ALPHA and self.partition != "dirichlet":
             raise UserError(
                 f"alpha = {self.alpha} has no effect with partition = {self.partition!r}: use partition = 'dirichlet'."
             )
         object.__setattr__(self, "options", dataclasses.asdict(self.build_method()))
+
+    @property
+    def has_own_model(self) -> bool:
+        """Whether the network is the caller's own, made by a factory "module:name"."""
+        module, separator, name = self.model.partition(":")
+        return bool(module and separator and name)
 
     def build_method(self) -> "Method":
         """An instance of the configured method."""

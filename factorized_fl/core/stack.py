@@ -1,9 +1,11 @@
 """The state of all clients as a stack: for every tensor name one tensor with a leading client axis."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from factorized_fl.core.roles import canonical_names
 from factorized_fl.core.views import Tensors
@@ -20,6 +22,22 @@ def load_untied(model: nn.Module, tensors: Tensors) -> None:
     if odd := sorted(tensors.keys() ^ untied_state(model).keys()):
         raise RuntimeError(f"the tensor {odd[0]} is missing or too many")
     model.load_state_dict(tensors, strict=False)
+
+
+def call_untied(model: nn.Module, tensors: Tensors, inputs: torch.Tensor) -> Any:
+    """The model's output with these tensors, given by canonical name, in place of its own.
+
+    `functional_call` would leave the given tensors in a module that is registered under two names: it swaps the
+    tensors of each name, and swaps them back in the same order.
+    """
+    first: dict[int, str] = {}
+    given = {}
+    for prefix, module in model.named_modules():  # each module once
+        for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            if tensor is not None and (canonical := first.setdefault(id(tensor), name)) in tensors:
+                given[name] = tensors[canonical]
+    return functional_call(model, given, (inputs,), tie_weights=False)
 
 
 class ClientStack:

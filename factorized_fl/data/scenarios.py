@@ -38,12 +38,13 @@ class Client:
 class Scenario:
     """All clients, and the pool of images that they share."""
 
-    images: torch.Tensor  # uint8 [N, C, H, W]
+    images: torch.Tensor  # uint8 [N, C, H, W], or with `arrays` float32 or int64 [N, ...]
     labels: torch.Tensor  # int64 [N], the class within the image's domain
     clients: tuple[Client, ...]
     labels_agree: bool  # one domain and one labelling, without which classifiers must not be shared
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    arrays: bool = False  # inputs reach the network as they are: not scaled, normalised or augmented
 
     @property
     def sizes(self) -> torch.Tensor:

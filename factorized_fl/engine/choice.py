@@ -43,6 +43,8 @@ def _why_not(task: Task) -> str | None:
     """Why the fast engine cannot run this, or None."""
     if trains_otherwise(task.method):
         return f"{task.method.name} has local training of its own"
+    if task.scenario.arrays or task.config.has_own_model:
+        return "the network or its inputs are your own"
     if len(task.models) > 1:
         return "clients differ in their numbers of classes"
     if one_by_one(task.method):

@@ -20,6 +20,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.stack import load_untied, untied_state
+from factorized_fl.data.clients import OWN
 from factorized_fl.export.package import ABOUT, ARCHITECTURE, CARD, ONNX, WEIGHTS, FromPixels, Package
 from factorized_fl.methods import METHODS, fingerprints
 from factorized_fl.nn import fold
@@ -61,6 +62,11 @@ def export_run(
     if not rounds:
         raise UserError(f"'{run}' holds no checkpoint of a run: give the directory of a run.")
     config = directory.config()
+    if config.has_own_model or config.dataset == OWN:
+        raise UserError(
+            f"'{run}' has a network or data from Python, which a package cannot describe: take the trained module "
+            "there, with ffl.run(..., resume=True).model(k)."
+        )
     if not 1 <= client <= config.clients:
         wrong = f"There is no client {client}" if client else "This run has a model for every client"
         raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {config.clients}.")

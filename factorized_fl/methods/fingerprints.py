@@ -15,9 +15,10 @@ import math
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
-from factorized_fl.core.roles import LAYERS, layers
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.roles import LAYERS, find_head, layers, layers_under
+from factorized_fl.core.stack import call_untied
 
 HALF = 30.0  # images after which a class counts half as much as it ever can
 NAME = "fingerprint"  # of the buffer that holds it among a client's tensors
@@ -36,31 +37,48 @@ class _Seen(Exception):
 
 def make_room(model: nn.Module) -> nn.Module:
     """Give the model a buffer for the fingerprint: two numbers per channel of the first layer, and two more."""
-    first = next(iter(layers(model).values()))
+    _, first = _first(model)
     assert isinstance(first, LAYERS)
     model.register_buffer(NAME, torch.zeros(2 * len(first.weight) + 2))
     return model
 
 
+def _first(model: nn.Module) -> tuple[str, nn.Module]:
+    """The name and the first of the layers before the classifier; the classifier's first if there are no others."""
+    head = layers_under(model, find_head(model))
+    return min(layers(model).items(), key=lambda item: item[0] in head)
+
+
 @torch.no_grad()
 def first_layer(model: nn.Module, tensors: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
-    """Mean and mean square of every channel of the first layer, image by image: [n, 2 C]."""
+    """Mean and mean square of every channel of the first layer, image by image: [n, 2 C].
+
+    Raises UserError if the network does not call its first layer once with one row for each image.
+    """
     rows: list[torch.Tensor] = []
+    name, first = _first(model)
 
     def look(module: nn.Module, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        if isinstance(module, nn.Linear):  # its channels are the last axis; tokens or places come before
+            out = out.movedim(-1, 1)
         flat = out.double().flatten(2) if out.dim() > 2 else out.double().unsqueeze(2)
         rows.append(torch.cat([flat.mean(2), flat.square().mean(2)], 1))
         raise _Seen
 
-    handle = next(iter(layers(model).values())).register_forward_hook(look)
+    handle = first.register_forward_hook(look)
     try:
         for some in images.split(_BATCH):
             try:
-                functional_call(model, tensors, (some,))
+                call_untied(model, tensors, some)
             except _Seen:
                 continue
     finally:
         handle.remove()
+    if sum(map(len, rows)) != len(images):
+        raise UserError(
+            f"The network's first layer '{name}' does not see the inputs one by one, so their statistics cannot be "
+            "computed: register the layer that the network calls first before all others, or use another method."
+        )
     return torch.cat(rows)
 
 

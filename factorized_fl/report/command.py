@@ -6,6 +6,7 @@ from typing import Any
 
 from factorized_fl.config import Config, from_table, parse_setting, resolve, to_toml_value
 from factorized_fl.core.errors import UserError
+from factorized_fl.data.clients import OWN
 from factorized_fl.methods import INSTALLED, METHODS
 from factorized_fl.presets import PRESETS, find_preset
 
@@ -27,6 +28,8 @@ def _words(table: Mapping[str, Any], method: str | None, file: str) -> list[str]
     config = from_table({**table, "method": other, "options": {}} if other else table)
     name = str(own) if unloaded else config.method
     words = ["ffl", *([] if name in INSTALLED else ["--load", "FILE.py"]), "run"]
+    if config.dataset == OWN:
+        raise UserError("A run with data from Python cannot be repeated by a command.")
     if config.preset in PRESETS:
         given = resolve(find_preset(config.preset), config.method)
         words += [config.preset, "--method", name, *_settings(_of_run(config), _of_run(given))]

@@ -26,7 +26,11 @@ from factorized_fl.results.schema import Record
 
 __all__ = ["Record", "RunDirectory", "describe_clients"]
 
-_MARKS = {"split": "the split is different", "images": "the images are different"}  # the meaning of a changed mark
+_MARKS = {
+    "split": "the split is different",
+    "images": "the images are different",
+    "model": "the model is different",
+}  # the meaning of a changed mark
 
 
 class RunDirectory(RunReader):

@@ -16,13 +16,23 @@ from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack, untied_state
 from factorized_fl.core.views import Tensors
-from factorized_fl.data.scenarios import Scenario, build_scenario, hold_out, score_validation, scramble, try_validation
+from factorized_fl.data.clients import OWN
+from factorized_fl.data.scenarios import (
+    Client,
+    Scenario,
+    build_scenario,
+    hold_out,
+    score_validation,
+    scramble,
+    try_validation,
+)
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Task
 from factorized_fl.engine.choice import build_engine
 from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
+from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
 from factorized_fl.tasks.augment import normalise
 
 
@@ -68,6 +78,8 @@ class Federation:
 
 def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
     """The configured scenario; `data` is the folder that holds the data sets."""
+    if config.dataset == OWN:
+        raise UserError("This run has data from Python: resume or use it there, with ffl.run(clients, resume=True).")
     domains = load(config.dataset, data, size=config.image_size or None, channels=config.channels or None)
     seed = config.partition_seed or config.seed
     scenario = build_scenario(
@@ -89,19 +101,23 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
 
 
 def build_federation(
-    config: Config, scenario: Scenario, device: torch.device, engine: str = "auto", noise_seed: int | None = None
+    config: Config,
+    scenario: Scenario,
+    device: torch.device,
+    engine: str = "auto",
+    noise_seed: int | None = None,
+    factory: Factory | None = None,
 ) -> Federation:
     """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
+    `factory` makes the network where the configuration names one that cannot be imported.
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
     method = config.build_method()
-    scenario = _scenario_for(method, config, scenario)
-    channels = scenario.images.shape[1]
-    counts = {len(client.classes) for client in scenario.clients}
-    models = {classes: initial_model(config, classes, channels, scenario.labels_agree) for classes in counts}
+    scenario = scenario_for(method, config, scenario)
+    models = initial_models(config, scenario, factory)
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
@@ -144,7 +160,7 @@ def build_federation(
     return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, task))
 
 
-def _scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
+def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
     """The scenario with the images set aside that the method tries models on; raises UserError if it cannot serve."""
     if method.holdout:
         scenario = hold_out(scenario, method.holdout, config.seed)
@@ -154,7 +170,12 @@ def _scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenari
                 "tried_on=validation conflicts with score=validation: the same images would select and score models."
             )
         scenario = try_validation(scenario)
+    if config.has_own_model:
+        return scenario
     pixels = scenario.images.shape[2:]
+    if scenario.images.dim() != 4 or scenario.images.dtype == torch.int64:
+        kind = list(scenario.images.shape[1:])
+        raise UserError(f"The network {config.model} takes images, not inputs {kind}: give model= a network of yours.")
     if min(pixels) < FEWEST_PIXELS:
         size = " x ".join(map(str, pixels))
         raise UserError(f"Images of {size} pixels are too small: set image_size to {FEWEST_PIXELS} or more.")
@@ -168,17 +189,48 @@ def _fingerprint_images(
     for k, client in enumerate(scenario.clients):
         tensors = state.client(k)
         device = tensors[fingerprints.NAME].device
-        mean, std = (torch.tensor(values, device=device) for values in (scenario.mean, scenario.std))
-        images = normalise(scenario.images[client.train].to(device).float() / 255, mean, std)
+        images = model_inputs(scenario, scenario.images[client.train].to(device))
         labels = client.labelling[scenario.labels[client.train]].to(device)
-        rows = fingerprints.first_layer(models[len(client.classes)], tensors, images)
+        rows = fingerprints.first_layer(models[len(client.classes)].eval(), tensors, images)
         found = fingerprints.describe_images(rows, labels, len(client.classes))
         generator = torch_rng(seed, "fingerprint", client.draws_as(k))
         tensors[fingerprints.NAME].copy_(method.hide(found, generator))
 
 
+def model_inputs(scenario: Scenario, inputs: torch.Tensor) -> torch.Tensor:
+    """Inputs of the scenario as the network receives them in tests: scaled and normalised if they are images."""
+    if scenario.arrays:
+        return inputs
+    mean, std = (torch.tensor(values, device=inputs.device) for values in (scenario.mean, scenario.std))
+    return normalise(inputs.float() / 255, mean, std)
+
+
+def initial_models(config: Config, scenario: Scenario, factory: Factory | None) -> dict[int, nn.Module]:
+    """A network for each number of classes that a client has, with the method's parametrisation."""
+    agree, first = scenario.labels_agree, dict[int, Client]()
+    for client in scenario.clients:
+        first.setdefault(len(client.classes), client)
+    if not config.has_own_model:
+        channels = scenario.images.shape[1]
+        return {count: initial_model(config, count, channels, agree) for count in {*first}}
+    made, name = factory or import_factory(config.model), config.model
+    models = {}
+    for count, client in first.items():
+        example = model_inputs(scenario, scenario.images[client.train[:1]])
+        with global_rng(config.seed, "model"):
+            models[count] = make_own_model(made, name, example, count, client.name)
+    who = {count: client.name for count, client in first.items()}
+    equalise(models, who)  # before factors are drawn: names and shapes are those that the caller knows
+    for count, model in models.items():
+        models[count] = config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), agree)
+    equalise(models, who)
+    return models
+
+
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
     """The configured network with the method's parametrisation: the start of every client with so many classes."""
+    if config.has_own_model:  # only simulations have an example to give to a factory
+        raise UserError(f"Organisations cannot train '{config.model}' together yet: use resnet9, resnet18 or cnn.")
     with global_rng(config.seed, "model"):
         model = build_model(
             config.model,

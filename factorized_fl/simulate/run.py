@@ -1,5 +1,7 @@
 """A whole run: rounds until the end, written to a run directory round by round and resumable at any moment."""
 
+import hashlib
+import json
 import statistics
 import time
 import warnings
@@ -13,10 +15,11 @@ from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import total_traffic
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.nn.own import Factory
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.simulate.analysis import analyse, trace
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, scenario_for
 from factorized_fl.simulate.rounds import run_round
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
@@ -49,11 +52,13 @@ def run_federation(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     device: str = "auto",
+    factory: Factory | None = None,
 ) -> RunDirectory:
     """Runs a federation in the directory `out`, from the beginning or from its checkpoint, and returns the directory.
 
     A complete run is returned as it is, even if its checkpoint was removed. Without `scenario` the configured one is
-    made from `data`. Raises UserError if the directory, the data or the configuration do not fit.
+    made from `data`; without `factory` the configured network is made. Raises UserError if the directory, the data or
+    the configuration do not fit.
     """
     config.refuse_unkept()
     directory = RunDirectory(out)
@@ -64,11 +69,14 @@ def run_federation(
         if directory.summary():
             if data is not None:
                 warnings.warn(f"'{directory.path}' was already complete; '{data}' was ignored.", stacklevel=2)
+            if scenario is not None:
+                own = scenario_for(config.build_method(), config, scenario)
+                directory.refuse_other_data(describe_clients(own))
             return directory
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
-        federation = build_federation(config, scenario or build_scenario_of(config, data), place)
-        who = describe_clients(federation.scenario)
+        federation = build_federation(config, scenario or build_scenario_of(config, data), place, factory=factory)
+        who = describe_run(federation)
         directory.refuse_other_data(who)
         size = _restore(federation, directory) if done else None
         environment = describe_environment(config.seed, device) | federation.engine.describe()
@@ -77,6 +85,16 @@ def run_federation(
             observer.started(federation, done)
         _go_on(federation, directory, done, observers, place)
     return directory
+
+
+def describe_run(federation: Federation) -> list[Record]:
+    """The entries of clients.json; with an own network each has a mark of the names and shapes of its tensors."""
+    described = describe_clients(federation.scenario)
+    if federation.config.has_own_model:
+        for k, entry in enumerate(described):
+            shapes = [[name, *tensor.shape] for name, tensor in federation.clients.state.client(k).items()]
+            entry["model"] = hashlib.blake2b(json.dumps(shapes).encode(), digest_size=8).hexdigest()
+    return described
 
 
 def find_device(name: str) -> str:

@@ -1,0 +1,196 @@
+"""Clients that bring their own arrays: checks, splits, and the scenario made from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.seeds import numpy_rng
+from factorized_fl.data.scenarios import FEWEST_IMAGES, Client, Scenario
+
+OWN = "own"  # the dataset's name in the configuration of a run with the caller's own data
+Pair = tuple[Any, Any]  # inputs and labels
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The data of one client: tensors or arrays in memory.
+
+    Args:
+        x: inputs, with the examples along the first axis. uint8 [N, C, H, W] are images: they are divided by 255,
+            normalised and, with augment="paper", augmented. Floats of any shape [N, ...] and whole numbers such as
+            token ids reach the network as they are.
+        y: integer labels [N], from 0.
+        test: inputs and labels to test on. Without it a part of `x` is split off by the run's seed (`train_share`).
+        validation: inputs and labels that are neither trained nor tested on, for choosing options.
+        name: the client's name; by default its number.
+        classes: the names of the classes in the order of the labels, or their number, or None for as many as the
+            labels show. Clients share their classifiers only if all of them give the same names.
+    """
+
+    x: Any
+    y: Any
+    test: Pair | None = None
+    validation: Pair | None = None
+    name: str = ""
+    classes: Sequence[str] | int | None = None
+
+
+def own_scenario(clients: Sequence[ClientData], *, train_share: float = 0.8, seed: int = 1) -> Scenario:
+    """Return the scenario of these clients.
+
+    Raise UserError, naming the client, for data that cannot be used.
+    """
+    if not clients:
+        raise UserError("There are no clients: give a list with at least one ffl.ClientData.")
+    members: list[Client] = []
+    inputs: list[Tensor] = []
+    labels: list[Tensor] = []
+    held: dict[tuple[int, ...], Tensor] = {}  # positions by the identities of the caller's arrays
+    offset = 0
+    for k, given in enumerate(clients):
+        if not isinstance(given, ClientData):
+            raise UserError(f"Client {k + 1} is of type {type(given).__name__}: make it with ffl.ClientData(x, y).")
+        name = given.name or f"client {k + 1}"
+        if any(name == other.name for other in members):
+            raise UserError(f"Two clients are named '{name}': give each its own name.")
+        parts = {"train": _pair(given.x, given.y, name, "")}
+        for part, pair in (("validation", given.validation), ("test", given.test)):
+            if pair is not None:
+                if not isinstance(pair, tuple | list) or len(pair) != 2:
+                    raise UserError(f"The {part} data of {name} must be a pair: write {part}=(x, y).")
+                parts[part] = _pair(*pair, name, f"{part} ")
+        names = _classes(given.classes, [y for _, y in parts.values()], name)
+        for part, (x, _) in parts.items():
+            _same_kind(inputs[0] if inputs else parts["train"][0], x, name, part)
+        places = {}
+        raw = {"train": (given.x, given.y), "validation": given.validation, "test": given.test}
+        for part, (x, y) in parts.items():
+            key = tuple(map(id, raw[part] or ()))
+            if key not in held:  # clients that are tested on the same arrays share them
+                held[key] = torch.arange(offset, offset + len(x))
+                offset += len(x)
+                inputs.append(x)
+                labels.append(y)
+            places[part] = held[key]
+        if "test" not in places:
+            places |= _split(places["train"], train_share, seed, k, name, "validation" in places)
+        if len(places["train"]) < FEWEST_IMAGES:
+            raise UserError(f"{name} has 1 training example: each client needs at least {FEWEST_IMAGES}.")
+        members.append(
+            Client(
+                name=name,
+                domain="own data",
+                train=places["train"],
+                validation=places.get("validation", torch.empty(0, dtype=torch.int64)),
+                test=places["test"],
+                labelling=torch.arange(len(names)),
+                classes=names,
+            )
+        )
+    images = inputs[0].dtype == torch.uint8
+    channels = inputs[0].shape[1] if images else 0
+    named = all(client.classes is not None and not isinstance(client.classes, int) for client in clients)
+    return Scenario(
+        images=torch.cat(inputs),
+        labels=torch.cat(labels),
+        clients=tuple(members),
+        labels_agree=named and len({member.classes for member in members}) == 1,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+        arrays=not images,
+    )
+
+
+def _pair(x: Any, y: Any, name: str, part: str) -> tuple[Tensor, Tensor]:
+    """Return inputs as uint8, float32 or int64 and labels as int64, both checked."""
+    inputs, labels = _tensor(x, f"The {part}inputs of {name}"), _tensor(y, f"The {part}labels of {name}")
+    if inputs.dim() < 2:
+        raise UserError(f"The {part}inputs of {name} have shape {list(inputs.shape)}: give [N, ...] for N examples.")
+    if labels.dim() != 1 or labels.is_floating_point():
+        kind = str(labels.dtype).removeprefix("torch.")
+        raise UserError(f"The {part}labels of {name} are {kind} {list(labels.shape)}: give integers [N], from 0.")
+    if len(inputs) != len(labels):
+        raise UserError(f"{name} has {len(inputs)} {part}inputs but {len(labels)} labels: give one label for each.")
+    if not len(inputs) or not inputs.numel():
+        raise UserError(f"{name} has no {part}examples: leave this client out, or give it data.")
+    if inputs.dtype == torch.uint8 and inputs.dim() != 4:
+        raise UserError(
+            f"The {part}inputs of {name} are uint8 {list(inputs.shape)}: give images as [N, C, H, W], "
+            "anything else as floats."
+        )
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+        if not inputs.isfinite().all():
+            first = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
+            raise UserError(f"Example {first} of the {part}inputs of {name} is not finite: replace NaN and infinity.")
+    elif inputs.dtype != torch.uint8:
+        inputs = inputs.long()
+    return inputs, labels.long()
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    """Return a tensor or an array as a CPU tensor of numbers that needs no gradient."""
+    if isinstance(value, Tensor):
+        found = value.detach().cpu()
+    else:
+        try:
+            # A copy if the array cannot be written to, because PyTorch warns about those.
+            found = torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        except (TypeError, ValueError):
+            raise UserError(f"{what} cannot be read as numbers: give a tensor or an array of one shape.") from None
+    if found.is_complex() or found.is_quantized or found.layout != torch.strided:
+        kind = str(found.dtype).removeprefix("torch.")
+        raise UserError(f"{what} are {kind}, {found.layout}: give a dense tensor of real numbers.")
+    return found
+
+
+def _classes(given: Sequence[str] | int | None, labels: Sequence[Tensor], name: str) -> tuple[str, ...]:
+    """Return the names of the classes; raise UserError if a label has none."""
+    low, high = min(int(y.min()) for y in labels), max(int(y.max()) for y in labels)
+    given = max(high + 1, 0) if given is None else given
+    if isinstance(given, int) and not isinstance(given, bool):
+        names = tuple(str(label) for label in range(given))
+    elif isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
+        names = tuple(given)
+    else:
+        raise UserError(f"The classes of {name} are {given!r}: give a list of names, or their number.")
+    if low < 0 or high >= len(names):
+        raise UserError(
+            f"The labels of {name} run from {low} to {high}, but there are {len(names)} classes: "
+            "number them from 0, or name all classes."
+        )
+    if len(names) < 2:
+        raise UserError(f"{name} has only one class: there is nothing to learn; give classes= with all of them.")
+    if len(set(names)) < len(names):
+        raise UserError(f"{name} has two classes of the same name: give each its own.")
+    return names
+
+
+def _same_kind(first: Tensor, x: Tensor, name: str, part: str) -> None:
+    """Raise UserError if inputs differ from the first client's in shape or type."""
+    if first.shape[1:] == x.shape[1:] and first.dtype == x.dtype:
+        return
+    kinds = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape[1:])}" for each in (x, first)]
+    raise UserError(
+        f"The {part} inputs of {name} are {kinds[0]} each, but the first client's are {kinds[1]}: "
+        "give all clients inputs of one shape and type."
+    )
+
+
+def _split(at: Tensor, share: float, seed: int, k: int, name: str, validated: bool) -> dict[str, Tensor]:
+    """Return the positions of training, validation and test examples; no validation part if there is one already."""
+    order = at[torch.from_numpy(numpy_rng(seed, "own split", k).permutation(len(at)))]
+    train = int(share * len(order))
+    test = len(order) if validated else train + (len(order) - train) // 2
+    if train < FEWEST_IMAGES or test == train:
+        raise UserError(
+            f"{name} has {len(order)} examples, too few to split with train_share = {share:g}: "
+            "give test=(x, y), more examples, or another share."
+        )
+    parts = {"train": order[:train], "test": order[train:test], "validation": order[test:]}
+    return {part: held.sort().values for part, held in parts.items() if part != "validation" or not validated}

@@ -1,0 +1,56 @@
+"""Every method trains every kind of network and data, and a resumed run equals an unbroken one bit for bit."""
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import factorized_fl as ffl
+from factorized_fl.methods import METHODS
+from factorized_fl.simulate.run import Stopped
+from tests.own.nets import CASES, own_clients
+
+INSTALLED = sorted(METHODS)
+
+
+class StopAfter:
+    """Interrupts a run after a round."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def started(self, federation, done) -> None: ...
+
+    def client_done(self, round_number, client) -> None: ...
+
+    def round_done(self, round_number, records) -> None:
+        if round_number == self.last:
+            raise Stopped
+
+
+def settings(out: Path) -> dict:
+    return {"out": out, "rounds": 2, "epochs": 1, "batch_size": 4, "lr": 0.05}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("method", INSTALLED)
+@pytest.mark.parametrize("outputs", [(2, 3, 2), (3, 3, 3)], ids=["labels differ", "labels agree"])
+def test_a_resumed_run_equals_an_unbroken_one(method: str, case: str, outputs, tmp_path: Path) -> None:
+    model, make = CASES[case]
+    clients = own_clients(make, outputs, named=len(set(outputs)) == 1)
+    whole = ffl.run(clients, model=model, method=method, **settings(tmp_path / "whole"))
+    with pytest.raises(Stopped):
+        ffl.run(clients, model=model, method=method, observers=[StopAfter(1)], **settings(tmp_path / "parts"))
+    parts = ffl.run(clients, model=model, method=method, resume=True, **settings(tmp_path / "parts"))
+    assert whole.metrics() == parts.metrics()
+    assert len(whole.metrics()) == 6
+    first, second = (safetensors.torch.load_file(run.checkpoint_path) for run in (whole, parts))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert (whole.path / "mixing").exists()
+    plain = parts.model(2)
+    client = parts.scenario.clients[1]
+    scores = plain(parts.inputs(parts.scenario.images[client.test]))
+    correct = int((scores.argmax(1) == parts.scenario.labels[client.test]).sum())
+    assert correct == parts.summary()["clients"][1]["correct"]
