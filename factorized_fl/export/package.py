@@ -66,8 +66,9 @@ class FromPixels(nn.Module):
         return self.network(normalise(pixels.float() / 255, self.mean, self.std))
 
 
-def read_package(folder: Path) -> Package:
+def read_package(folder: Path | str) -> Package:
     """Return the content of a folder's model.json."""
+    folder = Path(folder)
     try:
         content = {"head_width": 0, **json.loads((folder / ABOUT).read_text(encoding="utf-8"))}  # older models lack it
         package = make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
@@ -82,8 +83,9 @@ def read_package(folder: Path) -> Package:
         raise UserError(f"'{folder / ABOUT}' is damaged ({error}): export the model again.") from None
 
 
-def load_network(folder: Path, package: Package) -> nn.Module:
+def load_network(folder: Path | str, package: Package) -> nn.Module:
     """Return the trained network; its input is raw pixels."""
+    folder = Path(folder)
     try:
         return package.network(safetensors.torch.load_file(folder / WEIGHTS))
     except (OSError, SafetensorError, RuntimeError) as error:

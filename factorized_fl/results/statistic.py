@@ -43,8 +43,7 @@ class PairedSample:
     differences: Sequence[float]
     groups: Sequence[Hashable] = ()  # clients of one group share test images: only the groups' means are independent
     last_rounds: Sequence[float] = ()  # differences of the two runs' means after each of their last rounds
-    # The sampling variance of the difference, where it is known from the sizes of the test sets. It replaces the
-    # variation between seeds and between rounds.
+    # The difference's sampling variance, if test sets tell it; replaces the variation between seeds and between rounds.
     variance: float | None = None
 
 

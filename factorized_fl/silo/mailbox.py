@@ -14,7 +14,7 @@ from factorized_fl import __version__
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 
 HOLD = 2.0  # seconds that a poll is held open while there is no request
-_TICK = 1.0
+_TICK = 1.0  # seconds between two calls of `tick`
 _SHORT = 0.2
 _SOON = HOLD + 1.0  # seconds within which every connected site sends a message
 SILENT = 15.0  # seconds without a message after which a site counts as disconnected
@@ -177,8 +177,7 @@ class Mailbox:
     ) -> dict[str, Message]:
         """The answers of the wanted sites: all of them, or those given by the deadline if they are enough.
 
-        Sites offline at a deadline are skipped until they reconnect; slow ones until they next answer. `tick` is called
-        about once a second.
+        Sites offline at a deadline are skipped until they reconnect; slow ones until they next answer.
         """
         until, ticked = self.clock() + deadline, self.clock()
         with self.changed:
