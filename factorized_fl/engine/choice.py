@@ -27,9 +27,9 @@ def build_engine(name: str, task: Task) -> Engine:
 
 
 def one_by_one(method: Method) -> bool:
-    """Whether the class that defines `gradient` does not itself declare that it works on several clients at once."""
-    owner = next(parent for parent in type(method).__mro__ if "gradient" in vars(parent))
-    return not vars(owner).get("side_by_side", False)
+    """Whether a class that defines `gradient` or `finish` does not itself declare `side_by_side`."""
+    owners = [next(c for c in type(method).__mro__ if hook in vars(c)) for hook in ("gradient", "finish")]
+    return not all(vars(owner).get("side_by_side", False) for owner in owners)
 
 
 def trains_otherwise(method: Method) -> bool:
@@ -48,7 +48,7 @@ def _why_not(task: Task) -> str | None:
     if len(task.models) > 1:
         return "clients differ in their numbers of classes"
     if one_by_one(task.method):
-        return f"{task.method.name} has a gradient of its own and does not say side_by_side = True"
+        return f"{task.method.name} has a gradient or finish of its own and does not say side_by_side = True"
     try:
         from factorized_fl.engine.resnet9_cuda.stacked import supported
     except ImportError:

@@ -1,14 +1,33 @@
 import pytest
+import torch
 
+from factorized_fl.core.clients import Engine
+from factorized_fl.engine import Task, choice
 from factorized_fl.engine.choice import one_by_one, trains_otherwise
 from factorized_fl.methods import METHODS, Method
 from factorized_fl.methods.fedprox import FedProx
+from factorized_fl.simulate import build
+from tests.tiny import tiny_config, tiny_scenario, tiny_set
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_of_the_package_is_computed_side_by_side(name: str) -> None:
     assert not one_by_one(METHODS[name]())
     assert not trains_otherwise(METHODS[name]())  # or the fast engine would pass it to the reference engine
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_fast_engine_refuses_no_method_of_the_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str | None] = []
+
+    def look(engine: str, task: Task) -> Engine:
+        reasons.append(choice._why_not(task))
+        return choice.build_engine(engine, task)
+
+    monkeypatch.setattr(build, "build_engine", look)
+    config = tiny_config(name, permuted=False)
+    build.build_federation(config, tiny_scenario(config, (tiny_set("bars", 3, 90),)), torch.device("cpu"))
+    assert reasons == ["SmallCNN is not a ResNet-9"]  # the network is refused, not the method
 
 
 def test_an_overridden_gradient_is_computed_client_by_client_unless_its_class_sets_side_by_side() -> None:
@@ -18,8 +37,11 @@ def test_an_overridden_gradient_is_computed_client_by_client_unless_its_class_se
     class Other(FedProx):
         gradient = Method.gradient
 
+    class Ending(FedProx):
+        finish = Method.finish
+
     class Elementwise(Other):
         side_by_side = True
         gradient = Method.gradient
 
-    assert [one_by_one(method()) for method in (Same, Other, Elementwise)] == [False, True, False]
+    assert [one_by_one(method()) for method in (Same, Other, Ending, Elementwise)] == [False, True, True, False]
