@@ -48,7 +48,7 @@ def watch_command(
 
 @contextmanager
 def page_while_running(path: Path, wanted: bool, to: Console = console) -> Iterator[None]:
-    """Serve the page of the run at `path` inside this context, if it is wanted; `to` is told where."""
+    """Serve the page of the run at `path` inside this context, if it is wanted; `to` prints the address."""
     if not wanted:
         yield
         return

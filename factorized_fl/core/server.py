@@ -178,10 +178,10 @@ class ServerState:
         """All that changes from round to round, under distinct names; what is aliased belongs to the clients."""
         own = {"received": self.received, "updated": self.updated}
         own |= {f"extra/{name}": tensor for name, tensor in self.extra.items()}
-        if self.sends_fingerprints:
-            assert self.vectors is not None
-            own["vectors"] = self.vectors
         if not self.aliased:
+            if self.sends_fingerprints:
+                assert self.vectors is not None
+                own["vectors"] = self.vectors
             own["sizes"] = self.sizes
             own |= {f"stack/{name}": tensor for name, tensor in self.stack.items()}
             own |= {f"start/{name}": tensor for name, tensor in self.start.items()}

@@ -81,8 +81,8 @@ def _headline(rows: Sequence[Record], reference: int | None) -> str:
     best = max(known, key=lambda row: row["accuracy"])
     seeds = len(best["seeds"])
     equal = [row["label"] for row in known if row["accuracy"] == best["accuracy"]]
-    who = f"{', '.join(equal[:-1])} and {equal[-1]} share" if len(equal) > 1 else f"{best['label']} has"
-    text = f"{who} the highest mean accuracy, {100 * best['accuracy']:.1f}%"
+    leaders = f"{', '.join(equal[:-1])} and {equal[-1]} share" if len(equal) > 1 else f"{best['label']} has"
+    text = f"{leaders} the highest mean accuracy, {100 * best['accuracy']:.1f}%"
     text += f" over {seeds} seeds" if seeds > 1 else " (one seed)"
     if not all(row["complete"] for row in rows):
         text = f"Not every run has ended. So far {text}"

@@ -151,7 +151,7 @@ class Comparison:
     seed_spread: float | None  # between seeds' means
     up_bytes: float | None  # of one run
     down_bytes: float | None
-    verdicts: tuple[Verdict, ...]  # against Stand-Alone, if it is compared, too
+    verdicts: tuple[Verdict, ...]  # against Stand-Alone, if the comparison includes it
     diverged: tuple[int, ...] = ()  # clients, with any seed
 
     def clients(self, word: str) -> list[int]:

@@ -1,6 +1,6 @@
 """The agreement between the parties of a federation (sites.toml), and each party's copy in its kit (federation.toml).
 
-This module does not import PyTorch: the processes that only carry messages or supervise others read kits, too.
+This module does not import PyTorch: processes that only carry messages or supervise others also read kits.
 """
 
 import dataclasses

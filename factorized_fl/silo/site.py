@@ -111,8 +111,8 @@ class Site:
         with plain_errors(kit.run):
             kit.run.mkdir(parents=True, exist_ok=True)
         self.done = restore(kit, self.federation, log)
-        who = describe_clients(self.federation.scenario)
-        self.directory.begin(self.config, describe_environment(self.config.seed, device), who, self.done)
+        described = describe_clients(self.federation.scenario)
+        self.directory.begin(self.config, describe_environment(self.config.seed, device), described, self.done)
         self.train_images = len(self.federation.scenario.clients[0].train)
 
     # -- what survives a crash

@@ -60,15 +60,13 @@ class Federation:
     @property
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
-        server = {name: tensor for name, tensor in self.server.tensors.items() if name != "vectors"}
-        return self.clients.tensors | server
+        return self.clients.tensors | self.server.tensors
 
     def load(self, tensors: Tensors) -> None:
         """Goes back to where a checkpoint was taken; fingerprints are made again from the clients' tensors."""
         # Early checkpoints hold only `received`, which in a simulation is true for the clients that have trained.
         self.clients.load({"trained": tensors["received"]} | tensors)
-        known = {} if self.server.vectors is None else {"vectors": self.server.vectors}
-        self.server.load(known | tensors)
+        self.server.load(tensors)
         if self.server.vectors is not None:
             for k in self.server.received.nonzero().flatten().tolist():
                 vector = self.method.fingerprint(self.clients.state.client(k), self.roles)
@@ -141,7 +139,7 @@ def build_federation(
         trained=trainable(model),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
-        kept=[method.keeps(state.client(k), frozenset(shared)) for k in range(len(state))],
+        kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
         models=method.further_models,
         extra_up=method.extra_up(templates),
         extra_down=method.extra_down(templates),
@@ -219,11 +217,11 @@ def initial_models(config: Config, scenario: Scenario, factory: Factory | None) 
         example = model_inputs(scenario, scenario.images[client.train[:1]])
         with global_rng(config.seed, "model"):
             models[count] = make_own_model(made, name, example, count, client.name)
-    who = {count: client.name for count, client in first.items()}
-    equalise(models, who)  # before factors are drawn: names and shapes are those that the caller knows
+    names = {count: client.name for count, client in first.items()}
+    equalise(models, names)  # before factors are drawn: names and shapes are those that the caller knows
     for count, model in models.items():
         models[count] = config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), agree)
-    equalise(models, who)
+    equalise(models, names)
     return models
 
 

@@ -51,8 +51,10 @@ def run_round(
     evaluated = engine.evaluate(round_number, tested, clients)
     records = []
     for k in sorted({*sampled, *tested}):
-        cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
-        traffic = count_traffic(down[k], up.get(k), cost) if k in sampled else Traffic()
+        traffic = Traffic()
+        if k in sampled:
+            cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
+            traffic = count_traffic(down[k], up.get(k), cost)
         domain = federation.scenario.clients[k].domain
         records.append(make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic))
     return records, downloads.mixing

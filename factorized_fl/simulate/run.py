@@ -76,11 +76,11 @@ def run_federation(
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
         federation = build_federation(config, scenario or build_scenario_of(config, data), place, factory=factory)
-        who = describe_run(federation)
-        directory.refuse_other_data(who)
+        described = describe_run(federation)
+        directory.refuse_other_data(described)
         size = _restore(federation, directory) if done else None
         environment = describe_environment(config.seed, device) | federation.engine.describe()
-        directory.begin(config, environment, who, done, size)
+        directory.begin(config, environment, described, done, size)
         for observer in observers:
             observer.started(federation, done)
         _go_on(federation, directory, done, observers, place)
