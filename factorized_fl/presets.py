@@ -17,7 +17,9 @@ DEMO_METHODS: list[str] = _FILE["demo_methods"]
 def _expanded(like: str, matching: Table | None = None, released: Table | None = None, **settings: Any) -> Table:
     """The table of a preset: its settings, and equal options for every method that matches clients by similarity."""
     options = matching if released is None else {**released, **_FILE["released_code"]}
-    return {**_FILE["settings"][like], **settings, "methods": dict.fromkeys(_FILE["matched_methods"], options)}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    methods = dict.fromkeys(_FILE["matched_methods"], options) if options else {}
+    return {**_FILE["settings"][like], **values, "methods": methods}
 
 
 PRESETS: dict[str, Table] = {name: _expanded(**table) for name, table in _FILE["presets"].items()}

@@ -69,6 +69,7 @@ def build_scenario(
     permuted: bool = False,
     clients_per_domain: Sequence[int] = (),
     images_per_client: int = 0,
+    test_images: int = 0,
     train_share: float = 0.8,
     permutation_seed: int = PERMUTATION_SEED,
     seed: int = 1,
@@ -77,6 +78,7 @@ def build_scenario(
 
     `partition` is "iid" (every class is dealt evenly) or "dirichlet" (each class is divided by a Dirichlet(alpha)
     draw). `clients_per_domain` sets the number of clients of each domain; by default the numbers are equal.
+    At most `images_per_client` training images of a client and `test_images` of a domain are used, drawn at random.
     """
     if 0 < images_per_client < FEWEST_IMAGES:
         raise UserError(f"images_per_client is {images_per_client}, but each needs at least {FEWEST_IMAGES}; 0 is all.")
@@ -92,6 +94,9 @@ def build_scenario(
             raise UserError(f"'{domain.name}' has only one class: there is nothing to learn from it.")
         rng = numpy_rng(seed, "scenario", domain.name)
         train, validation, test = (part + offset for part in split(domain, train_share, rng))
+        if test_images:
+            draw = numpy_rng(seed, "test images", domain.name)
+            validation, test = (np.sort(draw.permutation(part)[:test_images]) for part in (validation, test))
         labels = domain.labels.numpy()[train - offset]
         if len(train) < FEWEST_IMAGES * count:
             raise UserError(

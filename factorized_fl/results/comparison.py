@@ -19,7 +19,7 @@ BASELINE = "stand-alone"  # the method that federations are judged against
 # The settings that assign images and labels to clients; runs that differ in any of them cannot be compared.
 DATA_SETTINGS = (
     *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "partition_seed"),
-    *("clients", "clients_per_domain", "images_per_client", "scrambled", "train_share", "score"),
+    *("clients", "clients_per_domain", "images_per_client", "test_images", "scrambled", "train_share", "score"),
 )
 
 

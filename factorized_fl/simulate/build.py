@@ -89,6 +89,7 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
         permuted=config.permuted,
         clients_per_domain=config.clients_per_domain,
         images_per_client=config.images_per_client,
+        test_images=config.test_images,
         train_share=config.train_share,
         permutation_seed=config.permutation_seed,
         seed=seed,

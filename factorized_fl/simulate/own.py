@@ -24,7 +24,7 @@ from factorized_fl.simulate.run import describe_run
 # Settings of data that the package loads and deals itself.
 _DEALT = (
     *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "clients"),
-    *("clients_per_domain", "images_per_client", "scrambled"),
+    *("clients_per_domain", "images_per_client", "test_images", "scrambled"),
 )
 _NETWORK = ("width", "head_layers", "head_norm", "head_width")  # settings of the built-in networks
 

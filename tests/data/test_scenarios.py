@@ -201,3 +201,16 @@ def test_domains_of_different_sizes_are_refused() -> None:
     large = replace(large, images=large.images.repeat(1, 1, 2, 2))
     with pytest.raises(UserError, match="'small' 8 x 8 and those of 'large' 16 x 16 pixels: set image_size"):
         build_scenario([small, large], NORMAL, clients=2)
+
+
+def test_test_images_limits_what_is_scored_and_leaves_training_alone() -> None:
+    images = grey("many", 200, 2)
+    usual, few = (build_scenario([images], NORMAL, clients=2, test_images=count) for count in (0, 7))
+    for whole, part in zip(usual.clients, few.clients, strict=True):
+        assert torch.equal(whole.train, part.train)
+        assert (len(part.test), len(part.validation)) == (7, 7)
+        assert set(part.test.tolist()) <= set(whole.test.tolist())
+        assert set(part.validation.tolist()) <= set(whole.validation.tolist())
+    assert torch.equal(few.clients[0].test, few.clients[1].test)  # clients of one domain are tested on the same images
+    more = build_scenario([images], NORMAL, clients=2, test_images=1000)
+    assert torch.equal(more.clients[0].test, usual.clients[0].test)

@@ -34,7 +34,8 @@ def obeyed(command: str) -> Config:
 def test_a_preset_needs_no_settings(preset: str, method: str) -> None:
     config = api.configure(preset, method)
     command = command_of(table(config))
-    assert command == f"ffl run {preset} --method {method}"
+    data = " --data FOLDER" if config.dataset == "folder" else ""
+    assert command == f"ffl run {preset} --method {method}{data}"
     assert obeyed(command) == config
 
 
