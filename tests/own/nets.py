@@ -62,6 +62,22 @@ class SeriesNet(nn.Module):
         return self.last(self.middle(x).relu())
 
 
+class TokenNet(nn.Module):
+    """A `transformers` network made from a configuration, without pretrained weights: nothing is downloaded."""
+
+    def __init__(self, example: Tensor, outputs: int) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertForSequenceClassification
+
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        limits = {"vocab_size": 12, "max_position_embeddings": example.shape[1]}
+        self.network = BertForSequenceClassification(BertConfig(**sizes, **limits, num_labels=outputs))
+        self.head = self.network.classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x).logits
+
+
 def table_net(example: Tensor, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(example.shape[1], 8), nn.Tanh(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, outputs))
 
@@ -87,11 +103,18 @@ def rows(rng: np.random.Generator, y: Any) -> Any:
     return rng.normal(0, 0.5, (len(y), 5)) + 2 * np.eye(5)[y]
 
 
+def tokens(rng: np.random.Generator, y: Any) -> Any:
+    x = rng.integers(5, 12, (len(y), 6))
+    x[:, 2] = y  # the class is a word of its own
+    return x
+
+
 CASES: dict[str, tuple[Any, Any]] = {
     "cnn": (GroupNormCNN, float_images),
     "vit": (ViT, byte_images),
     "series": (SeriesNet, series),
     "mlp": (table_net, rows),
+    "transformers": (TokenNet, tokens),
 }
 
 
