@@ -50,8 +50,8 @@ class Mean(Weights):
 
     def apply(self, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
         """The mean, computed once and repeated without a copy."""
-        # Two equal rows: a single one is summed in another order, which rounds otherwise than dense weights do.
-        return weigh(self.row.expand(2, -1), stacked)[:1].expand(len(clients), *stacked.shape[1:])
+        mixed = weigh(_repeated(self.row[None]), stacked)[:1].clone()
+        return mixed.expand(len(clients), *stacked.shape[1:])
 
     def complaint(self) -> str:
         """Checks the row."""
@@ -84,8 +84,7 @@ class Groups(Weights):
         members = torch.where(groups[:, None] == self.group, self.weight, 0.0)
         total = members.sum(1)
         rows = members / total.where(total > 0, 1.0)[:, None]
-        # A single row would be summed in another order: see Mean.
-        mixed = weigh(rows if len(rows) > 1 else rows.expand(2, -1), stacked)[which.to(stacked.device)]
+        mixed = weigh(_repeated(rows), stacked)[which.to(stacked.device)]
         for row in (total[which] == 0).nonzero().flatten().tolist():
             mixed[row] = weigh(torch.ones(1, 1), stacked[[clients[row]]])[0]
         return mixed
@@ -143,6 +142,16 @@ class Dense(Weights):
         """Checks shape and rows."""
         square = self.matrix.dim() == 2 and self.matrix.shape[0] == self.matrix.shape[1]
         return _complaint(self.matrix) if square else "the matrix must be square"
+
+
+def _repeated(rows: torch.Tensor) -> torch.Tensor:
+    """The rows, repeated up to four, or up to the number of clients where that is smaller.
+
+    A matrix product with fewer than four rows is summed in another order on some processors, and then rounds otherwise
+    than dense weights do.
+    """
+    wanted = min(4, rows.shape[1])
+    return rows if len(rows) >= wanted else rows.repeat(-(-wanted // len(rows)), 1)
 
 
 def _complaint(rows: torch.Tensor) -> str:
