@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.table import Table
 
 from factorized_fl import cli
+from factorized_fl.cli import common
 from factorized_fl.report import progress
 from tests.tiny import tiny_set, write_config, write_folder
 
@@ -313,3 +315,15 @@ def test_interrupt_explains_how_to_continue(config: Path, images: Path, tmp_path
     assert process.returncode == 130
     assert "continue with --resume" in err
     assert "Traceback" not in err
+
+
+def test_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """File and class names may hold escape sequences."""
+    table = Table("class")
+    table.add_row("a\x1b[31mred\x07")
+    with common.console.capture() as shown:
+        common.console.print("x\x1b]0;title\x07.png: 3%\nnext", table)
+    assert "\x1b" not in shown.get()
+    assert "\x07" not in shown.get()
+    assert "x?]0;title?.png: 3%\nnext" in shown.get()
+    assert "a?[31mred?" in shown.get()

@@ -11,12 +11,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from factorized_fl.config import parse_setting
 from factorized_fl.core.errors import UserError
 
-console = Console(width=None if sys.stdout.isatty() else 180, markup=False)  # wide enough for tables in a log
-notes = Console(stderr=True, markup=False)  # no markup: names may contain square brackets
+
+class _PlainConsole(Console):
+    """Prints names of files and classes without markup, and without characters that could steer the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text, with every character that is neither printable nor white space replaced by a question mark."""
+        plain = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+        return super().render_str(plain, **options)
+
+
+console = _PlainConsole(width=None if sys.stdout.isatty() else 180, markup=False)  # wide enough for tables in a log
+notes = _PlainConsole(stderr=True, markup=False)  # no markup: names may contain square brackets
 
 
 def _presets_like(incomplete: str) -> list[str]:

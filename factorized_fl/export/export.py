@@ -4,10 +4,10 @@ import importlib.util
 import json
 import logging
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -45,12 +45,19 @@ class Exported:
     largest_difference: float  # of any class score
     same_class: int  # images that all forms of the model classify alike
     correct: int
+    majority: float  # share of the largest class among the test images
     verdict: Verdict | None  # against the client's Stand-Alone model, where there is one
 
     @property
     def accuracy(self) -> float:
         """Return the exported model's accuracy on the client's test images."""
         return self.correct / self.images
+
+    @property
+    def at_chance(self) -> bool:
+        """Return whether always answering the largest class would be as good, within two standard errors."""
+        share = self.majority
+        return self.accuracy <= share + 2 * math.sqrt(share * (1 - share) / self.images)
 
 
 def export_run(
@@ -147,7 +154,8 @@ def export_client(
         ours = {"clients": [line | {"total": len(images)}]}
         pair = [[clean_summary(summary)["clients"]] for summary in (ours, baseline)]
         verdict = next(iter(client_verdicts(*pair)), None)
-    exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, verdict)
+    majority = int(labels.bincount().max()) / len(images)
+    exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, majority, verdict)
     numbers = ("accuracy", "correct", "images", "largest_difference", "same_class")
     results = {name: getattr(exported, name) for name in numbers}
     results |= {"alone": verdict and verdict.alone, "verdict": verdict and verdict.word}
@@ -202,12 +210,18 @@ def _model_card(package: Package, config: Config, trained: int, train: int, expo
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # of Markdown
     environment.filters |= {
         "form": lambda value, form: format(value, form),
-        "quote": partial(json.dumps, ensure_ascii=False),
+        "quote": _quote,
     }
     card = METHODS[config.method].card
     return environment.from_string(template).render(
         package=package, config=config, card=card, trained=trained, train=train, exported=exported
     )
+
+
+def _quote(name: str) -> str:
+    """Return a class name as a quoted text of Markdown: HTML, links and unprintable characters in it stay text."""
+    printable = "".join(char if char.isprintable() else "?" for char in name)
+    return json.dumps(re.sub(r"([<>&*_`\[\]|#])", lambda found: f"&#{ord(found[0])};", printable), ensure_ascii=False)
 
 
 def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:

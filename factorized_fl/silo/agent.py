@@ -14,14 +14,10 @@ from factorized_fl.silo.mailbox import HOLD
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.preflight import connection_problem
 from factorized_fl.silo.status import write_status
-from factorized_fl.silo.transport import Line, Unreachable
+from factorized_fl.silo.transport import CannotContinue, Line, Unreachable
 
 _RETRY = 0.5
 _PATIENCE = HOLD + 10.0  # seconds to wait for an answer
-
-
-class Refused(Exception):
-    """The coordinator refuses this site; the text says why."""
 
 
 class Agent:
@@ -34,7 +30,7 @@ class Agent:
         self.about: dict[str, Any] = {"version": __version__}
 
     def work(self) -> None:
-        """Ask, train and answer until the coordinator reports the end; raises Refused if it refuses this site."""
+        """Ask, train and answer until the coordinator reports the end; raises CannotContinue if refused."""
         trainer = Trainer(self.kit, self.journal)
         hello = trainer.hello()
         self.about["agreement"] = hello.fields.get("agreement")
@@ -51,7 +47,7 @@ class Agent:
                 why = "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
                 if theirs != __version__:
                     why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
-                raise Refused(f"refused: {why}")
+                raise CannotContinue(f"refused: {why}")
             if reply.kind == "end":
                 finish(self.kit, self.journal, trainer)
                 return

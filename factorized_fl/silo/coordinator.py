@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.ledger import Load, Traffic, count_traffic
 from factorized_fl.core.payload import encode
@@ -24,6 +25,7 @@ from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.status import read_status, write_status
+from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import summarise
 
@@ -66,7 +68,7 @@ class Coordinator:
         with self.directory.lock():
             self._count_on()
             self.memory.restore(self.directory, self.log)
-            done = self.directory.rounds_done(self.config, resume=True)
+            done = self._rounds_done()
             if (aside := control.recall_aside(self.kit)) is not None:
                 self.memory.trust_all_but(aside)
             if done:
@@ -87,6 +89,13 @@ class Coordinator:
             self._tell("complete")
         return True
 
+    def _rounds_done(self) -> int:
+        """The last complete round; raises CannotContinue if the configuration has changed since the start."""
+        try:
+            return self.directory.rounds_done(self.config, resume=True)
+        except UserError as error:
+            raise CannotContinue(str(error)) from None
+
     def _count_on(self) -> None:
         """Adds the bytes that earlier processes of this coordinator counted, if their status can be read."""
         with suppress(KeyError, TypeError), self.mailbox.changed:
@@ -96,10 +105,15 @@ class Coordinator:
 
     def _gather(self) -> None:
         """Before the first round: waits for all sites, or for the deadline and a quorum."""
-        until = time.monotonic() + self.agreement.deadline
+        until, logged = time.monotonic() + self.agreement.deadline, -1
         while not self.stop.is_set():
-            there = sum(self.mailbox.connected(site) for site in self.sites)
+            connected = [site for site in self.sites if self.mailbox.connected(site)]
+            there = len(connected)
+            if there != logged:
+                self.log(f"{there} of {len(self.sites)} sites are connected: {', '.join(connected) or 'none yet'}")
+                logged = there
             if there == len(self.sites) or (time.monotonic() > until and there >= self.agreement.needed):
+                self.log(f"round 1 of {self.config.rounds} begins")
                 return
             self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
             self.stop.wait(0.2)

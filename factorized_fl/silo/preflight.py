@@ -5,6 +5,9 @@ import socket
 import ssl
 import time
 from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.silo.agreement import LOOPBACK, NOISE_SEED, Kit
@@ -13,7 +16,10 @@ from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.status import write_status
 from factorized_fl.silo.transport import Credentials, network
 
+_TOO_OPEN = 0o027  # a key may be readable by its group, as a secret that is mounted into a container is
 _EVERY = 5.0  # seconds between two attempts to connect to the coordinator
+_TIMEOUT = 3.0
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # in the order in which gRPC looks for them
 _PATIENCE = 5.0  # seconds that a killed coordinator's process may still hold the port
 _WRITTEN_BY_A_PARTY = ("run", "alone", "model", "log", "ended", "status.json", NOISE_SEED)
 
@@ -26,6 +32,12 @@ def check_kit(kit: Kit) -> None:
             raise UserError(f"The kit has lost '{file.relative_to(kit.path)}': ask for a new one.")
         if not os.access(file, os.R_OK):
             raise UserError(f"You may not read '{file}': use the kit as the user who unpacked it.")
+    mode = files.key.stat().st_mode
+    if os.name == "posix" and mode & _TOO_OPEN:
+        raise UserError(
+            f"Other users of this machine may read or replace the private key '{files.key}' (mode {mode & 0o777:o}): "
+            f"chmod 600 {files.key}."
+        )
     _check_certificate(kit.party, files)
 
 
@@ -62,9 +74,10 @@ def _check_certificate(party: str, files: Credentials) -> None:
 
 def refuse_links(kit: Kit) -> None:
     """Raise UserError if the kit holds a link: it comes from another party, and must not redirect what is written."""
-    for path in (*kit.path.glob("*"), *kit.logs.glob("*"), *kit.run.glob("*")):
-        if path.is_symlink():
-            raise UserError(f"'{path}' is a link, and a kit holds none: remove it, or move the whole kit instead.")
+    for folder, folders, files in os.walk(kit.path):
+        for name in (*folders, *files):
+            if (path := Path(folder) / name).is_symlink():
+                raise UserError(f"'{path}' is a link, and a kit holds none: remove it, or move the whole kit instead.")
 
 
 def refuse_leftovers(kit: Kit) -> None:
@@ -105,6 +118,9 @@ class ConnectionCheck:
         self.open = kit.is_coordinator
         self.said = ""
         self.next = time.monotonic() + _EVERY
+        if not self.open and (proxy := proxy_for(kit.agreement.address)) is not None:
+            host = proxy[0].rpartition("@")[2]  # without a password
+            journal(f"connects through the proxy {host}, because {proxy[1]} is set in the environment")
 
     def look(self) -> None:
         """Try once in a while; each problem is written to the journal once."""
@@ -119,6 +135,35 @@ class ConnectionCheck:
         self.next = time.monotonic() + _EVERY
 
 
+def proxy_for(address: str) -> tuple[str, str] | None:
+    """The proxy through which the transport connects to this address and the variable that sets it; None without."""
+    for skip in ("no_grpc_proxy", "no_proxy"):
+        if proxy_bypass_environment(address, {"no": os.environ.get(skip, "")}):
+            return None
+    return next(((os.environ[name], name) for name in _PROXIES if os.environ.get(name)), None)
+
+
+def _connect(address: str, port: int) -> socket.socket:
+    """A connection to the coordinator, through the proxy of the environment if there is one; raises OSError."""
+    proxy = proxy_for(address)
+    if proxy is None:
+        return socket.create_connection((address, port), timeout=_TIMEOUT)
+    url, name = proxy
+    through = urlsplit(url if "//" in url else f"//{url}")
+    try:
+        line = socket.create_connection((through.hostname or "", through.port or 3128), timeout=_TIMEOUT)
+        line.sendall(f"CONNECT {address}:{port} HTTP/1.1\r\nHost: {address}:{port}\r\n\r\n".encode())
+        status = line.recv(4096).split(b"\r\n")[0].decode(errors="replace")
+    except (OSError, ValueError) as error:
+        status = str(error)
+    if " 200" in status:
+        return line
+    raise OSError(
+        f"the proxy of {name} in the environment says '{status}': add {address} to no_proxy to connect without it, "
+        f"or let the proxy connect to port {port}"
+    )
+
+
 def connection_problem(kit: Kit) -> str:
     """The reason why a site cannot connect to its coordinator, an empty string if it can."""
     address, port = kit.agreement.address, kit.agreement.port
@@ -128,7 +173,7 @@ def connection_problem(kit: Kit) -> str:
     try:
         context.load_verify_locations(files.root)
         context.load_cert_chain(files.certificate, files.key)
-        with socket.create_connection((address, port), timeout=3) as line, context.wrap_socket(line):
+        with _connect(address, port) as line, context.wrap_socket(line):
             return ""
     except ssl.SSLCertVerificationError as error:
         return f"the TLS certificate at {address}:{port} is not this federation's ({error.verify_message})"

@@ -15,6 +15,7 @@ from factorized_fl.core.errors import Busy, UserError
 from factorized_fl.core.files import plain_errors
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.finish import has_ended
+from factorized_fl.silo.intruders import RefusedConnections
 from factorized_fl.silo.journal import Journal, journal_path, last_lines
 from factorized_fl.silo.preflight import ConnectionCheck, check_kit, check_port, refuse_links
 from factorized_fl.silo.settings import Settings, save_settings
@@ -43,13 +44,14 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
         with exclusive_use(kit):
             if not has_ended(kit):
                 network().prepare(kit)
-            connection = ConnectionCheck(kit, journal)
+            connection, refused = ConnectionCheck(kit, journal), RefusedConnections(kit, journal)
             while True:
                 began = time.monotonic()
                 child = start(kit)
                 while child.poll() is None:
                     time.sleep(0.2)
                     connection.look()
+                    refused.look()
                     seen = _show_new(kit, seen, show)
                 seen = _show_new(kit, seen, show)
                 _kill_group(child)

@@ -271,3 +271,17 @@ def test_mistakes_are_one_sentence(run: Path, images: Path, tmp_path: Path) -> N
     (tmp_path / "model" / "model.json").write_text("{}")
     with pytest.raises(UserError, match="damaged"):
         predict.predict(tmp_path / "model", [tmp_path / "no.png"])
+
+
+def test_a_class_name_on_the_card_is_text(run: Path) -> None:
+    """HTML, links and escape sequences of a class name must not reach the reader's browser or terminal."""
+    shown = export._quote("<img src=x onerror=alert(1)> [a](http://b)\x1b[31m")
+    assert not set(shown) & set("<>[]\x1b")
+    assert shown.startswith('"&#60;img src=x')
+
+
+@pytest.mark.parametrize(("correct", "at_chance"), [(60, True), (69, True), (70, False)])
+def test_a_model_no_better_than_the_largest_class_is_at_chance(correct: int, at_chance: bool) -> None:
+    """With 60 of 100 images in one class, two standard errors are 9.8 images."""
+    exported = export.Exported(Path(), False, 100, 0.0, 100, correct, 0.6, None)
+    assert exported.at_chance is at_chance

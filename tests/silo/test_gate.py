@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import supervise
 from factorized_fl.silo.agreement import write_kit
-from factorized_fl.silo.journal import journal_path
-from factorized_fl.silo.transport import FINAL
+from factorized_fl.silo.coordinator import Coordinator
+from factorized_fl.silo.journal import Journal, journal_path
+from factorized_fl.silo.mailbox import Mailbox
+from factorized_fl.silo.transport import FINAL, CannotContinue
 from tests.silo.parties import kits_of, trio_config
 
 pytest.importorskip("nvflare", reason="FLARE is not installed")
@@ -98,3 +101,13 @@ def test_a_coordinator_with_an_invalid_configuration_is_not_started_again(tmp_pa
     assert done.returncode == FINAL, done.stderr
     assert "Error: rounds = 0 must be at least 1" in journal_path(kit).read_text()
     assert "must be at least 1" in json.loads(kit.status.read_text())["note"]
+
+
+def test_a_coordinator_whose_agreement_changed_after_the_start_is_not_started_again(tmp_path: Path) -> None:
+    """With another number of rounds than its run, it would fail in the same way each time."""
+    kit = kits_of(tmp_path, trio_config())[COORDINATOR]
+    RunDirectory(kit.run).path.mkdir()
+    (kit.run / "config.toml").write_bytes(trio_config(rounds=5).to_toml().encode())
+    coordinator = Coordinator(kit, Mailbox(kit.agreement.id, kit.agreement.sites), Journal(kit))
+    with pytest.raises(CannotContinue, match="rounds was 5, now 3"):
+        coordinator.run()

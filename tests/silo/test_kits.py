@@ -389,3 +389,9 @@ def test_the_guides_seconds_are_those_of_the_results_file() -> None:
     assert f"{small['bytes_up_per_site_and_round'] / 1e3:.0f} kB went up" in guide
     assert f"{large['seconds_per_round_not_training']['mean']:.2f} s where" in guide
     assert f"{large['bytes_up_per_site_and_round'] / 1e6:.1f} MB did" in guide
+
+
+def test_names_with_dashes_make_kits(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare", reason="FLARE is not installed")
+    make_kits(write(tmp_path / "sites.toml", ("st-mary", "lab-2-b"), name="two-labs"), tmp_path / "kits")
+    assert (tmp_path / "kits" / "st-mary" / "flare" / "startup" / "client.key").is_file()

@@ -74,6 +74,7 @@ def test_a_complete_kit_passes_and_a_missing_file_is_named(party: str, made: dic
         file.unlink()
         with pytest.raises(UserError, match=f"has lost 'flare/{name}'"):
             check_kit(kit)
+        file.touch(0o600)
         file.write_bytes(content)
     check_kit(kit)
 
@@ -110,13 +111,23 @@ def test_foreign_and_expired_certificates_are_refused(
 
 
 @pytest.mark.parametrize(
-    "place", ["log/journal.txt", "log", "run", "run/checkpoint.safetensors", "site.toml.part", "status.json"]
+    "place",
+    [
+        "log/journal.txt",
+        "log",
+        "run",
+        "flare/startup/client.key",
+        "run/mixing/x",
+        "run/checkpoint.safetensors",
+        "site.toml.part",
+        "status.json",
+    ],
 )
 def test_a_kit_with_a_link_is_refused(place: str, tmp_path: Path) -> None:
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
     (tmp_path / "bashrc").write_text("")
     link = kit.path / place
-    link.parent.mkdir(exist_ok=True)
+    link.parent.mkdir(exist_ok=True, parents=True)
     link.symlink_to(tmp_path / "bashrc")
     with pytest.raises(UserError, match="is a link, and a kit holds none"):
         preflight.refuse_links(kit)
@@ -228,3 +239,63 @@ def test_a_kit_that_cannot_be_written_to(made: dict[str, Path], tmp_path: Path) 
     kit.path.chmod(0o500)
     with pytest.raises(UserError, match="make it writable"):
         Journal(kit)
+
+
+def test_a_key_that_other_users_may_read_is_refused(made: dict[str, Path], tmp_path: Path) -> None:
+    kit = copy(made, "aster", tmp_path / "kit")
+    key = kit.path / "flare" / "startup" / "client.key"
+    for mode, refused in ((0o644, True), (0o660, True), (0o440, False), (0o600, False)):
+        key.chmod(mode)
+        if refused:
+            with pytest.raises(UserError, match=rf"mode {mode:o}\): chmod 600 .*client\.key"):
+                check_kit(kit)
+        else:
+            check_kit(kit)
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, None),
+        ({"https_proxy": "http://proxy:3128"}, ("http://proxy:3128", "https_proxy")),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "elsewhere,.example.org"}, None),
+        ({"http_proxy": "a:1", "grpc_proxy": "b:2"}, ("b:2", "grpc_proxy")),
+    ],
+)
+def test_a_proxy_of_the_environment_is_found(
+    variables: dict[str, str], wanted: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert preflight.proxy_for("coordinator.example.org") == wanted
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_a_connection_is_tried_through_the_proxy(
+    allows: bool, made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy is asked to connect; its refusal, or the address after that, is part of the sentence."""
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://user:secret@127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        kit = copy(made, "aster", tmp_path / "kit")
+
+        def serve() -> None:
+            line, _ = proxy.accept()
+            with line:
+                asked.append(line.recv(4096))
+                line.sendall(b"HTTP/1.1 200 OK\r\n\r\n" if allows else b"HTTP/1.1 403 Forbidden\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        problem = connection_problem(kit)
+        thread.join()
+        ConnectionCheck(kit, Journal(kit))
+    assert asked[0].startswith(b"CONNECT localhost:8443 HTTP/1.1\r\n")
+    assert ("403 Forbidden': add localhost to no_proxy" in problem) is not allows
+    written = journal_path(kit).read_text()
+    assert "connects through the proxy 127.0.0.1:" in written
+    assert "secret" not in written

@@ -16,6 +16,7 @@ from tests.silo.parties import kits_of, trio_config
 
 SMALL = (
     *("agent", "agreement", "control", "finish", "journal", "keeper", "mailbox", "messages", "preflight", "settings"),
+    *("intruders",),
     *("status", "supervise", "trainer", "transport", "transport.flare.setup", "transport.flare.process"),
 )
 BLOCKED = "import sys; sys.modules['torch'] = sys.modules['fcntl'] = None\n"

@@ -13,6 +13,10 @@ from factorized_fl.silo.agreement import Agreement, Kit
 FINAL = 77  # exit code of a party's process that would fail in the same way if it were started again
 
 
+class CannotContinue(Exception):
+    """The party would fail in the same way if it were started again; the text says why."""
+
+
 class Unreachable(Exception):
     """The coordinator gave no answer; the text says why."""
 
@@ -49,6 +53,9 @@ class Transport(Protocol):
 
     def command(self, kit: Kit) -> list[str]:
         """The arguments to Python that start the party's process."""
+
+    def refusal(self, line: str) -> str | None:
+        """The reason why a connection was refused, if this line of the process's log reports that; else None."""
 
     def environment(self, kit: Kit) -> Mapping[str, str]:
         """The environment variables that the party's process needs."""

@@ -19,13 +19,13 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
 
-from factorized_fl.silo.agent import Agent, Refused
+from factorized_fl.silo.agent import Agent
 from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.finish import end_with_parent
 from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.status import write_status
-from factorized_fl.silo.transport import FINAL, Unreachable
+from factorized_fl.silo.transport import FINAL, CannotContinue, Unreachable
 from factorized_fl.silo.transport.flare import gate
 from factorized_fl.silo.transport.flare.gate import CHANNEL, TOPIC
 
@@ -60,7 +60,7 @@ class _Component(FLComponent, ABC):  # type: ignore[misc]
         """Work, then end the process."""
         try:
             self.work()
-        except Refused as error:
+        except CannotContinue as error:
             self.journal(str(error))
             write_status(self.kit, str(error))
             os._exit(FINAL)

@@ -24,6 +24,7 @@ LARGEST_FRAME = 8_000_000  # bytes of one message of FLARE
 _PIECE = 1_100_000  # bytes: FLARE sends questions and answers in pieces of 1 MiB
 _MOST_OPEN = 8  # questions of one site that have begun to arrive and not ended
 _MOST_REPORTED = 100
+_HANDSHAKE = 10_000  # milliseconds for a stranger to show a certificate; gRPC would wait for two minutes
 _ACCEPTED = {
     (CellChannel.SERVER_MAIN, CellChannelTopic.Challenge),
     (CellChannel.SERVER_MAIN, CellChannelTopic.Register),
@@ -74,6 +75,7 @@ def close() -> None:
     for options, places in zip(lists, limits, strict=True):
         for place in places:
             options[place] = (options[place][0], LARGEST_FRAME)
+        options.append(("grpc.server_handshake_timeout_ms", _HANDSHAKE))
 
 
 def is_accepted(message: Any, sender: str, own: str) -> bool:

@@ -1,5 +1,6 @@
 """The process of a party: it closes the gate, then runs FLARE's own program, which builds this package's component."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import runpy
@@ -26,9 +27,19 @@ def close_gate() -> None:
         ) from None
 
 
+def allow_many_connections() -> None:
+    """Raise the limit of open files as far as this user may: idle connections of strangers use it up for a while."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # not on Windows
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def run_party(kit: Kit) -> None:
     """Run FLARE until the party is done; exits with FINAL, after a line in the journal, if it cannot start."""
     try:
+        allow_many_connections()
         close_gate()
         if kit.is_coordinator:
             _ = kit.config  # a site's trainer reads it

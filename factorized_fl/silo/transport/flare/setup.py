@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -27,7 +28,15 @@ from factorized_fl.silo.transport import Credentials
 LIMIT = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # the variable with FLARE's limit on the bytes of a message
 VERSIONS = "nvflare>=2.9,<2.10"
 _KEYS = Path("flare") / "startup"  # in a kit
+_IMPOSTOR = re.compile(r"authenticated as '([^']{1,64})' but claimed endpoint '([^']{1,64})'")
+_REFUSALS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate was shown",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate is expired, not yet valid or of another authority",
+    "Handshake failed": "it did not use TLS as this federation does",
+    "invalid auth token signature": "a message carried the name of another site",
+}
 _SMALLEST_LIMIT = 1_000_000
+_ORGANISATION = "party"  # FLARE wants one for each party, without dashes; no right depends on it
 _COMPONENTS = "factorized_fl.silo.transport.flare.components"
 _COORDINATOR, _SITE = f"{_COMPONENTS}.CoordinatorComponent", f"{_COMPONENTS}.SiteComponent"
 
@@ -56,11 +65,11 @@ def provision(agreement: Agreement, folder: Path, administrator: str | None = No
     from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
-    server = {"name": COORDINATOR, "type": "server", "org": COORDINATOR, "default_host": agreement.address}
+    server = {"name": COORDINATOR, "type": "server", "org": _ORGANISATION, "default_host": agreement.address}
     parties: list[dict[str, Any]] = [server | {"fed_learn_port": agreement.port}]
-    parties += [{"name": site, "type": "client", "org": site} for site in agreement.sites]
+    parties += [{"name": site, "type": "client", "org": _ORGANISATION} for site in agreement.sites]
     if administrator:
-        parties.append({"name": administrator, "type": "admin", "org": COORDINATOR, "role": "project_admin"})
+        parties.append({"name": administrator, "type": "admin", "org": _ORGANISATION, "role": "project_admin"})
     static = {"config_folder": "config", "scheme": "grpc"}
     project = {
         "api_version": 3,
@@ -144,10 +153,17 @@ def command(kit: Kit) -> list[str]:
 def program(kit: Kit) -> list[str]:
     """FLARE's own module for this kind of party, and its arguments."""
     kind = _kind(kit.party)
-    names = [f"org={kit.party}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
+    names = [f"org={_ORGANISATION}", *([] if kit.is_coordinator else [f"uid={kit.party}"])]
     where = ["-m", str(workspace(kit)), "-s", f"fed_{kind}.json"]
     module = f"nvflare.private.fed.app.{kind}.{kind}_train"
     return [module, *where, "--set", "secure_train=true", "config_folder=config", *names]
+
+
+def refusal(line: str) -> str | None:
+    """The reason why a connection was refused, if this line of FLARE's or gRPC's log reports that; else None."""
+    if found := _IMPOSTOR.search(line):
+        return f"the certificate of {found[1]} was shown under the name {found[2]}"
+    return next((reason for words, reason in _REFUSALS.items() if words in line), None)
 
 
 def environment(kit: Kit) -> Mapping[str, str]:
