@@ -71,6 +71,9 @@ class Config:
     score: str = option(
         "test", "the split that is scored; use validation to choose options", choices=("test", "validation")
     )
+    control: bool = option(
+        False, "each client aggregates with itself alone: what the method reaches without the other clients"
+    )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 

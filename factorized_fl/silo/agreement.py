@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FIXED = (
     *("dataset", "preset", "clients", "clients_per_domain", "images_per_client", "partition", "alpha"),
-    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score"),
+    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score", "control"),
 )
 
 

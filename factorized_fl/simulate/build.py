@@ -33,6 +33,7 @@ from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
+from factorized_fl.simulate.control import SeparateServers
 from factorized_fl.tasks.augment import normalise
 
 
@@ -46,7 +47,7 @@ class Federation:
     roles: dict[str, Role]
     shared: frozenset[str]
     clients: ClientState
-    server: ServerState
+    server: ServerState | SeparateServers
     engine: Engine
 
     def parameters(self) -> tuple[dict[str, int], int]:
@@ -145,16 +146,22 @@ def build_federation(
         extra_up=method.extra_up(templates),
         extra_down=method.extra_down(templates),
     )
-    server = ServerState(
-        method,
-        role_of,
-        seed=config.seed,
-        stack={name: stacked for name, stacked in state.common.items() if name in shared},
-        initial=common,
-        sizes=scenario.sizes,
-        start=clients.start.common,
-        aliased=True,
-    )
+
+    def server_of(ks: slice) -> ServerState:
+        return ServerState(
+            method,
+            role_of,
+            seed=config.seed,
+            stack={name: stacked[ks] for name, stacked in state.common.items() if name in shared},
+            initial=common,
+            sizes=scenario.sizes[ks],
+            start={name: stacked[ks] for name, stacked in clients.start.common.items()},
+            aliased=True,
+        )
+
+    everyone = range(len(state))
+    apart = [server_of(slice(k, k + 1)) for k in everyone] if config.control else []
+    server = SeparateServers(apart) if config.control else server_of(slice(None))
     task = Task(config, method, scenario, models, role_of, shared, device)
     return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, task))
 

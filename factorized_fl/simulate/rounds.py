@@ -9,6 +9,7 @@ from factorized_fl.core.ledger import Traffic, count_traffic
 from factorized_fl.core.server import Downloads, Sampling
 from factorized_fl.core.views import Evaluated, Mixing, Tensors, Trained
 from factorized_fl.simulate.build import Federation
+from factorized_fl.simulate.control import OwnDownloads
 
 Record = dict[str, Any]
 
@@ -19,7 +20,9 @@ def sampling_of(federation: Federation) -> Sampling:
     return Sampling(config.seed, config.clients, config.fraction, config.dropout)
 
 
-def download(federation: Federation, round_number: int, sampled: Sequence[int], answering: Sequence[int]) -> Downloads:
+def download(
+    federation: Federation, round_number: int, sampled: Sequence[int], answering: Sequence[int]
+) -> Downloads | OwnDownloads:
     """Mixes for the sampled clients and gives those that answer what they receive; returns all downloads."""
     clients, engine = federation.clients, federation.engine
 
@@ -52,7 +55,7 @@ def run_round(
     records = []
     for k in sorted({*sampled, *tested}):
         traffic = Traffic()
-        if k in sampled:
+        if k in sampled and not federation.config.control:
             cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
             traffic = count_traffic(down[k], up.get(k), cost)
         domain = federation.scenario.clients[k].domain
