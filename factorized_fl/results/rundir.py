@@ -263,14 +263,15 @@ def describe_clients(scenario: Scenario) -> list[Record]:
         parts = {part: getattr(client, part) for part in ("train", "validation", "test", "holdout")}
         # Whatever they are used for: this mark is the same for methods that split them differently.
         everything = torch.cat(list(parts.values())).unique()
+        own = client.labelling if client.own_labelling is None else client.own_labelling
         described.append(
             {
                 "name": client.name,
                 "domain": client.domain,
                 "classes": list(client.classes),
                 **{part: len(positions) for part, positions in parts.items()},
-                "split": _mark(part for at in parts.values() for part in (at, client.labelling[scenario.labels[at]])),
-                "images": _mark((pixels[everything], client.labelling[scenario.labels[everything]])),
+                "split": _mark(part for at in parts.values() for part in (at, own[scenario.labels[at]])),
+                "images": _mark((pixels[everything], own[scenario.labels[everything]])),
             }
         )
     return described

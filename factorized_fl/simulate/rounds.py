@@ -9,7 +9,7 @@ from factorized_fl.core.ledger import Traffic, count_traffic
 from factorized_fl.core.server import Downloads, Sampling
 from factorized_fl.core.views import Evaluated, Mixing, Tensors, Trained
 from factorized_fl.simulate.build import Federation
-from factorized_fl.simulate.control import OwnDownloads
+from factorized_fl.simulate.separate import SeparateDownloads
 
 Record = dict[str, Any]
 
@@ -17,12 +17,12 @@ Record = dict[str, Any]
 def sampling_of(federation: Federation) -> Sampling:
     """How the participants of each round are drawn."""
     config = federation.config
-    return Sampling(config.seed, config.clients, config.fraction, config.dropout)
+    return Sampling(config.seed, len(federation.scenario.clients), config.fraction, config.dropout)
 
 
 def download(
     federation: Federation, round_number: int, sampled: Sequence[int], answering: Sequence[int]
-) -> Downloads | OwnDownloads:
+) -> Downloads | SeparateDownloads:
     """Mixes for the sampled clients and gives those that answer what they receive; returns all downloads."""
     clients, engine = federation.clients, federation.engine
 
@@ -55,7 +55,7 @@ def run_round(
     records = []
     for k in sorted({*sampled, *tested}):
         traffic = Traffic()
-        if k in sampled and not federation.config.control:
+        if k in sampled and federation.config.exchanges:
             cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
             traffic = count_traffic(down[k], up.get(k), cost)
         domain = federation.scenario.clients[k].domain
