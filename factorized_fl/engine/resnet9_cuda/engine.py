@@ -232,7 +232,7 @@ class CudaEngine:
         return pad(positions, (0, missing)), pad(labels, (0, missing), value=-100)
 
     def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> tuple[Tensor, Tensor]:
-        """Return each lane's mean loss on a part of its images, [G], and which of them are right, [G, n] with padding."""
+        """Return each lane's mean loss on a part of its images, [G], and which are right, [G, n] with padding."""
         losses = torch.zeros(len(group), device=self.device, dtype=torch.float64)
         counts = torch.zeros(len(group), device=self.device, dtype=torch.int64)
         right = []
