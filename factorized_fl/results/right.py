@@ -42,11 +42,13 @@ def save_graded(path: Path, scenario: Scenario, results: Mapping[int, Evaluated]
     for k, result in results.items():
         if result.right is not None:
             positions = scenario.clients[k].test
-            new = (image_marks(scenario, positions), [], [])
-            _, clients, rows = groups.setdefault(positions.numpy().tobytes(), new)
+            key = positions.numpy().tobytes()
+            if key not in groups:
+                groups[key] = image_marks(scenario, positions), [], []
+            _, clients, rows = groups[key]
             clients.append(k + 1)
             rows.append(np.packbits(result.right.numpy()))
-    tensors = {}
+    tensors: dict[str, Array] = {}
     for index, (images, clients, rows) in enumerate(groups.values()):
         tensors |= {f"images.{index}": images, f"right.{index}": np.stack(rows)}
         tensors[f"clients.{index}"] = np.array(clients, dtype=np.int32)
@@ -56,7 +58,7 @@ def save_graded(path: Path, scenario: Scenario, results: Mapping[int, Evaluated]
 def load_graded(path: Path) -> dict[int, Graded]:
     """Return the graded images by client, counted from 0; raise ValueError or SafetensorError for a damaged file."""
     tensors = safetensors.numpy.load(path.read_bytes())
-    found = {}
+    found: dict[int, Graded] = {}
     for name, images in tensors.items():
         part, _, index = name.partition(".")
         if part == "images":
