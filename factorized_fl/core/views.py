@@ -120,6 +120,8 @@ class Evaluated:
     correct: int
     total: int
     loss: float
+    # For each test image, in the order of the client's test images, whether it was classified right: bool [total].
+    right: torch.Tensor | None = field(default=None, compare=False)
 
     @property
     def accuracy(self) -> float:

@@ -234,11 +234,12 @@ class ReferenceEngine:
             return [self._test(k, own | model, self.scenario.clients[k].holdout).loss for model in models]
 
     def _test(self, k: int, tensors: Tensors, positions: Tensor) -> Evaluated:
-        correct, loss = 0, 0.0
+        right, loss = list[Tensor](), 0.0
         for logits, labels in self._outputs(k, tensors, positions):
-            correct += int((logits.argmax(1) == labels).sum())
+            right.append(logits.argmax(1) == labels)
             loss += float(cross_entropy(logits, labels, reduction="sum"))
-        return Evaluated(correct, len(positions), loss / len(positions))
+        bits = torch.cat(right).cpu()
+        return Evaluated(int(bits.sum()), len(positions), loss / len(positions), bits)
 
     def _outputs(self, k: int, tensors: Tensors, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits and labels, batch by batch, in evaluation mode."""

@@ -18,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from factorized_fl.config import Config, from_table
 from factorized_fl.core.errors import Busy, Damaged, UserError, is_lack_of_memory
 from factorized_fl.core.files import PART, plain_errors, write_atomically
-from factorized_fl.core.views import Mixing
+from factorized_fl.core.views import Evaluated, Mixing
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.results import schema
 from factorized_fl.results.reading import RESTORE, RunReader, load_round, recorded_rounds, round_file
+from factorized_fl.results.right import save_graded
 from factorized_fl.results.schema import Record
 
 __all__ = ["Record", "RunDirectory", "describe_clients"]
@@ -189,6 +190,10 @@ class RunDirectory(RunReader):
     def metrics_size(self) -> int:
         """Return the size of metrics.jsonl in bytes; stored in the checkpoint to detect truncation."""
         return (self.path / schema.METRICS).stat().st_size
+
+    def save_graded(self, scenario: Scenario, results: Mapping[int, Evaluated]) -> None:
+        """Write right.safetensors from the test results of clients, counted from 0."""
+        save_graded(self.path / schema.RIGHT, scenario, results)
 
     def save_analysis(self, analysis: Mapping[str, object]) -> None:
         """Write analysis.json."""

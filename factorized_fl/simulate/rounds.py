@@ -1,7 +1,7 @@
 """One round of a simulation: it drives the server's half and the clients' half over the same tensors."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -37,9 +37,15 @@ def download(
 
 
 def run_round(
-    federation: Federation, round_number: int, done: Callable[[int], None] = lambda client: None
+    federation: Federation,
+    round_number: int,
+    done: Callable[[int], None] = lambda client: None,
+    keep: Callable[[Mapping[int, Evaluated]], None] = lambda results: None,
 ) -> tuple[list[Record], Mixing | None]:
-    """Runs one round; returns the metrics of its clients and the mixing that it began with."""
+    """Runs one round; returns the metrics of its clients and the mixing that it began with.
+
+    Calls `done` after each client's training, and `keep` with the test results of all tested clients.
+    """
     clients, server, engine = federation.clients, federation.server, federation.engine
     sampled, answering = sampling_of(federation).draw(round_number)
     downloads = download(federation, round_number, sampled, answering)
@@ -52,6 +58,7 @@ def run_round(
     if round_number == federation.config.rounds:
         tested = server.received.nonzero().flatten().tolist()
     evaluated = engine.evaluate(round_number, tested, clients)
+    keep(evaluated)
     records = []
     for k in sorted({*sampled, *tested}):
         traffic = Traffic()
