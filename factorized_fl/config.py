@@ -77,8 +77,8 @@ class Config:
     )
     oracle: str = option(
         "none",
-        "what a simulation may use that no federation knows: aggregate inside the true domains (groups), also with true "
-        "labels (aligned), or train on each domain's pooled images (centralised)",
+        "what a simulation may use that no federation knows: aggregate inside the true domains (groups), also with "
+        "true labels (aligned), or train on each domain's pooled images (centralised)",
         choices=ORACLES,
     )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
