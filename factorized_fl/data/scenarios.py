@@ -192,17 +192,15 @@ def pool_domains(scenario: Scenario) -> Scenario:
             Client(
                 name=domain,
                 domain=domain,
-                **{part: _together(clients, part) for part in ("train", "validation", "test", "holdout")},
+                train=torch.cat([client.train for client in clients]).unique(),
+                validation=torch.cat([client.validation for client in clients]).unique(),
+                test=torch.cat([client.test for client in clients]).unique(),
+                holdout=torch.cat([client.holdout for client in clients]).unique(),
                 labelling=torch.arange(len(first.labelling)),
                 classes=tuple(first.classes[label] for label in first.labelling.tolist()),
             )
         )
     return replace(scenario, clients=tuple(pooled), labels_agree=False)
-
-
-def _together(clients: Sequence[Client], part: str) -> torch.Tensor:
-    """Return the positions that a part of the images has at any of the clients, each once and in order."""
-    return torch.cat([getattr(client, part) for client in clients]).unique()
 
 
 def try_validation(scenario: Scenario) -> Scenario:
