@@ -71,7 +71,7 @@ def _end(started: Sequence["subprocess.Popen[bytes]"], patience: float = _PATIEN
 
 
 def _cause(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     if process.returncode < 0:
         return f"{_signal(process.returncode)}: repeat the command with --resume"
     return (lines[-1] if lines else f"exit code {process.returncode}").removeprefix("Error: ").rstrip(".")
