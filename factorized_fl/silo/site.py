@@ -197,8 +197,7 @@ class Site:
         fields |= self._reported(result, trained)
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
-        share = f"{100 * result.accuracy:.2f}% of own test images"
-        self.log(f"trained round {round_number} of {self.config.rounds}: {share}")
+        self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}")
         return answer
 
     def _reported(self, result: Evaluated, trained: Trained | None) -> dict[str, object]:
