@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from factorized_fl.methods import Method
 
 DEFAULT_ALPHA = 0.5
+ORACLES = ("none", "groups", "aligned", "centralised")
 BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
 
 
@@ -79,6 +80,12 @@ class Config:
     control: bool = option(
         False, "each client aggregates with itself alone: what the method reaches without the other clients"
     )
+    oracle: str = option(
+        "none",
+        "what a simulation may use that no federation knows: aggregate inside the true domains (groups), also with "
+        "true labels (aligned), or train on each domain's pooled images (centralised)",
+        choices=ORACLES,
+    )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 
@@ -92,7 +99,17 @@ class Config:
             raise UserError(
                 f"alpha = {self.alpha} has no effect with partition = {self.partition!r}: use partition = 'dirichlet'."
             )
+        if self.control and self.oracle != "none":
+            raise UserError(
+                f"oracle = '{self.oracle}' has no effect with control = true, in which no client meets another: "
+                "leave one of them out."
+            )
         object.__setattr__(self, "options", dataclasses.asdict(self.build_method()))
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether clients receive anything from each other; otherwise no traffic is counted."""
+        return not self.control and self.oracle != "centralised"
 
     @property
     def has_own_model(self) -> bool:

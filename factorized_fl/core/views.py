@@ -123,6 +123,9 @@ class Evaluated:
     correct: int | None  # None if outputs are not scores of classes
     total: int
     loss: float
+    # For each test image, in the order of the client's test images, whether it was classified right: bool [total].
+    # None where another metric than accuracy is the primary one.
+    right: torch.Tensor | None = field(default=None, compare=False)
     metrics: Mapping[str, float] = field(default_factory=dict)  # by name, the primary one first; NaN if undefined
     primary: float | None = None  # the primary metric as a score, of which more is better
     error: float | None = None  # standard error of the primary metric on these test examples

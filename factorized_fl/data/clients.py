@@ -113,7 +113,7 @@ def _pair(x: Any, y: Any, name: str, part: str) -> tuple[Tensor, Tensor]:
     inputs, labels = _tensor(x, f"The {part}inputs of {name}"), _tensor(y, f"The {part}labels of {name}")
     if inputs.dim() < 2:
         raise UserError(f"The {part}inputs of {name} have shape {list(inputs.shape)}: give [N, ...] for N examples.")
-    if labels.dim() not in (1, 2) or not labels[:1].numel():
+    if labels.dim() not in (1, 2) or labels.shape[1:].numel() == 0:
         kind = str(labels.dtype).removeprefix("torch.")
         raise UserError(
             f"The {part}labels of {name} are {kind} {list(labels.shape)}: give integers [N], from 0, or numbers [N, C]."
@@ -186,9 +186,9 @@ def _outputs(given: Sequence[str] | int | None, count: int, name: str) -> tuple[
     """Return the names of the numbers that each example has as its label; raise UserError if there are other names."""
     named = isinstance(given, list | tuple) and all(isinstance(each, str) for each in given)
     names = tuple(given) if named and not isinstance(given, int) and given else tuple(map(str, range(count)))
-    if given is not None and not named and given != count or len(set(names)) != count:
+    if (given is not None and not named and given != count) or len(set(names)) != count:
         raise UserError(
-            f"The classes of {name} are {given!r}, but each example has {count} numbers as its label: give {count} names."
+            f"The classes of {name} are {given!r}, but the label of an example is {count} numbers: give {count} names."
         )
     return names
 
@@ -207,9 +207,10 @@ def _same_kind(first: Tensor, x: Tensor, name: str, part: str) -> None:
 def _same_labels(first: Tensor, y: Tensor, name: str, part: str) -> None:
     """Raise UserError if labels are classes here and numbers at the first client, or as many numbers as there."""
     if first.dtype != y.dtype or first.shape[1:] != y.shape[1:]:
-        kinds = ["classes" if each.dim() == 1 else f"{each.shape[1]} numbers each" for each in (y, first)]
+        kinds = ["classes" if each.dim() == 1 else f"numbers [N, {each.shape[1]}]" for each in (y, first)]
         raise UserError(
-            f"The {part} labels of {name} are {kinds[0]}, but the first client's are {kinds[1]}: give all clients one kind."
+            f"The {part} labels of {name} are {kinds[0]}, but the first client's are {kinds[1]}: "
+            "give all clients labels of one kind."
         )
 
 

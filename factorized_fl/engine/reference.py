@@ -238,18 +238,16 @@ class ReferenceEngine:
         return sum(float(self.task.loss.total(*batch)) for batch in batches) / count
 
     def _test(self, k: int, tensors: Tensors, positions: Tensor) -> Evaluated:
-        outputs, targets = [], []
-        correct, loss = 0, 0.0
-        for found, wanted in self._outputs(k, tensors, positions):
-            loss += float(self.task.loss.total(found, wanted))
-            if self.task.counts_only:
-                correct += int((found.argmax(1) == wanted).sum())
-            else:
-                outputs.append(found.float().cpu())
-                targets.append(wanted.cpu())
+        found: list[tuple[Tensor, Tensor]] = []
+        loss = 0.0
+        for outputs, targets in self._outputs(k, tensors, positions):
+            loss += float(self.task.loss.total(outputs, targets))
+            kept = outputs.argmax(1) == targets if self.task.counts_only else outputs.float()
+            found.append((kept.cpu(), targets.cpu()))
+        first, targets = (torch.cat(side) for side in zip(*found, strict=True))
         if self.task.counts_only:
-            return Evaluated(correct, len(positions), loss / len(positions))
-        return self.task.evaluated(loss / len(positions), torch.cat(outputs), torch.cat(targets))
+            return Evaluated(int(first.sum()), len(positions), loss / len(positions), first)
+        return self.task.evaluated(loss / len(positions), first, targets)
 
     def _outputs(self, k: int, tensors: Tensors, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits and labels, batch by batch, in evaluation mode."""

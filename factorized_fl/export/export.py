@@ -74,9 +74,10 @@ def export_run(
             f"'{run}' has a network or data from Python, which a package cannot describe: take the trained module "
             "there, with ffl.run(..., resume=True).model(k)."
         )
-    if not 1 <= client <= config.clients:
+    count = len(directory.clients())
+    if not 1 <= client <= count:
         wrong = f"There is no client {client}" if client else "This run has a model for every client"
-        raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {config.clients}.")
+        raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {count}.")
     federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"), "reference")
     directory.refuse_other_data(describe_clients(federation.scenario))
     with directory.reading_checkpoint():

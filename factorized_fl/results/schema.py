@@ -8,6 +8,7 @@ timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, be
 mixing/round-N.safetensors   mixing and similarity matrices of round N
 traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
 checkpoint.safetensors       everything needed to continue
+right.safetensors      which test images each client classified right in its final test, with marks of the images
 analysis.json          confusion matrices and sizes of factors, written at the end
 summary.json           written when the run is complete
 report.html            the page, which reads all of the above
@@ -20,7 +21,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 CONFIG, ENVIRONMENT, CLIENTS = "config.toml", "environment.json", "clients.json"
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-ANALYSIS, SUMMARY = "analysis.json", "summary.json"
+ANALYSIS, SUMMARY, RIGHT = "analysis.json", "summary.json", "right.safetensors"
 CHECKPOINT, PREVIOUS, LOCK = "checkpoint.safetensors", "previous.safetensors", ".lock"
 MIXING, TRACES = "mixing", "traces"
 LARGEST_STATE = 100_000  # entries of a tensor of a method's memory that is kept for the report

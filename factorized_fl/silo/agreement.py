@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FIXED = (
     *("dataset", "preset", "clients", "clients_per_domain", "images_per_client", "partition", "alpha"),
-    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score", "control"),
+    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score", "control", "oracle"),
 )
 
 
@@ -126,6 +126,11 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     from factorized_fl.methods import INSTALLED
 
     table = read_table(path)
+    if "oracle" in table:
+        raise UserError(
+            f"{path} sets oracle, which needs the images and labels of all sites in one place: leave it out, and use "
+            "it in simulations only."
+        )
     if fixed := [name for name in _FIXED if name in table]:
         raise UserError(f"{path} sets {fixed[0]}, which follows from the sites and their own data: leave it out.")
     names = _site_names(table.pop("sites", []), path)

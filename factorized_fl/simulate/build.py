@@ -21,8 +21,10 @@ from factorized_fl.data.clients import OWN
 from factorized_fl.data.scenarios import (
     Client,
     Scenario,
+    align_labels,
     build_scenario,
     hold_out,
+    pool_domains,
     score_validation,
     scramble,
     try_validation,
@@ -34,7 +36,7 @@ from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
-from factorized_fl.simulate.control import SeparateServers
+from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of
 from factorized_fl.tasks.augment import normalise
 
@@ -164,9 +166,9 @@ def build_federation(
             aliased=True,
         )
 
-    everyone = range(len(state))
-    apart = [server_of(slice(k, k + 1)) for k in everyone] if config.control else []
-    server = SeparateServers(apart) if config.control else server_of(slice(None))
+    apart = separate_clients(config, scenario)
+    servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
+    server = SeparateServers(servers, apart) if apart else server_of(slice(None))
     work = Work(config, method, scenario, models, role_of, shared, device, task)
     return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, work))
 
@@ -181,6 +183,10 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
                 "tried_on=validation conflicts with score=validation: the same images would select and score models."
             )
         scenario = try_validation(scenario)
+    if config.oracle == "aligned":
+        scenario = align_labels(scenario)
+    if config.oracle == "centralised":
+        scenario = pool_domains(scenario)
     if config.has_own_model:
         return scenario
     pixels = scenario.images.shape[2:]

@@ -95,9 +95,9 @@ class Run(RunDirectory):
         Factors are multiplied out, and the statistics of the client's data are left out. Raises UserError if there is
         no such client, or if it has not taken part in any round.
         """
-        config = self.config()
-        if isinstance(client, bool) or not isinstance(client, int) or not 1 <= client <= config.clients:
-            raise UserError(f"There is no client {client!r}: clients are numbered from 1 to {config.clients}.")
+        config, count = self.config(), len(self.clients())
+        if isinstance(client, bool) or not isinstance(client, int) or not 1 <= client <= count:
+            raise UserError(f"There is no client {client!r}: clients are numbered from 1 to {count}.")
         if not (rounds := self.checkpoint_round()):
             raise UserError(f"'{self.path}' holds no checkpoint: run it again, or restore the file.")
         federation = build_federation(

@@ -5,7 +5,7 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import total_traffic
 from factorized_fl.core.named import NOTHING, Brought
+from factorized_fl.core.views import Evaluated
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.nn.own import Factory
 from factorized_fl.results.environment import describe_environment
@@ -128,9 +129,13 @@ def _go_on(
         for observer in observers:
             observer.client_done(round_number, client)
 
+    def keep(results: Mapping[int, Evaluated]) -> None:
+        if round_number == config.rounds:
+            directory.save_graded(federation.scenario, results)
+
     for round_number in range(done + 1, config.rounds + 1):
         began = time.monotonic()
-        records, mixing = run_round(federation, round_number, client_done)
+        records, mixing = run_round(federation, round_number, client_done, keep)
         if mixing is not None:
             directory.save_mixing(round_number, mixing)
         directory.save_trace(round_number, trace(federation))

@@ -48,13 +48,14 @@ class Task:
 
     def evaluated(self, loss: float, outputs: Tensor, targets: Tensor) -> Evaluated:
         """Return the result of a test from all outputs and targets; raise UserError if a metric fails."""
-        correct = int((outputs.argmax(1) == targets).sum()) if self.kind == "classes" else None
+        right = outputs.argmax(1) == targets if self.kind == "classes" else None
+        correct = None if right is None else int(right.sum())
         values = {metric.name: _value(metric, outputs, targets) for metric in self.metrics}
         primary = self.metrics[0]
         if primary == METRICS["classes"]["accuracy"]:  # its counts say how certain it is
-            return Evaluated(correct, len(targets), loss, values)
+            return Evaluated(correct, len(targets), loss, right, values)
         error = standard_error_of(primary.compute, outputs, targets)
-        return Evaluated(correct, len(targets), loss, values, primary.score(values[primary.name]), error)
+        return Evaluated(correct, len(targets), loss, None, values, primary.score(values[primary.name]), error)
 
 
 def make_task(

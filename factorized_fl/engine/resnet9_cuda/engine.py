@@ -183,12 +183,13 @@ class CudaEngine:
         """Evaluate the clients in groups, all test images of a group in few large batches."""
         if self.method.personal:
             return self.reference.evaluate(round_number, ks, clients)
-        counted = [(group, self._test(group, tensors, "test")) for group, tensors in self._groups(ks, clients.state)]
-        return {
-            k: Evaluated(round(correct), len(self.scenario.clients[k].test), loss)
-            for group, totals in counted
-            for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
-        }
+        counted = [(group, *self._test(group, tensors, "test")) for group, tensors in self._groups(ks, clients.state)]
+        results = {}
+        for group, losses, right in counted:
+            for k, loss, padded in zip(group, losses.tolist(), right.cpu(), strict=True):
+                bits = padded[: len(self.scenario.clients[k].test)].clone()
+                results[k] = Evaluated(int(bits.sum()), len(bits), loss, bits)
+        return results
 
     def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[Tensor]:
         """Return the confusion matrix of each client, counted in the groups of `evaluate`."""
@@ -213,7 +214,7 @@ class CudaEngine:
         """Return the loss of each candidate on the held-out images in evaluation mode, computed in one pass."""
         (count,) = {len(tensor) for tensor in candidates.values()}
         models = {name: candidates.get(name, t.expand(count, *t.shape)).contiguous() for name, t in own.items()}
-        return self._test([k] * count, models, "holdout")[:, 1].tolist()
+        return self._test([k] * count, models, "holdout")[0].tolist()
 
     def _part(self, group: Sequence[int], part: str, size: int) -> tuple[Tensor, Tensor]:
         """Return positions and labels [G, n] of a part of the clients' images, n a multiple of `size`.
@@ -230,16 +231,16 @@ class CudaEngine:
         missing = -positions.shape[1] % size
         return pad(positions, (0, missing)), pad(labels, (0, missing), value=-100)
 
-    def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> Tensor:
-        """Return the number of correct predictions and the mean loss of each lane on a part of its images, [G, 2]."""
-        totals = torch.zeros(len(group), 2, device=self.device, dtype=torch.float64)
+    def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> tuple[Tensor, Tensor]:
+        """Return each lane's mean loss on a part of its images, [G], and which are right, [G, n] with padding."""
+        losses = torch.zeros(len(group), device=self.device, dtype=torch.float64)
         counts = torch.zeros(len(group), device=self.device, dtype=torch.int64)
+        right = []
         for logits, own in self._outputs(group, tensors, part):
-            totals[:, 0] += (logits.argmax(2) == own).sum(1)
-            totals[:, 1] += cross_entropy(logits.flatten(0, 1), own.reshape(-1), reduction="none").view_as(own).sum(1)
+            right.append(logits.argmax(2) == own)
+            losses += cross_entropy(logits.flatten(0, 1), own.reshape(-1), reduction="none").view_as(own).sum(1)
             counts += (own >= 0).sum(1)
-        totals[:, 1] /= counts
-        return totals
+        return losses / counts, torch.cat(right, dim=1)
 
     @torch.no_grad()
     def _outputs(self, group: Sequence[int], tensors: Tensors, part: str) -> Iterator[tuple[Tensor, Tensor]]:
