@@ -11,6 +11,7 @@ from torch import nn
 from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.roles import Role, roles, trainable
 from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
@@ -29,7 +30,7 @@ from factorized_fl.data.scenarios import (
     try_validation,
 )
 from factorized_fl.data.sources import load, normalisation
-from factorized_fl.engine import Task
+from factorized_fl.engine import Work
 from factorized_fl.engine.choice import build_engine
 from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn import build_model
@@ -37,6 +38,7 @@ from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
+from factorized_fl.simulate.training import task_of
 from factorized_fl.tasks.augment import normalise
 
 
@@ -110,18 +112,28 @@ def build_federation(
     engine: str = "auto",
     noise_seed: int | None = None,
     factory: Factory | None = None,
+<<<<<<< HEAD
     ranks: Ranks = ALONE,
+=======
+    brought: Brought = NOTHING,
+>>>>>>> main
 ) -> Federation:
     """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
+<<<<<<< HEAD
     `factory` makes the network where the configuration names one that cannot be imported. `ranks` are the processes
     that run this federation together.
+=======
+    `factory` makes the network where the configuration names one that cannot be imported; `brought` holds other
+    functions of the caller by option.
+>>>>>>> main
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
     method = config.build_method()
     scenario = scenario_for(method, config, scenario)
+    task = task_of(config, scenario, brought)
     models = initial_models(config, scenario, factory)
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
@@ -162,17 +174,23 @@ def build_federation(
             sizes=scenario.sizes[ks],
             start={name: stacked[ks] for name, stacked in clients.start.common.items()},
             aliased=True,
+            min_peers=config.min_peers,
         )
 
     apart = separate_clients(config, scenario)
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
+<<<<<<< HEAD
     task = Task(config, method, scenario, models, role_of, shared, device)
     built = build_engine(engine, task)
     if isinstance(clients, RankedClients):
         clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
         built = RankedEngine(built, clients)
     return Federation(config, scenario, method, role_of, shared, clients, server, built)
+=======
+    work = Work(config, method, scenario, models, role_of, shared, device, task)
+    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, work))
+>>>>>>> main
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
@@ -209,9 +227,12 @@ def _fingerprint_images(
         tensors = state.client(k)
         device = tensors[fingerprints.NAME].device
         images = model_inputs(scenario, scenario.images[client.train].to(device))
-        labels = client.labelling[scenario.labels[client.train]].to(device)
+        labels = scenario.targets(k, client.train).to(device)
         rows = fingerprints.first_layer(models[len(client.classes)].eval(), tensors, images)
-        found = fingerprints.describe_images(rows, labels, len(client.classes))
+        if labels.is_floating_point():  # no classes whose means could be compared
+            found = fingerprints.describe_images(rows, torch.zeros_like(labels[:, 0], dtype=torch.int64), 1)
+        else:
+            found = fingerprints.describe_images(rows, labels, len(client.classes))
         generator = torch_rng(seed, "fingerprint", client.draws_as(k))
         tensors[fingerprints.NAME].copy_(method.hide(found, generator))
 

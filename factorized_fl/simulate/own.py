@@ -9,6 +9,7 @@ from torch import nn
 
 from factorized_fl.config import Config, resolve
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.stack import load_untied
 from factorized_fl.data.clients import OWN, ClientData, own_scenario
 from factorized_fl.data.scenarios import Scenario, score_validation
@@ -53,10 +54,15 @@ class Run(RunDirectory):
     """A run directory, with the data and the network that a model is made from."""
 
     def __init__(
-        self, path: Path, scenario: Scenario | None = None, data: Path | None = None, factory: Factory | None = None
+        self,
+        path: Path,
+        scenario: Scenario | None = None,
+        data: Path | None = None,
+        factory: Factory | None = None,
+        brought: Brought = NOTHING,
     ) -> None:
         super().__init__(path)
-        self._scenario, self._data, self._factory = scenario, data, factory
+        self._scenario, self._data, self._factory, self._brought = scenario, data, factory, brought
 
     @property
     def scenario(self) -> Scenario:
@@ -94,7 +100,9 @@ class Run(RunDirectory):
             raise UserError(f"There is no client {client!r}: clients are numbered from 1 to {count}.")
         if not (rounds := self.checkpoint_round()):
             raise UserError(f"'{self.path}' holds no checkpoint: run it again, or restore the file.")
-        federation = build_federation(config, self.scenario, torch.device("cpu"), "reference", factory=self._factory)
+        federation = build_federation(
+            *(config, self.scenario, torch.device("cpu"), "reference"), factory=self._factory, brought=self._brought
+        )
         self.refuse_other_data(describe_run(federation))
         with self.reading_checkpoint():
             federation.load(self.load_checkpoint())
