@@ -64,7 +64,8 @@ def run_command(
     watch: Watch = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
     processes: Annotated[
-        int, typer.Option("--processes", help="Simulate with so many processes of this machine; the result is the same.")
+        int,
+        typer.Option("--processes", help="Simulate with so many processes of this machine; the result is the same."),
     ] = 1,
     as_json: AsJson = False,
 ) -> None:

@@ -112,22 +112,14 @@ def build_federation(
     engine: str = "auto",
     noise_seed: int | None = None,
     factory: Factory | None = None,
-<<<<<<< HEAD
     ranks: Ranks = ALONE,
-=======
     brought: Brought = NOTHING,
->>>>>>> main
 ) -> Federation:
     """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
-<<<<<<< HEAD
-    `factory` makes the network where the configuration names one that cannot be imported. `ranks` are the processes
-    that run this federation together.
-=======
     `factory` makes the network where the configuration names one that cannot be imported; `brought` holds other
-    functions of the caller by option.
->>>>>>> main
+    functions of the caller by option. `ranks` are the processes that run this federation together.
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
@@ -180,17 +172,12 @@ def build_federation(
     apart = separate_clients(config, scenario)
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
-<<<<<<< HEAD
-    task = Task(config, method, scenario, models, role_of, shared, device)
-    built = build_engine(engine, task)
+    work = Work(config, method, scenario, models, role_of, shared, device, task)
+    built = build_engine(engine, work)
     if isinstance(clients, RankedClients):
         clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
         built = RankedEngine(built, clients)
     return Federation(config, scenario, method, role_of, shared, clients, server, built)
-=======
-    work = Work(config, method, scenario, models, role_of, shared, device, task)
-    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, work))
->>>>>>> main
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:

@@ -62,15 +62,10 @@ def run_federation(
     """Runs a federation in the directory `out`, from the beginning or from its checkpoint, and returns the directory.
 
     A complete run is returned as it is, even if its checkpoint was removed. Without `scenario` the configured one is
-<<<<<<< HEAD
-    made from `data`; without `factory` the configured network is made. Raises UserError if the directory, the data or
-    the configuration do not fit.
-
-    Processes that torchrun or `ffl run --processes` started simulate the federation together; the first of them writes.
-=======
     made from `data`; without `factory` the configured network is made. `brought` holds other functions of the caller by
     option. Raises UserError if the directory, the data or the configuration do not fit.
->>>>>>> main
+
+    Processes that torchrun or `ffl run --processes` started simulate the federation together; the first of them writes.
     """
     config.refuse_unkept()
     ranks = find_ranks()
@@ -89,11 +84,7 @@ def run_federation(
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
         scenario = scenario or build_scenario_of(config, data)
-<<<<<<< HEAD
-        federation = build_federation(config, scenario, place, factory=factory, ranks=ranks)
-=======
-        federation = build_federation(config, scenario, place, factory=factory, brought=brought)
->>>>>>> main
+        federation = build_federation(config, scenario, place, factory=factory, brought=brought, ranks=ranks)
         described = describe_run(federation)
         directory.refuse_other_data(described)
         size = _restore(federation, directory, ranks) if done else None

@@ -18,7 +18,14 @@ from factorized_fl.simulate.run import Stopped, run_federation
 from tests.simulate.ranked import SETTINGS, run_all
 from tests.tiny import tiny_config, tiny_scenario
 
-FILES = ("metrics.jsonl", "checkpoint.safetensors", "summary.json", "right.safetensors", "analysis.json", "clients.json")
+FILES = (
+    "metrics.jsonl",
+    "checkpoint.safetensors",
+    "summary.json",
+    "right.safetensors",
+    "analysis.json",
+    "clients.json",
+)
 
 
 def in_ranks(folder: Path, processes: int, rounds: int, *methods: str) -> int:
@@ -81,7 +88,9 @@ def test_a_process_that_is_killed_ends_the_run_and_the_run_continues(tmp_path: P
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        with pytest.raises(UserError, match=rf"^Process {victim + 1} of 2 has ended \(killed by signal SIGKILL: repeat"):
+        with pytest.raises(
+            UserError, match=rf"^Process {victim + 1} of 2 has ended \(killed by signal SIGKILL: repeat"
+        ):
             in_ranks(tmp_path / "two", 2, 20, "factorized-fl")
     finally:
         killer.join()
