@@ -56,7 +56,7 @@ class Run(RunDirectory):
         self, path: Path, scenario: Scenario | None = None, data: Path | None = None, factory: Factory | None = None
     ) -> None:
         super().__init__(path)
-        self._scenario, self._data, self._factory = scenario, data, factory
+        self._scenario, self._data, self.factory = scenario, data, factory
 
     @property
     def scenario(self) -> Scenario:
@@ -94,7 +94,7 @@ class Run(RunDirectory):
             raise UserError(f"There is no client {client!r}: clients are numbered from 1 to {config.clients}.")
         if not (rounds := self.checkpoint_round()):
             raise UserError(f"'{self.path}' holds no checkpoint: run it again, or restore the file.")
-        federation = build_federation(config, self.scenario, torch.device("cpu"), "reference", factory=self._factory)
+        federation = build_federation(config, self.scenario, torch.device("cpu"), "reference", factory=self.factory)
         self.refuse_other_data(describe_run(federation))
         with self.reading_checkpoint():
             federation.load(self.load_checkpoint())
@@ -102,7 +102,7 @@ class Run(RunDirectory):
             raise UserError(f"Client {client} has not taken part in a round of '{self.path}': it has no model yet.")
         tensors = federation.engine.tested(rounds, client - 1, federation.clients)
         classes = len(federation.scenario.clients[client - 1].classes)
-        model = initial_models(config, federation.scenario, self._factory)[classes]
+        model = initial_models(config, federation.scenario, self.factory)[classes]
         load_untied(model, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
         plain = fold(model.eval())
         if fingerprints.NAME in dict(plain.named_buffers(recurse=False)):
