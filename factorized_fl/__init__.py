@@ -19,6 +19,7 @@ _MODULES = {
     "core.options": ("option",),
     "core.roles": ("Role",),
     "core.views": ("Batch", "Local", "Mixing", "Phase", "Server", "Tensors"),
+    "tasks.metrics": ("Metric",),
     "methods": ("Card", "Method", "register"),
     "nn": ("describe", "factorize", "fold"),
 }

@@ -9,6 +9,7 @@ from factorized_fl.data.clients import ClientData
 from factorized_fl.data.datasets import from_datasets
 from factorized_fl.methods import Card, Method, register
 from factorized_fl.nn import describe, factorize, fold
+from factorized_fl.tasks.metrics import Metric
 
 __version__: str
 
@@ -22,6 +23,7 @@ __all__ = [
     "Local",
     "Mean",
     "Method",
+    "Metric",
     "Mixing",
     "Phase",
     "Role",

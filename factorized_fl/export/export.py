@@ -15,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.stack import load_untied, untied_state
 from factorized_fl.data.clients import OWN
 from factorized_fl.data.scenarios import Scenario
@@ -80,10 +81,11 @@ def export_run(
     alone: Path | None = None,
     scenario: Scenario | None = None,
     factory: Factory | None = None,
+    brought: Brought = NOTHING,
 ) -> Exported:
     """Export the model of a simulated client, numbered from 1, and compare it with the Stand-Alone run `alone`.
 
-    `scenario` and `factory` are the data and the network that a caller brought from Python.
+    `scenario`, `factory` and `brought` are the data, the network and the functions that a caller brought from Python.
     """
     directory = RunDirectory(run)
     rounds = directory.checkpoint_round()
@@ -94,11 +96,14 @@ def export_run(
         raise UserError(
             f"'{run}' has data from Python: export there, with ffl.export(ffl.run(..., resume=True), client=1)."
         )
-    if not 1 <= client <= config.clients:
+    count = len(directory.clients())
+    if scenario is not None and scenario.labels.is_floating_point():
+        raise UserError(f"An exported folder describes a classifier, and '{run}' trained none: use run.model(k).")
+    if not 1 <= client <= count:
         wrong = f"There is no client {client}" if client else "This run has a model for every client"
-        raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {config.clients}.")
-    scenario = scenario or build_scenario_of(config, data)
-    federation = build_federation(config, scenario, torch.device("cpu"), "reference", factory=factory)
+        raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {count}.")
+    scenario, place = scenario or build_scenario_of(config, data), torch.device("cpu")
+    federation = build_federation(config, scenario, place, "reference", factory=factory, brought=brought)
     directory.refuse_other_data(describe_clients(federation.scenario))
     with directory.reading_checkpoint():
         federation.load(directory.load_checkpoint())

@@ -35,7 +35,7 @@ _MADE = {"sites", "id", "largest", "package", "version", "tensors"}  # not optio
 _NETWORK = ("width", "head_layers", "head_norm", "head_width")  # options of the built-in networks
 _FIXED = (
     *("dataset", "preset", "clients", "clients_per_domain", "images_per_client", "partition", "alpha"),
-    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score", "control"),
+    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score", "control", "oracle"),
 )
 
 
@@ -131,6 +131,11 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     from factorized_fl.methods import INSTALLED
 
     table = read_table(path)
+    if "oracle" in table:
+        raise UserError(
+            f"{path} sets oracle, which needs the images and labels of all sites in one place: leave it out, and use "
+            "it in simulations only."
+        )
     if fixed := [name for name in _FIXED if name in table]:
         raise UserError(f"{path} sets {fixed[0]}, which follows from the sites and their own data: leave it out.")
     names = _site_names(table.pop("sites", []), path)
