@@ -185,8 +185,9 @@ def export(
 ) -> Exported:
     """Export the model of a run's client (from 1) or of a site's kit; `alone` is a Stand-Alone run to compare with."""
     if isinstance(run, Run):
-        own = {"scenario": run.scenario, "factory": run.factory, "brought": run.brought}
-        return export_run(run.path, client, out, alone=alone, **own)
+        return export_run(
+            *(run.path, client, out), alone=alone, scenario=run.scenario, factory=run.factory, brought=run.brought
+        )
     if not (run / FEDERATION).is_file():
         return export_run(run, client, out, data=data, alone=alone)
     kit = read_kit(run)
