@@ -41,6 +41,8 @@ from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of
 from factorized_fl.tasks.augment import normalise
 
+_REFERENCE = 2  # outputs of the network whose initial values all clients take outside their classifiers
+
 
 @dataclass
 class Federation:
@@ -240,24 +242,42 @@ def initial_models(config: Config, scenario: Scenario, factory: Factory | None) 
     if not config.has_own_model:
         channels = scenario.images.shape[1]
         return {count: initial_model(config, count, channels, agree) for count in {*first}}
-    made, name = factory or import_factory(config.model), config.model
+    examples = {
+        count: (model_inputs(scenario, scenario.images[client.train[:1]]), client.name)
+        for count, client in first.items()
+    }
+    if not agree:  # the initial values outside the classifier depend neither on the first client nor on the driver
+        examples = {_REFERENCE: next(iter(examples.values())), **examples}
+    models = _own_models(config, factory or import_factory(config.model), examples, agree)
+    return {count: models[count] for count in first}
+
+
+def _own_models(
+    config: Config, factory: Factory, examples: Mapping[int, tuple[torch.Tensor, str]], labels_agree: bool
+) -> dict[int, nn.Module]:
+    """A network for each number of outputs, given an example and the name of a client that has so many classes."""
     models = {}
-    for count, client in first.items():
-        example = model_inputs(scenario, scenario.images[client.train[:1]])
+    for count, (example, name) in examples.items():
         with global_rng(config.seed, "model"):
-            models[count] = make_own_model(made, name, example, count, client.name)
-    names = {count: client.name for count, client in first.items()}
+            models[count] = make_own_model(factory, config.model, example, count, name)
+    names = {count: name for count, (_, name) in examples.items()}
     equalise(models, names)  # before factors are drawn: names and shapes are those that the caller knows
     for count, model in models.items():
-        models[count] = config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), agree)
+        generator = torch_rng(config.seed, "parametrisation")
+        models[count] = config.build_method().parametrize(model, generator, labels_agree)
     equalise(models, names)
     return models
 
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
-    """The configured network with the method's parametrisation: the start of every client with so many classes."""
-    if config.has_own_model:  # only simulations have an example to give to a factory
-        raise UserError(f"Organisations cannot train '{config.model}' together yet: use resnet9, resnet18 or cnn.")
+    """The configured network with the method's parametrisation: the start of every client with so many classes.
+
+    A factory is called with a black image as its example: organisations have no image that all of them know.
+    """
+    if config.has_own_model:
+        black = torch.zeros(1, channels, config.image_size, config.image_size)
+        examples = dict.fromkeys((_REFERENCE, classes), (black, "all sites"))
+        return _own_models(config, import_factory(config.model), examples, labels_agree)[classes]
     with global_rng(config.seed, "model"):
         model = build_model(
             config.model,
