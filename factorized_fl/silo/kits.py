@@ -45,8 +45,8 @@ def _largest(config: Config) -> int:
     """A limit on the bytes of a message: a whole model, the method's extra payloads, and some more."""
     method, model = config.build_method(), initial_model(config, 2, config.channels, labels_agree=False)
     tensors = model.state_dict()
-    shared = {name: tensors[name] for name in travelling(method, model, labels_agree=False)[1]}
-    up, down = method.extra_up(shared), method.extra_down(shared)
+    shared = frozenset(travelling(method, model, labels_agree=False)[1])
+    up, down = method.extra_up(tensors, shared), method.extra_down(tensors, shared)
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
     return largest_message(tensors | extra)
 
