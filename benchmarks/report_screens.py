@@ -28,4 +28,3 @@ def photograph(root: Path) -> None:
 def save(content: bytes, path: str) -> None:
     """Saves a picture with 256 colours, which are enough for the page and need a third of the bytes."""
     Image.open(io.BytesIO(content)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
-
