@@ -26,7 +26,9 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "reproduction.md"),
 ]
-GENERATED = {ROOT / "docs" / "reference" / name for name in ("options.md", "commands.md", "python.md")}  # by docs/hooks.py
+GENERATED = {
+    ROOT / "docs" / "reference" / name for name in ("options.md", "commands.md", "python.md")
+}  # by docs/hooks.py
 
 
 @pytest.fixture
