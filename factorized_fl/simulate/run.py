@@ -20,10 +20,13 @@ from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.simulate.analysis import analyse, trace
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, scenario_for
-from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.rounds import SCORES, run_round
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
 _CHECKPOINT_SHARE = 0.01  # of a run's time may be spent on checkpoints; small ones are written every round
+
+
+_FINAL = ("client", "domain", "accuracy", "correct", "total", "loss", "round", SCORES)  # of a line of metrics
 
 
 class Stopped(Exception):
@@ -170,11 +173,19 @@ def summarise(directory: RunDirectory) -> Record:
     accuracies = [record["accuracy"] for record in clients]
     return {
         "method": directory.config().method,
-        "clients": [
-            {name: record[name] for name in ("client", "domain", "accuracy", "correct", "total", "loss", "round")}
-            for record in clients
-        ],
+        "clients": [{name: record[name] for name in _FINAL if name in record} for record in clients],
         "accuracy_mean": statistics.fmean(accuracies) if clients else None,
         "accuracy_spread": statistics.pstdev(accuracies) if clients else None,
+        "accuracy_means": _accuracy_means([record[SCORES] for record in clients if SCORES in record]),
         **total_traffic(records),
     }
+
+
+def _accuracy_means(scores: Sequence[Record]) -> Record:
+    """The mean accuracy over clients by kind of BatchNorm statistics and by part of the images."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for of_client in scores:
+        for kind, parts in of_client.items():
+            for part, score in parts.items():
+                found.setdefault(kind, {}).setdefault(part, []).append(score["accuracy"])
+    return {kind: {part: statistics.fmean(all_of) for part, all_of in parts.items()} for kind, parts in found.items()}
