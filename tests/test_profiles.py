@@ -88,8 +88,8 @@ def test_the_summary_has_the_mean_of_each(tmp_path: Path) -> None:
     summary = run_federation(config, tmp_path / "run", scenario=tiny_scenario(config)).summary()
     assert summary is not None
     scores = [client["scores"]["recalibrated"]["validation"]["accuracy"] for client in summary["clients"]]
-    assert summary["accuracy_means"]["recalibrated"]["validation"] == pytest.approx(sum(scores) / 4)
-    assert summary["accuracy_means"]["plain"]["test"] == summary["accuracy_mean"]
+    assert summary["score_means"]["recalibrated"]["validation"] == pytest.approx(sum(scores) / 4)
+    assert summary["score_means"]["plain"]["test"] == summary["accuracy_mean"]
 
 
 # -- earlier versions

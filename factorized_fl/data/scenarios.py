@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ class Client:
     holdout: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     seat: int | None = None  # its index for random draws, if that differs from its position in the scenario
 
+    own_labelling: torch.Tensor | None = None  # the client's own one, where `labelling` is the common one instead
+
     def draws_as(self, k: int) -> int:
         """Return the index for the random draws of this client, which is at position k of the scenario."""
         return k if self.seat is None else self.seat
@@ -39,12 +42,17 @@ class Scenario:
     """All clients, and the pool of images that they share."""
 
     images: torch.Tensor  # uint8 [N, C, H, W], or with `arrays` float32 or int64 [N, ...]
-    labels: torch.Tensor  # int64 [N], the class within the image's domain
+    labels: torch.Tensor  # int64 [N], the class within the image's domain, or float32 [N, C], numbers to predict
     clients: tuple[Client, ...]
     labels_agree: bool  # one domain and one labelling, without which classifiers must not be shared
     mean: tuple[float, ...]
     std: tuple[float, ...]
     arrays: bool = False  # inputs reach the network as they are: not scaled, normalised or augmented
+
+    def targets(self, k: int, positions: torch.Tensor) -> torch.Tensor:
+        """Return the targets of some examples: classes as client k numbers them, or numbers as they are."""
+        labels = self.labels[positions]
+        return labels if labels.is_floating_point() else self.clients[k].labelling[labels]
 
     @property
     def sizes(self) -> torch.Tensor:
@@ -156,6 +164,48 @@ def scramble(scenario: Scenario, count: int, seed: int) -> Scenario:
         clients[k] = replace(client, train=torch.arange(size, size + len(client.train)))
         size += len(client.train)
     return replace(scenario, images=torch.cat(images), labels=torch.cat(labels), clients=tuple(clients))
+
+
+def align_labels(scenario: Scenario) -> Scenario:
+    """Return a scenario in which all clients of a domain number its classes alike.
+
+    Labels then agree inside each domain. Raise UserError if domains differ in their numbers of classes.
+    """
+    sizes = {client.domain: len(client.classes) for client in scenario.clients}
+    if len({*sizes.values()}) > 1:
+        counts = " and ".join(f"'{domain}' has {size}" for domain, size in sizes.items())
+        raise UserError(f"oracle = 'aligned' needs equal numbers of classes, but {counts}: use oracle = 'groups'.")
+    clients = tuple(
+        replace(
+            client,
+            classes=tuple(client.classes[label] for label in client.labelling.tolist()),
+            labelling=torch.arange(len(client.labelling)),
+            own_labelling=client.labelling,
+        )
+        for client in scenario.clients
+    )
+    return replace(scenario, clients=clients, labels_agree=True)
+
+
+def pool_domains(scenario: Scenario) -> Scenario:
+    """Return a scenario with one client for each domain, which has the images of all clients of the domain."""
+    pooled = []
+    for domain, members in groupby(scenario.clients, key=lambda client: client.domain):
+        clients = list(members)  # a scenario lists its clients domain by domain
+        first = clients[0]
+        pooled.append(
+            Client(
+                name=domain,
+                domain=domain,
+                train=torch.cat([client.train for client in clients]).unique(),
+                validation=torch.cat([client.validation for client in clients]).unique(),
+                test=torch.cat([client.test for client in clients]).unique(),
+                holdout=torch.cat([client.holdout for client in clients]).unique(),
+                labelling=torch.arange(len(first.labelling)),
+                classes=tuple(first.classes[label] for label in first.labelling.tolist()),
+            )
+        )
+    return replace(scenario, clients=tuple(pooled), labels_agree=False)
 
 
 def try_validation(scenario: Scenario) -> Scenario:

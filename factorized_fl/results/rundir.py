@@ -8,6 +8,7 @@ import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import safetensors.torch
@@ -18,10 +19,11 @@ from safetensors import SafetensorError, safe_open
 from factorized_fl.config import Config, from_table
 from factorized_fl.core.errors import Busy, Damaged, UserError, is_lack_of_memory
 from factorized_fl.core.files import PART, plain_errors, write_atomically
-from factorized_fl.core.views import Mixing
+from factorized_fl.core.views import Evaluated, Mixing
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.results import schema
 from factorized_fl.results.reading import RESTORE, RunReader, load_round, recorded_rounds, round_file
+from factorized_fl.results.right import save_graded
 from factorized_fl.results.schema import Record
 
 __all__ = ["Record", "RunDirectory", "describe_clients"]
@@ -190,6 +192,10 @@ class RunDirectory(RunReader):
         """Return the size of metrics.jsonl in bytes; stored in the checkpoint to detect truncation."""
         return (self.path / schema.METRICS).stat().st_size
 
+    def save_graded(self, scenario: Scenario, results: Mapping[int, Evaluated]) -> None:
+        """Write right.safetensors from the test results of clients, counted from 0."""
+        save_graded(self.path / schema.RIGHT, scenario, results)
+
     def save_analysis(self, analysis: Mapping[str, object]) -> None:
         """Write analysis.json."""
         write_atomically(self.path / schema.ANALYSIS, json.dumps(analysis).encode())
@@ -263,17 +269,25 @@ def describe_clients(scenario: Scenario) -> list[Record]:
         parts = {part: getattr(client, part) for part in ("train", "validation", "test", "holdout")}
         # Whatever they are used for: this mark is the same for methods that split them differently.
         everything = torch.cat(list(parts.values())).unique()
+        own = client.labelling if client.own_labelling is None else client.own_labelling
+        targets = partial(_targets, scenario.labels, own)
         described.append(
             {
                 "name": client.name,
                 "domain": client.domain,
                 "classes": list(client.classes),
                 **{part: len(positions) for part, positions in parts.items()},
-                "split": _mark(part for at in parts.values() for part in (at, client.labelling[scenario.labels[at]])),
-                "images": _mark((pixels[everything], client.labelling[scenario.labels[everything]])),
+                "split": _mark(part for at in parts.values() for part in (at, targets(at))),
+                "images": _mark((pixels[everything], targets(everything))),
             }
         )
     return described
+
+
+def _targets(labels: torch.Tensor, labelling: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the classes at the positions in the client's own numbering, or the bits of numbers that are no classes."""
+    found = labels[positions]
+    return found.view(torch.int32) if found.is_floating_point() else labelling[found]
 
 
 def _mark(several: Iterable[torch.Tensor]) -> str:

@@ -9,7 +9,7 @@ from factorized_fl.core.ledger import Traffic, count_traffic
 from factorized_fl.core.server import Downloads, Sampling
 from factorized_fl.core.views import Evaluated, Mixing, Tensors, Trained
 from factorized_fl.simulate.build import Federation
-from factorized_fl.simulate.control import OwnDownloads
+from factorized_fl.simulate.separate import SeparateDownloads
 
 Record = dict[str, Any]
 SCORES = "scores"  # in the last line of each client: its accuracy with both kinds of BatchNorm statistics
@@ -18,12 +18,12 @@ SCORES = "scores"  # in the last line of each client: its accuracy with both kin
 def sampling_of(federation: Federation) -> Sampling:
     """How the participants of each round are drawn."""
     config = federation.config
-    return Sampling(config.seed, config.clients, config.fraction, config.dropout)
+    return Sampling(config.seed, len(federation.scenario.clients), config.fraction, config.dropout)
 
 
 def download(
     federation: Federation, round_number: int, sampled: Sequence[int], answering: Sequence[int]
-) -> Downloads | OwnDownloads:
+) -> Downloads | SeparateDownloads:
     """Mixes for the sampled clients and gives those that answer what they receive; returns all downloads."""
     clients, engine = federation.clients, federation.engine
 
@@ -38,31 +38,37 @@ def download(
 
 
 def run_round(
-    federation: Federation, round_number: int, done: Callable[[int], None] = lambda client: None
+    federation: Federation,
+    round_number: int,
+    done: Callable[[int], None] = lambda client: None,
+    keep: Callable[[Mapping[int, Evaluated]], None] = lambda results: None,
 ) -> tuple[list[Record], Mixing | None]:
-    """Runs one round; returns the metrics of its clients and the mixing that it began with."""
+    """Runs one round; returns the metrics of its clients and the mixing that it began with.
+
+    Calls `done` after each client's training, and `keep` with the test results of all tested clients.
+    """
     clients, server, engine = federation.clients, federation.server, federation.engine
     sampled, answering = sampling_of(federation).draw(round_number)
     downloads = download(federation, round_number, sampled, answering)
     server.begin_updates()
     trained = clients.train(round_number, answering, engine, done)
     up = server.keep(answering, clients.send(answering)) if answering else {}
-    down = downloads.loads()
+    down, peers = downloads.loads(), downloads.peers()
 
     tested = list(answering)
     if round_number == federation.config.rounds:
         tested = server.received.nonzero().flatten().tolist()
     evaluated = engine.evaluate(round_number, tested, clients)
-    scores = all_scores(federation, round_number, evaluated) if round_number == federation.config.rounds else {}
+    scored = all_scores(federation, round_number, evaluated) if round_number == federation.config.rounds else {}
+    keep(evaluated)
     records = []
     for k in sorted({*sampled, *tested}):
         traffic = Traffic()
-        if k in sampled and not federation.config.control:
-            cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
-            traffic = count_traffic(down[k], up.get(k), cost)
+        if k in sampled and federation.config.exchanges:
+            traffic = count_traffic(down[k], up.get(k), clients.cost(k))
         domain = federation.scenario.clients[k].domain
-        record = make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic)
-        records.append(record | ({SCORES: scores[k]} if k in scores else {}))
+        record = make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic, peers.get(k))
+        records.append(record | ({SCORES: scored[k]} if k in scored else {}))
     return records, downloads.mixing
 
 
@@ -84,29 +90,50 @@ def all_scores(federation: Federation, round_number: int, tested: Mapping[int, E
                 )
             for k in ks:
                 kind = found[k].setdefault("recalibrated" if recalibrate else "plain", {})
-                kind[part] = {**_score(results[k])}
+                kind[part] = _tested(results[k])
     return found
 
 
 def make_record(
-    round_number: int, k: int, domain: str, result: Evaluated | None, trained: Trained | None, cost: Traffic
+    round_number: int,
+    k: int,
+    domain: str,
+    result: Evaluated | None,
+    trained: Trained | None,
+    cost: Traffic,
+    peers: float | None = None,
 ) -> Record:
-    """One line of the metrics; a client that dropped out has traffic but no result."""
+    """One line of the metrics; a client that dropped out has traffic but no result.
+
+    `peers` is the number of effective peers of what the client received, None if it received nothing.
+    """
     return {
         "round": round_number,
         "client": k,
         "domain": domain,
-        **_score(result),
+        **_tested(result),
         "train_loss": _finite(trained.loss) if trained else None,
         "steps": trained.steps if trained else 0,
+        "effective_peers": peers,
         **asdict(cost),
     }
 
 
-def _score(result: Evaluated | None) -> Record:
+def _tested(result: Evaluated | None) -> Record:
     if result is None:
         return dict.fromkeys(("accuracy", "correct", "total", "loss"))
-    return {"accuracy": result.accuracy, "correct": result.correct, "total": result.total, "loss": _finite(result.loss)}
+    counts = {"accuracy": result.accuracy, "correct": result.correct, "total": result.total}
+    return {**counts, "loss": _finite(result.loss), **scores(result)}
+
+
+def scores(result: Evaluated) -> Record:
+    """The entries of a test by other metrics than accuracy alone; empty where that is the only one."""
+    found: Record = {}
+    if result.primary is not None:
+        found = {"score": _finite(result.primary), "score_error": _finite(result.error or math.nan)}
+    if result.metrics:
+        found["metrics"] = {name: _finite(value) for name, value in result.metrics.items()}
+    return found
 
 
 def _finite(value: float) -> float | None:

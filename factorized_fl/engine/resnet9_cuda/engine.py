@@ -34,7 +34,7 @@ class CudaEngine:
 
     def __init__(self, reference: ReferenceEngine, lanes: int | None = None) -> None:
         self.reference = reference
-        self.task, self.config, self.method = reference.task, reference.config, reference.method
+        self.work, self.config, self.method = reference.work, reference.config, reference.method
         self.scenario, self.device, self.images = reference.scenario, reference.device, reference.images
         self.normalisation = self.scenario.mean, self.scenario.std
         self.receive, self.tested = reference.receive, reference.tested  # hooks run one client at a time
@@ -78,7 +78,7 @@ class CudaEngine:
         return {k: results[k] for k in ks}
 
     def _steps(self, k: int) -> int:
-        return max(1, self.task.batch_count(k) // self.method.batches_per_step)
+        return max(1, self.work.batch_count(k) // self.method.batches_per_step)
 
     def _train_lanes(
         self, round_number: int, stays: Sequence[Stay], clients: ClientState, done: Callable[[int], None]
@@ -110,7 +110,7 @@ class CudaEngine:
         for stay in stays:
             client = self.scenario.clients[stay.client]
             count = (stay.end - stay.first) * need
-            batches = list(islice(self.task.batches(round_number, stay.client), count))
+            batches = list(islice(self.work.batches(round_number, stay.client), count))
             while len(batches) < need:  # too few images for one step of distinct batches
                 batches += batches[: need - len(batches)]
             own = torch.stack([chosen for chosen, _ in batches])
@@ -159,7 +159,7 @@ class CudaEngine:
         """Return the positions of a group's plain batches [n, G, B] and their number per lane [G, 1], on the device."""
         for k in group:
             if k not in self.plain_batches:
-                self.plain_batches[k] = self.task.plain_batches(k).to(self.device)
+                self.plain_batches[k] = self.work.plain_batches(k).to(self.device)
         own = [self.plain_batches[k] for k in group]
         counts = torch.tensor([[len(batches)] for batches in own]).pin_memory()
         return pad_sequence(own), counts.to(self.device, non_blocking=True)
@@ -187,12 +187,13 @@ class CudaEngine:
         if self.method.personal:
             return self.reference.evaluate(round_number, ks, clients, recalibrate=recalibrate, part=part)
         groups = self._groups(ks, clients.state, recalibrate)
-        counted = [(group, self._test(group, tensors, part)) for group, tensors in groups]
-        return {
-            k: Evaluated(round(correct), len(getattr(self.scenario.clients[k], part)), loss)
-            for group, totals in counted
-            for k, (correct, loss) in zip(group, totals.tolist(), strict=True)
-        }
+        counted = [(group, *self._test(group, tensors, part)) for group, tensors in groups]
+        results = {}
+        for group, losses, right in counted:
+            for k, loss, padded in zip(group, losses.tolist(), right.cpu(), strict=True):
+                bits = padded[: len(getattr(self.scenario.clients[k], part))].clone()
+                results[k] = Evaluated(int(bits.sum()), len(bits), loss, bits)
+        return results
 
     def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[Tensor]:
         """Return the confusion matrix of each client, counted in the groups of `evaluate`."""
@@ -221,7 +222,7 @@ class CudaEngine:
         """Return the loss of each candidate on the held-out images in evaluation mode, computed in one pass."""
         (count,) = {len(tensor) for tensor in candidates.values()}
         models = {name: candidates.get(name, t.expand(count, *t.shape)).contiguous() for name, t in own.items()}
-        return self._test([k] * count, models, "holdout")[:, 1].tolist()
+        return self._test([k] * count, models, "holdout")[0].tolist()
 
     def _part(self, group: Sequence[int], part: str, size: int) -> tuple[Tensor, Tensor]:
         """Return positions and labels [G, n] of a part of the clients' images, n a multiple of `size`.
@@ -238,16 +239,16 @@ class CudaEngine:
         missing = -positions.shape[1] % size
         return pad(positions, (0, missing)), pad(labels, (0, missing), value=-100)
 
-    def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> Tensor:
-        """Return the number of correct predictions and the mean loss of each lane on a part of its images, [G, 2]."""
-        totals = torch.zeros(len(group), 2, device=self.device, dtype=torch.float64)
+    def _test(self, group: Sequence[int], tensors: Tensors, part: str) -> tuple[Tensor, Tensor]:
+        """Return each lane's mean loss on a part of its images, [G], and which are right, [G, n] with padding."""
+        losses = torch.zeros(len(group), device=self.device, dtype=torch.float64)
         counts = torch.zeros(len(group), device=self.device, dtype=torch.int64)
+        right = []
         for logits, own in self._outputs(group, tensors, part):
-            totals[:, 0] += (logits.argmax(2) == own).sum(1)
-            totals[:, 1] += cross_entropy(logits.flatten(0, 1), own.reshape(-1), reduction="none").view_as(own).sum(1)
+            right.append(logits.argmax(2) == own)
+            losses += cross_entropy(logits.flatten(0, 1), own.reshape(-1), reduction="none").view_as(own).sum(1)
             counts += (own >= 0).sum(1)
-        totals[:, 1] /= counts
-        return totals
+        return losses / counts, torch.cat(right, dim=1)
 
     @torch.no_grad()
     def _outputs(self, group: Sequence[int], tensors: Tensors, part: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,68 @@
+"""Which test images every client classified right: one bit for each image, so that runs can be compared in pairs.
+
+The file has one group of tensors for each set of test images, because clients of one domain share theirs. `images.G`
+are marks of the images, int32 [n]; `clients.G` are numbers of clients from 1, int32 [m]; `right.G` are bits, uint8
+[m, ceil(n / 8)].
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+
+from factorized_fl.core.files import write_atomically
+from factorized_fl.core.views import Evaluated
+from factorized_fl.data.scenarios import Scenario
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One client's test: which images were classified right, and marks that are equal for equal images."""
+
+    right: Array  # bool [n]
+    images: Array  # int32 [n]
+
+
+def image_marks(scenario: Scenario, positions: torch.Tensor) -> Array:
+    """Return a checksum of each image at the positions, int32 [n]; equal images have equal checksums."""
+    found = [zlib.crc32(image) for image in scenario.images[positions].numpy()]
+    return np.array(found, dtype=np.uint32).view(np.int32)
+
+
+def save_graded(path: Path, scenario: Scenario, results: Mapping[int, Evaluated]) -> None:
+    """Write which test images each client, counted from 0, classified right; results without bits are left out."""
+    groups: dict[bytes, tuple[Array, list[int], list[Array]]] = {}
+    for k, result in results.items():
+        if result.right is not None:
+            positions = scenario.clients[k].test
+            key = positions.numpy().tobytes()
+            if key not in groups:
+                groups[key] = image_marks(scenario, positions), [], []
+            _, clients, rows = groups[key]
+            clients.append(k + 1)
+            rows.append(np.packbits(result.right.numpy()))
+    tensors: dict[str, Array] = {}
+    for index, (images, clients, rows) in enumerate(groups.values()):
+        tensors |= {f"images.{index}": images, f"right.{index}": np.stack(rows)}
+        tensors[f"clients.{index}"] = np.array(clients, dtype=np.int32)
+    write_atomically(path, safetensors.numpy.save(tensors))
+
+
+def load_graded(path: Path) -> dict[int, Graded]:
+    """Return the graded images by client, counted from 0; raise ValueError or SafetensorError for a damaged file."""
+    tensors = safetensors.numpy.load(path.read_bytes())
+    found: dict[int, Graded] = {}
+    for name, images in tensors.items():
+        part, _, index = name.partition(".")
+        if part == "images":
+            clients, rows = tensors[f"clients.{index}"], tensors[f"right.{index}"]
+            bits = np.unpackbits(rows, axis=1, count=len(images)).astype(bool)
+            found |= {int(k) - 1: Graded(row, images) for k, row in zip(clients, bits, strict=True)}
+    return found
