@@ -143,7 +143,6 @@ def build_federation(
     if method.looks_at_images:
         seed = config.seed if noise_seed is None else noise_seed
         _fingerprint_images(seed, method, scenario, models, state)
-    templates = {name: torch.zeros_like(common[name]) for name in common if name in shared}
     clients = (RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
@@ -154,8 +153,8 @@ def build_federation(
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
         models=method.further_models,
-        extra_up=method.extra_up(templates),
-        extra_down=method.extra_down(templates),
+        extra_up=method.extra_up(common, shared),
+        extra_down=method.extra_down(common, shared),
     )
 
     def server_of(ks: slice) -> ServerState:
