@@ -195,11 +195,16 @@ class Coordinator:
         return False
 
     def _collect(
-        self, requests: Mapping[str, Message], enough: int, deadline: float, tick: Callable[[], None] | None = None
+        self,
+        requests: Mapping[str, Message],
+        enough: int,
+        deadline: float,
+        tick: Callable[[], None] | None = None,
+        from_progress: bool = False,
     ) -> dict[str, Message]:
         """Posts requests; returns the answers to them, as `Mailbox.collect` does."""
         self.mailbox.post(requests)
-        return self.mailbox.collect(set(requests), enough, deadline, self.stop, tick)
+        return self.mailbox.collect(set(requests), enough, deadline, self.stop, tick, from_progress)
 
     def _read(self, k: int, answer: Message) -> None:
         """Takes one site's answer: an update, a refusal, or a strike."""
@@ -267,7 +272,8 @@ class Coordinator:
             payload = encode(dict(zip(candidates, tensors, strict=True)))
             name = f"loss-{self.round}-{blake2b(payload, digest_size=8).hexdigest()}"
             request = Message("loss", self.agreement.id, {"request": name, "round": self.round}, payload)
-            answer = self._collect({site: request}, 0, min(_LOSS_DEADLINE, self.agreement.deadline)).get(site)
+            seconds = min(_LOSS_DEADLINE, self.agreement.deadline)
+            answer = self._collect({site: request}, 0, seconds, from_progress=True).get(site)
             try:
                 if answer is None or "loss" not in answer.fields:
                     break
