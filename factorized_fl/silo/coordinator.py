@@ -167,8 +167,9 @@ class Coordinator:
         missing = [self.sites[k] for k in chosen if k not in self.good]
         without = f", without {', '.join(missing)}" if missing else ""
         received = ", ".join(f"{site} {share:.1%}" for site, share in others.items())
-        told = f"; received from others: {received}" if received else ""
-        self.log(f"round {round_number} of {self.config.rounds} is complete{without}{told}")
+        if received:
+            self.log(f"received from other sites in round {round_number}: {received}")
+        self.log(f"round {round_number} of {self.config.rounds} is complete{without}")
         if round_number == PATIENCE and (warning := warn_if_nothing_is_shared(self.timing, self.config.method)):
             self.log(warning)
 

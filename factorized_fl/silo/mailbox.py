@@ -208,7 +208,7 @@ class Mailbox:
                 missing = wanted - answers.keys()
                 self.absent -= {site for site in self.absent if self.connected(site)}
                 if from_progress:
-                    until = max(until, *(self.lines[site].moved + deadline for site in missing))
+                    until = max((until, *(self.lines[site].moved + deadline for site in missing)))
                 late = self.clock() >= until
                 left_out = self.absent | {site for site in missing if self.lines[site].slow}
                 enough_now = (late or missing <= left_out) and len(answers) >= enough

@@ -285,7 +285,8 @@ class Site:
         return exported
 
     def _train_alone(self, rounds: int) -> Record | None:
-        """Trains the control: the same method without the other sites, for as many rounds as this site trained."""
-        self.log(f"training the control for {rounds} rounds: the same method without the other sites")
-        config = replace(self.config, control=True, clients=1, fraction=1.0, rounds=rounds)
+        """Trains a Stand-Alone model for as many rounds as this site trained; more would be an unfair comparison."""
+        self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
+        same = {"settle": self.config.options["settle"]}  # recalibration is not help of the federation
+        config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
         return run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
