@@ -36,6 +36,7 @@ from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
+from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of
 from factorized_fl.tasks.augment import normalise
@@ -113,13 +114,14 @@ def build_federation(
     engine: str = "auto",
     noise_seed: int | None = None,
     factory: Factory | None = None,
+    ranks: Ranks = ALONE,
     brought: Brought = NOTHING,
 ) -> Federation:
     """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
     `factory` makes the network where the configuration names one that cannot be imported; `brought` holds other
-    functions of the caller by option.
+    functions of the caller by option. `ranks` are the processes that run this federation together.
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
@@ -141,8 +143,7 @@ def build_federation(
     if method.looks_at_images:
         seed = config.seed if noise_seed is None else noise_seed
         _fingerprint_images(seed, method, scenario, models, state)
-    templates = {name: torch.zeros_like(common[name]) for name in common if name in shared}
-    clients = ClientState(
+    clients = (RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
         shared,
@@ -152,8 +153,8 @@ def build_federation(
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
         models=method.further_models,
-        extra_up=method.extra_up(templates),
-        extra_down=method.extra_down(templates),
+        extra_up=method.extra_up(common, shared),
+        extra_down=method.extra_down(common, shared),
     )
 
     def server_of(ks: slice) -> ServerState:
@@ -173,7 +174,11 @@ def build_federation(
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
     work = Work(config, method, scenario, models, role_of, shared, device, task)
-    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, work))
+    built = build_engine(engine, work)
+    if isinstance(clients, RankedClients):
+        clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
+        built = RankedEngine(built, clients)
+    return Federation(config, scenario, method, role_of, shared, clients, server, built)
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
