@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,10 +17,14 @@ from factorized_fl.methods import fingerprints
 from factorized_fl.nn import fold
 from factorized_fl.nn.own import Factory
 from factorized_fl.results.comparison import Verdict, check_baseline, client_verdicts, difference_lines, read_baseline
+from factorized_fl.results.frames import describe_progress, metrics_frame, run_html
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.build import build_federation, build_scenario_of, initial_models, model_inputs
 from factorized_fl.simulate.run import describe_run
+
+if TYPE_CHECKING:
+    import pandas
 
 # Settings of data that the package loads and deals itself.
 _DEALT = (
@@ -64,6 +68,16 @@ class Run(RunDirectory):
     ) -> None:
         super().__init__(path)
         self._scenario, self._data, self.factory, self.brought = scenario, data, factory, brought
+
+    def __repr__(self) -> str:
+        return f"<Run '{self.path}': {describe_progress(self)}>"
+
+    def _repr_html_(self) -> str:
+        return run_html(self)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The metrics, one row for each round and client, which is numbered from 1; raises UserError without pandas."""
+        return metrics_frame(self)
 
     @property
     def scenario(self) -> Scenario:
