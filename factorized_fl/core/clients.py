@@ -44,7 +44,7 @@ class Engine(Protocol):
 
 
 class ClientState:
-    """Everything that stays with K clients: tensors, momentum, kept tensors, further models."""
+    """Everything that stays with K clients: tensors, optimiser state, averages, kept tensors, further models."""
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class ClientState:
         reset: Iterable[str] = (),
         kept: Sequence[Tensors] = (),
         models: Sequence[str] = (),
+        memory: Sequence[Tensors] = (),
+        averages: Iterable[str] = (),
         extra_up: Tensors | None = None,
         extra_down: Tensors | None = None,
     ) -> None:
@@ -68,6 +70,9 @@ class ClientState:
         self.kept = ClientStack.of(kept) if kept else ClientStack({}, [{} for _ in range(len(state))])
         self.models = {name: state.made(torch.clone, state.client(0)) for name in models}
         self.momenta = {name: self.momentum.made(torch.zeros_like, self.momentum.client(0)) for name in models}
+        # The state of another optimiser than SGD, for the clients' own models ("") and for the further ones.
+        self.memories = {name: ClientStack.of(memory) for name in ("", *models)} if memory else {}
+        self.average = state.made(torch.clone, averages)  # averaged weights, which are tested in place of the last
         self.expected_up, self.expected_down = extra_up or {}, extra_down or {}
         self.trained = torch.zeros(len(state), dtype=torch.bool)  # has this client ever trained?
         self.inbox: Tensors = {}  # extra payloads of this round, [K, ...]
@@ -120,6 +125,7 @@ class ClientState:
     ) -> dict[int, Trained]:
         """Remembers where training begins, as far as the method asks for it, and trains."""
         self.start.take(self.state, ks)
+        self.average.take(self.state, ks)
         self.outbox = {}
         self.trained[list(ks)] = True
         return engine.train(round_number, ks, self, done)
@@ -144,6 +150,7 @@ class ClientState:
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
         stacks = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
+        stacks |= {f"optimizer/{name}": stack for name, stack in self.memories.items()} | {"average": self.average}
         stacks |= {f"models/{name}": stack for name, stack in self.models.items()}
         stacks |= {f"momenta/{name}": stack for name, stack in self.momenta.items()}
         flat = {name: tensor for prefix, stack in stacks.items() for name, tensor in stack.flat(prefix).items()}

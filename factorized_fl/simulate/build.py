@@ -37,7 +37,7 @@ from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
-from factorized_fl.simulate.training import task_of
+from factorized_fl.simulate.training import task_of, training_of
 from factorized_fl.tasks.augment import normalise
 
 
@@ -123,7 +123,7 @@ def build_federation(
         torch.cuda.set_device(device)
     method = config.build_method()
     scenario = scenario_for(method, config, scenario)
-    task = task_of(config, scenario, brought)
+    task, training = task_of(config, scenario, brought), training_of(config, brought)
     models = initial_models(config, scenario, factory)
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
@@ -139,13 +139,16 @@ def build_federation(
     if method.looks_at_images:
         seed = config.seed if noise_seed is None else noise_seed
         _fingerprint_images(seed, method, scenario, models, state)
+    layouts = {classes: training.optimizer.layout(model.to(device)) for classes, model in models.items()}
     templates = {name: torch.zeros_like(common[name]) for name in common if name in shared}
     clients = ClientState(
         method,
         role_of,
         shared,
         state=state,
-        trained=trainable(model),
+        trained=trainable(model) if training.optimizer.build is None else (),
+        memory=[layouts[len(client.classes)] for client in scenario.clients] if training.optimizer.build else (),
+        averages=trainable(model) if config.ema else (),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
@@ -170,7 +173,7 @@ def build_federation(
     apart = separate_clients(config, scenario)
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
-    work = Work(config, method, scenario, models, role_of, shared, device, task)
+    work = Work(config, method, scenario, models, role_of, shared, device, task, training)
     return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, work))
 
 
