@@ -1,4 +1,4 @@
-from factorized_fl.api import compare, configure, report, run
+from factorized_fl.api import compare, configure, export, report, run
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import Dense, Groups, Mean, Sparse, weighted_mean
@@ -34,6 +34,7 @@ __all__ = [
     "compare",
     "configure",
     "describe",
+    "export",
     "factorize",
     "fold",
     "from_datasets",

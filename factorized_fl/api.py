@@ -181,9 +181,13 @@ def report(
 
 
 def export(
-    run: Path, client: int = 0, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
+    run: Path | Run, client: int = 0, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
 ) -> Exported:
     """Export the model of a run's client (from 1) or of a site's kit; `alone` is a Stand-Alone run to compare with."""
+    if isinstance(run, Run):
+        return export_run(
+            *(run.path, client, out), alone=alone, scenario=run.scenario, factory=run.factory, brought=run.brought
+        )
     if not (run / FEDERATION).is_file():
         return export_run(run, client, out, data=data, alone=alone)
     kit = read_kit(run)

@@ -62,7 +62,7 @@ class Run(RunDirectory):
         brought: Brought = NOTHING,
     ) -> None:
         super().__init__(path)
-        self._scenario, self._data, self._factory, self._brought = scenario, data, factory, brought
+        self._scenario, self._data, self.factory, self.brought = scenario, data, factory, brought
 
     @property
     def scenario(self) -> Scenario:
@@ -101,7 +101,7 @@ class Run(RunDirectory):
         if not (rounds := self.checkpoint_round()):
             raise UserError(f"'{self.path}' holds no checkpoint: run it again, or restore the file.")
         federation = build_federation(
-            *(config, self.scenario, torch.device("cpu"), "reference"), factory=self._factory, brought=self._brought
+            *(config, self.scenario, torch.device("cpu"), "reference"), factory=self.factory, brought=self.brought
         )
         self.refuse_other_data(describe_run(federation))
         with self.reading_checkpoint():
@@ -110,7 +110,7 @@ class Run(RunDirectory):
             raise UserError(f"Client {client} has not taken part in a round of '{self.path}': it has no model yet.")
         tensors = federation.engine.tested(rounds, client - 1, federation.clients)
         classes = len(federation.scenario.clients[client - 1].classes)
-        model = initial_models(config, federation.scenario, self._factory)[classes]
+        model = initial_models(config, federation.scenario, self.factory)[classes]
         load_untied(model, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
         plain = fold(model.eval())
         if fingerprints.NAME in dict(plain.named_buffers(recurse=False)):
