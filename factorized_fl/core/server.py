@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from factorized_fl.core.answers import checked_mixing
+from factorized_fl.core.classes import CLASS, ClassSharing
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT, Load, Payloads
 from factorized_fl.core.method import Method
 from factorized_fl.core.seeds import numpy_rng
@@ -67,6 +68,10 @@ class Downloads:
             yield name, rows
         for name, like in server.extra_down.items():
             yield EXTRA + name, mixing.extra[name].to(like).expand(len(self.clients), *like.shape)
+        if server.classes is not None:
+            weights = {name: mixing.others.get(name, mixing.weights) for name in server.classes.rows.names}
+            given = server.classes.downloads(server.extra, weights, self.clients, back)
+            yield from ((EXTRA + name, rows) for name, rows in given.items())
 
     def loads(self) -> dict[int, Load]:
         """The size of each participant's download; complete once `items` is."""
@@ -87,6 +92,7 @@ class ServerState:
         sizes: torch.Tensor,
         start: Tensors | None = None,
         aliased: bool = False,
+        classes: ClassSharing | None = None,
     ) -> None:
         count = len(sizes)
         self.method, self.roles, self.seed, self.aliased = method, roles, seed, aliased
@@ -100,7 +106,9 @@ class ServerState:
         vector = method.fingerprint(initial, roles) if stack else None
         self.vectors = None if vector is None else vector.expand(count, -1).clone()
         shared = {name: initial[name] for name in stack}
-        self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in method.extra_up(shared).items()}
+        self.classes = classes
+        sent = method.extra_up(shared) | ({} if classes is None else classes.up(initial))
+        self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in sent.items()}
         self.extra_down = method.extra_down(shared)
 
     @property
@@ -117,6 +125,8 @@ class ServerState:
             return Downloads(self, clients, None)
         if round_number != self._prepared:
             self._prepared, self._before = round_number, self.state
+        if self.classes is not None:
+            self.classes.match(round_number, self.extra, self.received)
         view = Server(
             round=round_number,
             clients=clients,
@@ -130,7 +140,8 @@ class ServerState:
             validation_losses=losses,
             initial={name: self.initial[name] for name in self.stack},
             updated=self.updated & self.received,
-            extra=self.extra,
+            extra={name: tensor for name, tensor in self.extra.items() if not name.startswith(CLASS)},
+            labels=None if self.classes is None else self.classes.matches.labels,
         )
         mixing = checked_mixing(self.method, view)
         self.state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
@@ -178,6 +189,7 @@ class ServerState:
         """All that changes from round to round, under distinct names; what is aliased belongs to the clients."""
         own = {"received": self.received, "updated": self.updated}
         own |= {f"extra/{name}": tensor for name, tensor in self.extra.items()}
+        own |= {} if self.classes is None else self.classes.tensors
         if not self.aliased:
             if self.sends_fingerprints:
                 assert self.vectors is not None
@@ -192,6 +204,8 @@ class ServerState:
     def load(self, tensors: Tensors) -> None:
         """Goes back to where `tensors` was taken."""
         self.state, self._prepared = {}, 0
+        if self.classes is not None:
+            self.classes.load(tensors)
         tensors = {"updated": tensors["received"]} | tensors  # early checkpoints do not hold it
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
