@@ -118,7 +118,7 @@ def common_labels(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
 
 
 def aggregate_rows(
-    stacked: torch.Tensor, labels: torch.Tensor, weights: Weights, clients: Sequence[int]
+    stacked: torch.Tensor, labels: torch.Tensor, weights: Weights, clients: Sequence[int], min_peers: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The aggregated rows of some clients, [n, M, ...], and the share of each that comes from others, [n, M].
 
@@ -130,6 +130,7 @@ def aggregate_rows(
         labels: int64 [K, M], as in `Matches`.
         weights: the mixing weights of the tensor.
         clients: the participants.
+        min_peers: rows that mix fewer effective peers stay at home.
     """
     given, most = weights.rows(clients).to("cpu", torch.float64), labels.shape[1]
     mixed = torch.zeros(len(clients), *stacked.shape[1:], dtype=stacked.dtype, device=stacked.device)
@@ -139,8 +140,11 @@ def aggregate_rows(
         same = (labels[k][:, None, None] == labels) & (labels[k] >= 0)[:, None, None]
         parts = same * given[row][:, None]  # [M, K, M]
         total = parts.sum((1, 2))
-        others = total - parts[:, k].sum(1)
-        found = others > 0
+        others = parts.sum(2)
+        others[:, k] = 0.0
+        peers = others.sum(1).square() / others.square().sum(1).clamp_min(1e-300)
+        others = others.sum(1)
+        found = (others > 0) & (peers >= min_peers)
         taken[row] = torch.where(found, others / total.where(found, 1.0), 0.0)
         if found.any():
             rows = (parts[found] / total[found, None, None]).flatten(1)
@@ -160,6 +164,7 @@ class ClassSharing:
     described: Tensors  # a tensor like each payload by which classes are matched
     least: float
     clients: int
+    min_peers: float = 0.0  # rows that mix fewer effective peers stay at home
     matches: Matches = field(init=False)  # those in use
     labels: torch.Tensor = field(init=False)  # those that the last matching gave
     _round: int = field(init=False, default=0)
@@ -193,7 +198,7 @@ class ClassSharing:
         given: Tensors = {}
         taken = torch.zeros(len(places), self.rows.most, dtype=torch.float64)
         for name in self.rows.names:
-            given[ROW + name], share = aggregate_rows(extra[ROW + name], labels, weights[name], places)
+            given[ROW + name], share = aggregate_rows(extra[ROW + name], labels, weights[name], places, self.min_peers)
             taken = torch.maximum(taken, share)
         taken[list(revert)] = 0.0
         sure = torch.where(taken > 0, self.matches.confidence[places], 0.0)

@@ -24,6 +24,7 @@ from factorized_fl.silo.checks import Update, read_result, read_update
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
+from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
@@ -40,6 +41,10 @@ class Coordinator:
     def __init__(self, kit: Kit, mailbox: Mailbox, log: Callable[[str], None]) -> None:
         self.kit, self.mailbox, self.log = kit, mailbox, log
         self.config, self.agreement, self.sites = kit.config, kit.agreement, kit.agreement.sites
+        try:
+            check_model(kit)
+        except UserError as error:
+            raise CannotContinue(f"Error: {error}") from None
         self.memory = Memory(self.config, self.sites)
         self.told = kit.run / "told.json"  # the sites that have been notified of the end
         mailbox.told_before = read_json(self.told, list) or []
@@ -49,6 +54,7 @@ class Coordinator:
         self.note = "starting"
         self.mixing: Mixing | None = None  # this and the next three are those of the current round
         self.sent: dict[int, Tensors] = {}
+        self.peers: dict[int, float] = {}  # effective peers of each site's last download
         self.good: dict[int, Update] = {}
         self.declined: set[int] = set()  # sites that refused the download
         self.seconds: list[float] = []  # of each round so far
@@ -132,6 +138,7 @@ class Coordinator:
             asked = [k for k in chosen if k not in self.good and not self.memory.aside[k]]
             downloads, mixed = self.memory.prepare(round_number, asked, self._losses)
             self.mixing, self.sent = downloads.mixing or self.mixing, self.sent | mixed
+            self.peers |= downloads.peers()
             loads |= downloads.loads()
             again = self._ask(chosen)
         if self.stop.is_set():
@@ -210,6 +217,7 @@ class Coordinator:
         tensors, mixing = self.sent.get(k), self.mixing
         models = 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
         fields = {"request": f"round-{self.round}", "round": self.round, "download": bool(tensors), "models": models}
+        fields["peers"] = self.peers.get(k)
         return Message("round", self.agreement.id, fields, encode(tensors) if tensors else b"")
 
     def _keep(self, loads: Mapping[int, Load]) -> list[Record]:
@@ -225,7 +233,7 @@ class Coordinator:
                 up = self.memory.keep(k, update.tensors, self.sent.get(k, {}))
                 traffic = count_traffic(load, up, self.memory.formula(update.tensors))
                 result, trained = update.result, update.trained
-            records.append(make_record(self.round, k, self.sites[k], result, trained, traffic))
+            records.append(make_record(self.round, k, self.sites[k], result, trained, traffic, self.peers.get(k)))
         return records
 
     def _strike(self, k: int, reason: str) -> None:
@@ -328,6 +336,7 @@ class Coordinator:
                 "images": self.memory.images(k, line.train),
                 "strikes": int(self.memory.strikes[k]),
                 "accuracy": self.accuracy.get(k),
+                "peers": self.peers.get(k),
                 "up_bytes": line.up,
                 "down_bytes": line.down,
             }

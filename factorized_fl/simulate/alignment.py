@@ -52,7 +52,10 @@ class Alignment:
 
     def sharing(self) -> ClassSharing:
         """The server's part."""
-        return ClassSharing(self.rows, self.matcher(), self.described, self.config.align_confidence, self.clients)
+        config = self.config
+        return ClassSharing(
+            self.rows, self.matcher(), self.described, config.align_confidence, self.clients, config.min_peers
+        )
 
 
 def alignment_of(
@@ -131,7 +134,7 @@ def described_classes(
     each = []
     for k, client in enumerate(scenario.clients):
         features = random_features(inputs(scenario.images[client.train]), alignment.config.seed)
-        labels = client.labelling[scenario.labels[client.train]]
+        labels = scenario.targets(k, client.train)
         generator = torch_rng(noise_seed, "class noise", client.draws_as(k))
         each.append(describe_classes(features, labels, alignment.rows.most, alignment.config.align_noise, generator))
     return {name: torch.stack([one[name] for one in each]) for name in alignment.described}

@@ -34,6 +34,13 @@ def test_rows_are_the_mean_over_clients_that_have_the_class() -> None:
     assert not mixed[2].any()
 
 
+def test_rows_with_too_few_effective_peers_stay_at_home() -> None:
+    """The first class of client 0 has one peer, the second has two equal ones."""
+    mixed, taken = aggregate_rows(torch.ones(3, 3, 2), LABELS, Dense(WEIGHTS), [0], min_peers=2.0)
+    assert taken[0].tolist() == [0.0, 0.5, 0.0]
+    assert mixed[0, :, 0].tolist() == [0.0, 1.0, 0.0]
+
+
 def test_a_diverged_client_spoils_only_classes_that_it_has() -> None:
     stacked = torch.ones(3, 3, 2)
     stacked[2] = torch.nan
