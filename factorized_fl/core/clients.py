@@ -14,7 +14,7 @@ from factorized_fl.core.classes import CLASS, DRIFT, REPORTS, ROW, ClassRows
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT
 from factorized_fl.core.method import Method
 from factorized_fl.core.stack import ClientStack
-from factorized_fl.core.views import Evaluated, Roles, Tensors, Trained
+from factorized_fl.core.views import Cost, Evaluated, Roles, Tensors, Trained
 
 
 class Engine(Protocol):
@@ -76,6 +76,8 @@ class ClientState:
         self.expected_up, self.expected_down = extra_up or {}, extra_down or {}
         self.classes, self.class_down = classes, class_down or {}
         self.described = described or {}  # by which classes are matched, [K, ...]
+        drift = {n: t for n, t in self.described.items() if n == DRIFT}
+        self.drift = ClientStack(drift, [{} for _ in range(len(state))]) if drift else None  # changes in every round
         self.dense_rows = dense_rows  # a client's classifier as dense rows [C, D], where classes are matched by them
         self.reports: dict[int, Tensors] = {}  # what each client last received about its classes
         self.trained = torch.zeros(len(state), dtype=torch.bool)  # has this client ever trained?
@@ -166,17 +168,31 @@ class ClientState:
                 yield EXTRA + ROW + name, torch.stack([self.classes.pad(self.state.client(k)[name]) for k in places])
             yield from ((EXTRA + name, tensor[places]) for name, tensor in self.described.items())
 
+    def cost(self, k: int) -> Cost:
+        """The numbers that the paper's cost formula counts for client k in this round."""
+        return self.method.card.cost(self.method, self.state.client(k), self.roles)
+
+    def complete(self, stacked: Mapping[str, torch.Tensor]) -> None:
+        """Fills in the rows, [K, ...], of clients that another process trains; in one process there are none."""
+
     # -- what a checkpoint holds
+
+    def complete_all(self) -> None:
+        """Fills in everything that changes from round to round of clients that another process trains."""
+
+    @property
+    def stacks(self) -> dict[str, ClientStack]:
+        """Everything of the clients that changes from round to round, by the beginning of its names in a checkpoint."""
+        stacks = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
+        stacks |= {f"models/{name}": stack for name, stack in self.models.items()}
+        stacks |= {f"momenta/{name}": stack for name, stack in self.momenta.items()}
+        return stacks if self.drift is None else stacks | {"drift": self.drift}
 
     @property
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
-        stacks = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
-        stacks |= {f"models/{name}": stack for name, stack in self.models.items()}
-        stacks |= {f"momenta/{name}": stack for name, stack in self.momenta.items()}
-        flat = {name: tensor for prefix, stack in stacks.items() for name, tensor in stack.flat(prefix).items()}
-        drift = {DRIFT: self.described[DRIFT]} if DRIFT in self.described else {}
-        return {"trained": self.trained, **flat, **drift}
+        flat = {name: tensor for prefix, stack in self.stacks.items() for name, tensor in stack.flat(prefix).items()}
+        return {"trained": self.trained, **flat}
 
     def load(self, tensors: Tensors) -> None:
         """Goes back to where `tensors` was taken."""

@@ -117,11 +117,11 @@ class ServerState:
         self._before: Tensors = {}  # the method's state before that round
         vector = method.fingerprint(initial, roles) if stack else None
         self.vectors = None if vector is None else vector.expand(count, -1).clone()
-        shared = {name: initial[name] for name in stack}
+        shared = frozenset(stack)
         self.classes = classes
-        sent = method.extra_up(shared) | ({} if classes is None else classes.up(initial))
-        self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in sent.items()}
-        self.extra_down = method.extra_down(shared)
+        up = method.extra_up(initial, shared) | ({} if classes is None else classes.up(initial))
+        self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in up.items()}
+        self.extra_down = method.extra_down(initial, shared)
 
     @property
     def sends_fingerprints(self) -> bool:
@@ -155,7 +155,7 @@ class ServerState:
             extra={name: tensor for name, tensor in self.extra.items() if not name.startswith(CLASS)},
             labels=None if self.classes is None else self.classes.matches.labels,
         )
-        mixing = self._guarded(checked_mixing(self.method, view), clients)
+        mixing = self._guarded(checked_mixing(self.method, view, self.extra_down), clients)
         self.state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
         return Downloads(self, clients, mixing)
 

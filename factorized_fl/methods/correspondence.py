@@ -204,10 +204,10 @@ def _reassigned(gain: Array, owner: Array, labels: Array, client: int) -> tuple[
 def _confidence(gain: Array, owner: Array, labels: Array) -> Array:
     """The confidence of each class in its group.
 
-    A pair of a class and a group with the mean gain g has the odds exp(g), or the probability p = exp(g) / (1 + exp(g)),
-    if nothing else is known. The confidence is p times the product of 1 - p over the rivals of the pair: the same
-    class with the other groups, and the other classes of its client with the same group. So a class that is two classes
-    elsewhere is not matched with the more similar one of them.
+    A pair of a class and a group with the mean gain g has the odds exp(g), or the probability p = exp(g) / (1 +
+    exp(g)), if nothing else is known. The confidence is p times the product of 1 - p over the rivals of the pair:
+    the same class with other groups, and other classes of its client with the same group. So a class that is two
+    classes elsewhere is not matched with the more similar one of them.
     """
     confidence = np.zeros(len(owner))
     for client in np.unique(owner):

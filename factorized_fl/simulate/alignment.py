@@ -58,6 +58,25 @@ class Alignment:
         )
 
 
+def find_alignment(
+    config: Config, method: Method, models: Mapping[int, nn.Module], scenario: Scenario
+) -> Alignment | None:
+    """How classifiers are shared by class; None without `align`, and where no client exchanges anything."""
+    if config.align == "off" or not config.exchanges:
+        return None
+    if scenario.targets(0, scenario.clients[0].train[:1]).is_floating_point():
+        raise UserError(f"align = '{config.align}' matches classes, but the targets of this task are no classes.")
+    if scenario.labels_agree:
+        raise UserError(f"align = '{config.align}' has no effect where all clients number their classes alike.")
+    counts = [len(client.classes) for client in scenario.clients]
+    most = config.align_classes or max(counts)
+    if most < max(counts):
+        raise UserError(f"align_classes = {most} has no room for the {max(counts)} classes of a client: raise it.")
+    classes, model = next(iter(models.items()))
+    labels = true_labels(scenario, most) if config.align == "true" else None
+    return alignment_of(config, method, model, classes, most, labels)
+
+
 def alignment_of(
     config: Config, method: Method, model: nn.Module, classes: int, most: int, labels: torch.Tensor | None = None
 ) -> Alignment | None:

@@ -37,7 +37,8 @@ from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
-from factorized_fl.simulate.alignment import Alignment, alignment_of, dense_rows, described_classes, true_labels
+from factorized_fl.simulate.alignment import Alignment, dense_rows, described_classes, find_alignment
+from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of
 from factorized_fl.tasks.augment import normalise
@@ -115,13 +116,14 @@ def build_federation(
     engine: str = "auto",
     noise_seed: int | None = None,
     factory: Factory | None = None,
+    ranks: Ranks = ALONE,
     brought: Brought = NOTHING,
 ) -> Federation:
     """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
     `factory` makes the network where the configuration names one that cannot be imported; `brought` holds other
-    functions of the caller by option.
+    functions of the caller by option. `ranks` are the processes that run this federation together.
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
@@ -132,7 +134,7 @@ def build_federation(
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
-    alignment = _alignment(config, method, models, scenario)
+    alignment = find_alignment(config, method, models, scenario)
     role_of, names = travelling(method, model, scenario.labels_agree, alignment)
     shared = frozenset(names)
     state = ClientStack(
@@ -148,8 +150,7 @@ def build_federation(
     if alignment:
         seed = config.seed if noise_seed is None else noise_seed
         described = described_classes(alignment, scenario, partial(model_inputs, scenario), seed)
-    templates = {name: torch.zeros_like(common[name]) for name in common if name in shared}
-    clients = ClientState(
+    clients = (RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
         shared,
@@ -159,8 +160,8 @@ def build_federation(
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
         models=method.further_models,
-        extra_up=method.extra_up(templates),
-        extra_down=method.extra_down(templates),
+        extra_up=method.extra_up(common, shared),
+        extra_down=method.extra_down(common, shared),
         classes=alignment.rows if alignment else None,
         class_down=alignment.down(state.client(0)) if alignment else None,
         described=described,
@@ -185,7 +186,11 @@ def build_federation(
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
     work = Work(config, method, scenario, models, role_of, shared, device, task)
-    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, work))
+    built = build_engine(engine, work)
+    if isinstance(clients, RankedClients):
+        clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
+        built = RankedEngine(built, clients)
+    return Federation(config, scenario, method, role_of, shared, clients, server, built)
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
@@ -312,23 +317,6 @@ def travelling(
     by_class = alignment.rows.names if alignment else ()
     stay = frozen.union(by_class)
     return role_of, [n for n, role in role_of.items() if n not in stay and travels(method, role, whole)]
-
-
-def _alignment(config: Config, method: Method, models: Mapping[int, nn.Module], scenario: Scenario) -> Alignment | None:
-    """How classifiers are shared by class; None without `align`, and where no client exchanges anything."""
-    if config.align == "off" or not config.exchanges:
-        return None
-    if scenario.targets(0, scenario.clients[0].train[:1]).is_floating_point():
-        raise UserError(f"align = '{config.align}' matches classes, but the targets of this task are no classes.")
-    if scenario.labels_agree:
-        raise UserError(f"align = '{config.align}' has no effect where all clients number their classes alike.")
-    counts = [len(client.classes) for client in scenario.clients]
-    most = config.align_classes or max(counts)
-    if most < max(counts):
-        raise UserError(f"align_classes = {most} has no room for the {max(counts)} classes of a client: raise it.")
-    classes, model = next(iter(models.items()))
-    labels = true_labels(scenario, most) if config.align == "true" else None
-    return alignment_of(config, method, model, classes, most, labels)
 
 
 def travels(method: Method, role: Role, labels_agree: bool) -> bool:
