@@ -84,6 +84,11 @@ class Config:
     min_peers: float = option(
         0.0, "a client with fewer effective peers receives its own tensors back; 0: no minimum", low=0, high=100_000
     )
+    protect: str = option(
+        "none",
+        "encrypt: the server computes weighted sums of ciphertexts and never sees a shared tensor",
+        choices=("none", "encrypt"),
+    )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 
@@ -102,12 +107,34 @@ class Config:
                 f"oracle = '{self.oracle}' has no effect with control = true, in which no client meets another: "
                 "leave one of them out."
             )
-        object.__setattr__(self, "options", dataclasses.asdict(self.build_method()))
+        method = self.build_method()
+        object.__setattr__(self, "options", dataclasses.asdict(method))
+        if self.protect == "encrypt":
+            self._refuse_unencryptable(method)
 
     @property
     def exchanges(self) -> bool:
         """Whether clients receive anything from each other; otherwise no traffic is counted."""
         return not self.control and self.oracle != "centralised"
+
+    def _refuse_unencryptable(self, method: "Method") -> None:
+        """Raise a UserError if encrypted aggregation cannot serve this run."""
+        from factorized_fl.methods import encryptable
+
+        if self.oracle != "none":
+            raise UserError(
+                f"oracle = '{self.oracle}' reveals to the server what encryption hides: use protect = 'none'."
+            )
+        if method.reads_tensors:
+            raise UserError(
+                f"The weights of {method.name} are computed from the shared tensors, which protect = 'encrypt' hides "
+                f"from the server. Methods that work: {', '.join(encryptable())}."
+            )
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether clients encrypt what they share; without an exchange between clients there is nothing to encrypt."""
+        return self.protect == "encrypt" and self.exchanges
 
     @property
     def has_own_model(self) -> bool:

@@ -4,7 +4,8 @@ config.toml            the complete configuration
 environment.json       versions, machine, commit
 clients.json           the participants: classes, numbers of images, marks of the split and of the images
 metrics.jsonl          one line per round and client, append-only
-timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, because metrics of equal runs are equal)
+timing.jsonl           one line per round: seconds, on a GPU peak_gib, with encryption the seconds that it took
+                       (apart from the metrics, because metrics of equal runs are equal)
 mixing/round-N.safetensors   mixing and similarity matrices of round N
 traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
 checkpoint.safetensors       everything needed to continue

@@ -1,5 +1,6 @@
 """From a configuration to a federation at its start: scenario, method, models, stacked state, engine."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
+from factorized_fl.protect.ckks import SECRET_BYTES, Secret
+from factorized_fl.protect.client import Sealer
+from factorized_fl.protect.packing import Layout
+from factorized_fl.protect.server import BlindSums
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.tasks.augment import normalise
 
@@ -51,6 +56,7 @@ class Federation:
     clients: ClientState
     server: ServerState | SeparateServers
     engine: Engine
+    sealer: Sealer | None = None  # encrypts what the clients send, and decrypts what they receive
 
     def parameters(self) -> tuple[dict[str, int], int]:
         """The numbers of the first client's model by role, and how many of them are shared."""
@@ -63,13 +69,26 @@ class Federation:
     @property
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
-        return self.clients.tensors | self.server.tensors
+        own = {} if self.sealer is None else {"sealer/seen": self.sealer.seen}
+        return self.clients.tensors | self.server.tensors | own
+
+    def encryption_seconds(self) -> dict[str, float]:
+        """Returns the seconds of encryption, decryption and sums since the last call; empty without encryption."""
+        found: dict[str, float] = {}
+        blind = self.server.blind if isinstance(self.server, ServerState) else None
+        for part in (self.sealer, blind):
+            if part is not None:
+                found |= {f"{what}_seconds": spent for what, spent in part.seconds.items()}
+                part.seconds.update(dict.fromkeys(part.seconds, 0.0))
+        return found
 
     def load(self, tensors: Tensors) -> None:
         """Goes back to where a checkpoint was taken; fingerprints are made again from the clients' tensors."""
         # Early checkpoints hold only `received`, which in a simulation is true for the clients that have trained.
         self.clients.load({"trained": tensors["received"]} | tensors)
         self.server.load(tensors)
+        if self.sealer is not None:
+            self.sealer.seen.copy_(tensors["sealer/seen"])
         if self.server.vectors is not None:
             for k in self.server.received.nonzero().flatten().tolist():
                 vector = self.method.fingerprint(self.clients.state.client(k), self.roles)
@@ -109,11 +128,13 @@ def build_federation(
     engine: str = "auto",
     noise_seed: int | None = None,
     factory: Factory | None = None,
+    simulated: bool = True,
 ) -> Federation:
     """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
-    `factory` makes the network where the configuration names one that cannot be imported.
+    `factory` makes the network where the configuration names one that cannot be imported. Only a `simulated` federation
+    has an encrypted aggregation of its own: organisations make their secret themselves.
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
@@ -149,6 +170,11 @@ def build_federation(
         extra_down=method.extra_down(templates),
     )
 
+    encrypted = simulated and config.encrypts and bool(templates)
+    if encrypted:
+        refuse_extra_payloads(method, templates)
+    blind = BlindSums(Layout(templates)) if encrypted else None
+
     def server_of(ks: slice) -> ServerState:
         return ServerState(
             method,
@@ -158,15 +184,33 @@ def build_federation(
             initial=common,
             sizes=scenario.sizes[ks],
             start={name: stacked[ks] for name, stacked in clients.start.common.items()},
-            aliased=True,
+            aliased=blind is None,
             min_peers=config.min_peers,
+            blind=blind,
         )
 
     apart = separate_clients(config, scenario)
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
     task = Task(config, method, scenario, models, role_of, shared, device)
-    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, task))
+    sealer = simulated_sealer(config, {name: common[name] for name in templates}) if encrypted else None
+    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, task), sealer)
+
+
+def refuse_extra_payloads(method: Method, shared: Tensors) -> None:
+    """Raises UserError for a method that sends or receives more than shared tensors: that would not be encrypted."""
+    if method.extra_up(shared) or method.extra_down(shared):
+        raise UserError(
+            f"{method.name} sends further payloads besides its shared tensors, which protect = 'encrypt' does not "
+            "encrypt: use protect = 'none', or another method."
+        )
+
+
+def simulated_sealer(config: Config, initial: Tensors) -> Sealer:
+    """The clients' half of a simulation's encryption, with a secret from the seed, so that runs can be repeated."""
+    secret = Secret(hashlib.blake2b(f"secret/{config.seed}".encode(), digest_size=SECRET_BYTES).digest())
+    everyone = range(config.clients)
+    return Sealer(secret, initial, everyone, config.clients, min_peers=config.min_peers, repeatable=True)
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:

@@ -137,7 +137,8 @@ def _go_on(
         directory.save_trace(round_number, trace(federation))
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
-        directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **peak_memory(device)}])
+        more = peak_memory(device) | federation.encryption_seconds()
+        directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **more}])
         due = round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
         if due:
             _save(federation, directory, round_number)
