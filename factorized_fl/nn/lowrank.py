@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.roles import layers, layers_under
+from factorized_fl.nn.factorized import is_frozen
 
 
 class LowRankHadamard(nn.Module):
@@ -85,10 +86,10 @@ def low_rank(
     skip: Iterable[str] = (),
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Parametrise every Linear and convolution of a model in place, those under `skip` excepted; return the model."""
+    """Parametrise every Linear and convolution of a model in place, except frozen ones and those under `skip`."""
     skipped = {name for entry in skip for name in layers_under(model, entry)}
     for name, layer in layers(model).items():
-        if name in skipped:
+        if name in skipped or is_frozen(layer):
             continue
         weight: Tensor = layer.weight  # type: ignore[assignment]
         r = rank(weight.shape, gamma, capacity)

@@ -1,6 +1,7 @@
 """The one place that compares runs: which runs may be compared, rows per method, and verdicts per client."""
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -59,9 +60,19 @@ def client_verdicts(runs: Sequence[Sequence[FinalResult]], baselines: Sequence[S
     for client, both in sorted(pairs.items()):
         sides = list(zip(*both, strict=True))
         together, apart = (statistics.fmean(result["accuracy"] for result in side) for side in sides)
-        error = client_difference(*([(result["correct"], result["total"]) for result in side] for side in sides)).error
+        error = _error_of(sides)
         verdicts.append(Verdict(client, both[0][0]["domain"], alone=apart, together=together, error=error))
     return verdicts
+
+
+def _error_of(sides: Sequence[Sequence[FinalResult]]) -> float:
+    """Return the standard error of a client's mean difference over seeds, from both sides' results of each seed."""
+    if any(result["correct"] is None for side in sides for result in side):  # the primary metric is not accuracy
+        errors = [result["score_error"] for side in sides for result in side]
+        known = [error for error in errors if error is not None]
+        return math.hypot(*known) / len(sides[0]) if len(known) == len(errors) else math.inf
+    ours, theirs = ([(result["correct"] or 0, result["total"]) for result in side] for side in sides)
+    return client_difference(ours, theirs).error
 
 
 # -- which runs may be compared

@@ -46,8 +46,9 @@ def analyse(federation: Federation) -> dict[str, Any]:
 
     `sizes` holds for u, v and mu, where a method has them, the number of entries in each layer, client by client.
     """
-    tested = federation.clients.trained.nonzero().flatten().tolist()
-    counts = federation.engine.confusion(federation.config.rounds, tested, federation.clients)
+    classified = not federation.scenario.labels.is_floating_point()
+    tested = federation.clients.trained.nonzero().flatten().tolist() if classified else []
+    counts = federation.engine.confusion(federation.config.rounds, tested, federation.clients) if classified else []
     of = {k: matrix.tolist() for k, matrix in zip(tested, counts, strict=True)}
     confusion = [of.get(k) for k in range(len(federation.clients.state))]
     layers = [name.split(".parametrizations.")[0] for name in _names(federation, "mu")]

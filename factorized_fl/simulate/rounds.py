@@ -97,11 +97,22 @@ def make_record(
         "correct": result.correct if result else None,
         "total": result.total if result else None,
         "loss": _finite(result.loss) if result else None,
+        **(scores(result) if result else {}),
         "train_loss": _finite(trained.loss) if trained else None,
         "steps": trained.steps if trained else 0,
         "effective_peers": peers,
         **asdict(cost),
     }
+
+
+def scores(result: Evaluated) -> Record:
+    """The entries of a test by other metrics than accuracy alone; empty where that is the only one."""
+    found: Record = {}
+    if result.primary is not None:
+        found = {"score": _finite(result.primary), "score_error": _finite(result.error or math.nan)}
+    if result.metrics:
+        found["metrics"] = {name: _finite(value) for name, value in result.metrics.items()}
+    return found
 
 
 def _finite(value: float) -> float | None:

@@ -14,11 +14,13 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import total_traffic
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.views import Evaluated
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.nn.own import Factory
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.results.schema import score_of
 from factorized_fl.simulate.analysis import analyse, trace
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, scenario_for
 from factorized_fl.simulate.rounds import run_round
@@ -54,12 +56,13 @@ def run_federation(
     observers: Sequence[Observer] = (),
     device: str = "auto",
     factory: Factory | None = None,
+    brought: Brought = NOTHING,
 ) -> RunDirectory:
     """Runs a federation in the directory `out`, from the beginning or from its checkpoint, and returns the directory.
 
     A complete run is returned as it is, even if its checkpoint was removed. Without `scenario` the configured one is
-    made from `data`; without `factory` the configured network is made. Raises UserError if the directory, the data or
-    the configuration do not fit.
+    made from `data`; without `factory` the configured network is made. `brought` holds other functions of the caller by
+    option. Raises UserError if the directory, the data or the configuration do not fit.
     """
     config.refuse_unkept()
     directory = RunDirectory(out)
@@ -76,7 +79,8 @@ def run_federation(
             return directory
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
-        federation = build_federation(config, scenario or build_scenario_of(config, data), place, factory=factory)
+        scenario = scenario or build_scenario_of(config, data)
+        federation = build_federation(config, scenario, place, factory=factory, brought=brought)
         described = describe_run(federation)
         directory.refuse_other_data(described)
         size = _restore(federation, directory) if done else None
@@ -169,18 +173,20 @@ def _save(federation: Federation, directory: RunDirectory, round_number: int) ->
 
 
 def summarise(directory: RunDirectory) -> Record:
-    """The final accuracies and the total traffic, from the run's metrics."""
+    """The final accuracies and the total traffic, from the run's metrics; and the scores by another primary metric."""
     records = directory.metrics()
-    last = {record["client"]: record for record in records if record["accuracy"] is not None}
+    last = {record["client"]: record for record in records if score_of(record) is not None}
     clients = [last[k] for k in sorted(last)]
-    accuracies = [record["accuracy"] for record in clients]
+    accuracies = [record["accuracy"] for record in clients if record["accuracy"] is not None]
+    scored = {"metric": next(iter(clients[0]["metrics"]))} if clients and "metrics" in clients[0] else {}
+    if scored:
+        scored |= {"score_mean": statistics.fmean(score_of(record) or 0.0 for record in clients)}
+    names = ("client", "domain", "accuracy", "correct", "total", "loss", "round", "score", "score_error", "metrics")
     return {
         "method": directory.config().method,
-        "clients": [
-            {name: record[name] for name in ("client", "domain", "accuracy", "correct", "total", "loss", "round")}
-            for record in clients
-        ],
-        "accuracy_mean": statistics.fmean(accuracies) if clients else None,
-        "accuracy_spread": statistics.pstdev(accuracies) if clients else None,
+        **scored,
+        "clients": [{name: record[name] for name in names if name in record} for record in clients],
+        "accuracy_mean": statistics.fmean(accuracies) if accuracies else None,
+        "accuracy_spread": statistics.pstdev(accuracies) if accuracies else None,
         **total_traffic(records),
     }
