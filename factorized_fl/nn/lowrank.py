@@ -31,6 +31,9 @@ class LowRankHadamard(nn.Module):
 
     def forward(self, *factors: Tensor) -> Tensor:
         """Return the weight, W1 * (W2 + 1)."""
+        # A product of matrices can differ in its last bit with their place in memory. A client's factors are parts of
+        # the stack of all clients, so their place depends on how many there are; a copy has a place of its own.
+        factors = tuple(factor.clone() for factor in factors)
         return self._half(*factors[: self.per_half]) * (self._half(*factors[self.per_half :]) + 1)
 
     def _half(self, x: Tensor, y: Tensor, core: Tensor | None = None) -> Tensor:

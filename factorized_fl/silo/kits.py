@@ -47,8 +47,8 @@ def _largest(config: Config) -> int:
     method, model = config.build_method(), initial_model(config, 2, config.channels, labels_agree=False)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
-    shared = {name: tensors[name] for name in travelling(method, model, labels_agree=False)[1]}
-    up, down = method.extra_up(shared), method.extra_down(shared)
+    shared = frozenset(travelling(method, model, labels_agree=False)[1])
+    up, down = method.extra_up(tensors, shared), method.extra_down(tensors, shared)
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
     return largest_message(tensors | extra)
 

@@ -20,12 +20,14 @@ def trace(federation: Federation) -> Tensors:
     for kind in ("u", "v"):
         names = _names(federation, kind, head=False)
         if names:
+            federation.clients.complete({names[-1]: federation.clients.state.common[names[-1]]})
             similarity = cosine(federation.clients.state.common[names[-1]].flatten(1))
             similarity[~federation.clients.trained] = similarity[:, ~federation.clients.trained] = torch.nan
             found[f"cosine.{kind}"] = similarity
     if layers := _names(federation, "mu"):
         threshold = getattr(federation.method, "sparsity", 0.0)
         found["mu"] = torch.stack([_kept(federation, name, threshold) for name in layers], dim=1).cpu()
+        federation.clients.complete({"mu": found["mu"]})
     return found
 
 

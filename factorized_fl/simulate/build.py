@@ -40,6 +40,7 @@ from factorized_fl.protect.client import Sealer
 from factorized_fl.protect.packing import Layout
 from factorized_fl.protect.server import BlindSums
 from factorized_fl.simulate.encryption import refuse_extra_payloads, simulated_sealer
+from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of
 from factorized_fl.tasks.augment import normalise
@@ -131,6 +132,7 @@ def build_federation(
     engine: str = "auto",
     noise_seed: int | None = None,
     factory: Factory | None = None,
+    ranks: Ranks = ALONE,
     brought: Brought = NOTHING,
     simulated: bool = True,
 ) -> Federation:
@@ -138,8 +140,8 @@ def build_federation(
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
     `factory` makes the network where the configuration names one that cannot be imported; `brought` holds other
-    functions of the caller by option. Only a `simulated` federation has an encrypted aggregation of its own:
-    organisations make their secret themselves.
+    functions of the caller by option. `ranks` are the processes that run this federation together. Only a `simulated`
+    federation has an encrypted aggregation of its own: organisations make their secret themselves.
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
@@ -161,8 +163,7 @@ def build_federation(
     if method.looks_at_images:
         seed = config.seed if noise_seed is None else noise_seed
         _fingerprint_images(seed, method, scenario, models, state)
-    templates = {name: torch.zeros_like(common[name]) for name in common if name in shared}
-    clients = ClientState(
+    clients = (RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
         shared,
@@ -172,13 +173,14 @@ def build_federation(
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
         models=method.further_models,
-        extra_up=method.extra_up(templates),
-        extra_down=method.extra_down(templates),
+        extra_up=method.extra_up(common, shared),
+        extra_down=method.extra_down(common, shared),
     )
 
+    templates = {name: tensor for name, tensor in common.items() if name in shared}
     encrypted = simulated and config.encrypts and bool(templates)
     if encrypted:
-        refuse_extra_payloads(method, templates)
+        refuse_extra_payloads(clients)
     blind = BlindSums(Layout(templates)) if encrypted else None
 
     def server_of(ks: slice) -> ServerState:
@@ -198,9 +200,13 @@ def build_federation(
     apart = separate_clients(config, scenario)
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
-    sealer = simulated_sealer(config, {name: common[name] for name in templates}) if encrypted else None
+    sealer = simulated_sealer(config, templates) if encrypted else None
     work = Work(config, method, scenario, models, role_of, shared, device, task)
-    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, work), sealer)
+    built = build_engine(engine, work)
+    if isinstance(clients, RankedClients):
+        clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
+        built = RankedEngine(built, clients)
+    return Federation(config, scenario, method, role_of, shared, clients, server, built, sealer)
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:

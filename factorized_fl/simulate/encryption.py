@@ -3,19 +3,19 @@
 import hashlib
 
 from factorized_fl.config import Config
+from factorized_fl.core.clients import ClientState
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.method import Method
 from factorized_fl.core.views import Tensors
 from factorized_fl.protect.ckks import SECRET_BYTES, Secret
 from factorized_fl.protect.client import Sealer
 
 
-def refuse_extra_payloads(method: Method, shared: Tensors) -> None:
+def refuse_extra_payloads(clients: ClientState) -> None:
     """Raises UserError for a method that sends or receives more than shared tensors: that would not be encrypted."""
-    if method.extra_up(shared) or method.extra_down(shared):
+    if clients.expected_up or clients.expected_down:
         raise UserError(
-            f"{method.name} sends further payloads besides its shared tensors, which protect = 'encrypt' does not "
-            "encrypt: use protect = 'none', or another method."
+            f"{clients.method.name} sends further payloads besides its shared tensors, and protect = 'encrypt' encrypts "
+            "shared tensors only: use protect = 'none', or another method."
         )
 
 

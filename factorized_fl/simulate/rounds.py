@@ -69,8 +69,7 @@ def run_round(
     for k in sorted({*sampled, *tested}):
         traffic = Traffic()
         if k in sampled and federation.config.exchanges:
-            cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
-            traffic = count_traffic(down[k], up.get(k), cost)
+            traffic = count_traffic(down[k], up.get(k), clients.cost(k))
         domain = federation.scenario.clients[k].domain
         records.append(make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic, peers.get(k)))
     return records, downloads.mixing

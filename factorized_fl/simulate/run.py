@@ -23,6 +23,7 @@ from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.results.schema import score_of
 from factorized_fl.simulate.analysis import analyse, trace
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, scenario_for
+from factorized_fl.simulate.ranks import Follower, Ranks, find_ranks
 from factorized_fl.simulate.rounds import run_round
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
@@ -63,14 +64,17 @@ def run_federation(
     A complete run is returned as it is, even if its checkpoint was removed. Without `scenario` the configured one is
     made from `data`; without `factory` the configured network is made. `brought` holds other functions of the caller by
     option. Raises UserError if the directory, the data or the configuration do not fit.
+
+    Processes that torchrun or `ffl run --processes` started simulate the federation together; the first of them writes.
     """
     config.refuse_unkept()
-    directory = RunDirectory(out)
+    ranks = find_ranks()
+    directory = RunDirectory(out) if ranks.leads else Follower(out)
     device = find_device(device)
     place = torch.device(device)
     with directory.lock():
-        done = directory.rounds_done(config, resume)
-        if directory.summary():
+        done, complete = ranks.same((directory.rounds_done(config, resume), bool(directory.summary())))
+        if complete:
             if data is not None:
                 warnings.warn(f"'{directory.path}' was already complete; '{data}' was ignored.", stacklevel=2)
             if scenario is not None:
@@ -80,15 +84,16 @@ def run_federation(
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
         scenario = scenario or build_scenario_of(config, data)
-        federation = build_federation(config, scenario, place, factory=factory, brought=brought)
+        federation = build_federation(config, scenario, place, factory=factory, brought=brought, ranks=ranks)
         described = describe_run(federation)
         directory.refuse_other_data(described)
-        size = _restore(federation, directory) if done else None
+        size = _restore(federation, directory, ranks) if done else None
         environment = describe_environment(config.seed, device) | federation.engine.describe()
         directory.begin(config, environment, described, done, size)
+        observers = observers if ranks.leads else ()
         for observer in observers:
             observer.started(federation, done)
-        _go_on(federation, directory, done, observers, place)
+        _go_on(federation, directory, done, observers, place, ranks)
     return directory
 
 
@@ -120,7 +125,12 @@ def peak_memory(device: torch.device) -> Record:
 
 
 def _go_on(
-    federation: Federation, directory: RunDirectory, done: int, observers: Sequence[Observer], device: torch.device
+    federation: Federation,
+    directory: RunDirectory,
+    done: int,
+    observers: Sequence[Observer],
+    device: torch.device,
+    ranks: Ranks,
 ) -> None:
     config = federation.config
     writing, written = 0.0, time.monotonic()
@@ -143,31 +153,36 @@ def _go_on(
         now = time.monotonic()
         more = peak_memory(device) | federation.encryption_seconds()
         directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **more}])
-        due = round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
+        due = ranks.same(round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written))
         if due:
             _save(federation, directory, round_number)
             written = time.monotonic()
             writing = written - now
+        stopped: Stopped | None = None
         try:
             for observer in observers:
                 observer.round_done(round_number, records)
-        except Stopped:
+        except Stopped as stop:
+            stopped = stop
+        if stopped := ranks.same(stopped):
             if not due:
                 _save(federation, directory, round_number)
-            raise
+            raise stopped
     directory.save_analysis(analyse(federation))
-    directory.save_summary(summarise(directory))
+    if ranks.leads:
+        directory.save_summary(summarise(directory))
 
 
-def _restore(federation: Federation, directory: RunDirectory) -> int | None:
+def _restore(federation: Federation, directory: RunDirectory, ranks: Ranks) -> int | None:
     """Goes back to the checkpoint; returns the size that metrics.jsonl had then, if it is recorded."""
     with directory.reading_checkpoint():
-        tensors = directory.load_checkpoint()
+        tensors = ranks.same(directory.load_checkpoint() if ranks.leads else {})
         federation.load(tensors)
         return int(tensors[_METRICS_SIZE]) if _METRICS_SIZE in tensors else None
 
 
 def _save(federation: Federation, directory: RunDirectory, round_number: int) -> None:
+    federation.clients.complete_all()
     size = torch.tensor(directory.metrics_size())
     directory.save_checkpoint(round_number, {**federation.tensors, _METRICS_SIZE: size})
 

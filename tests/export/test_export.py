@@ -30,7 +30,7 @@ from tests.tiny import tiny_config, tiny_federation
 def run(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Path:
     out = tmp_path_factory.mktemp("runs")
     for method in ("factorized-fl", "stand-alone"):
-        api.run(tiny_config(method, epochs=3), out / method, data=images)
+        api.run(tiny_config(method, epochs=6), out / method, data=images)
     return out
 
 
@@ -201,9 +201,9 @@ def test_a_card_compares_with_a_model_that_was_trained_alone_for_as_long(
     run: Path, images: Path, tmp_path: Path
 ) -> None:
     api.run(tiny_config("stand-alone", epochs=1), tmp_path / "short", data=images)
-    api.run(tiny_config("stand-alone", epochs=3, seed=2), tmp_path / "seed2", data=images)
+    api.run(tiny_config("stand-alone", epochs=6, seed=2), tmp_path / "seed2", data=images)
     for alone, words in (
-        (tmp_path / "short", "trained differently \\(epochs 1 instead of 3\\)"),
+        (tmp_path / "short", "trained differently \\(epochs 1 instead of 6\\)"),
         (tmp_path / "seed2", "their seeds differ"),
         (run / "factorized-fl", "must be one of Stand-Alone"),
     ):
