@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from factorized_fl.config import Config, as_table, read_table, resolve
+from factorized_fl.config import Config, as_table, read_table, resolve, upgrade
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.data.clients import ClientData
@@ -47,6 +47,8 @@ def _table(preset: str | Path) -> Mapping[str, Any]:
     if not str(preset).endswith(".toml"):
         return find_preset(str(preset))
     table = read_table(Path(preset))
+    if "settle" in as_table(table.get("options", {}), "options"):
+        table = upgrade(table)  # the file of a run
     if not table.get("preset") or {field.name for field in fields(Config)} <= table.keys():
         return table
     base = find_preset(str(table["preset"]))

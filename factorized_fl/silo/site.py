@@ -33,7 +33,7 @@ from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
-from factorized_fl.simulate.rounds import make_record
+from factorized_fl.simulate.rounds import SCORES, all_scores, make_record
 from factorized_fl.simulate.run import run_federation, summarise
 
 
@@ -197,6 +197,8 @@ class Site:
         self.directory.save_graded(federation.scenario, {0: result})
         formula = federation.method.card.cost(federation.method, clients.state.client(0), federation.roles)
         record = make_record(round_number, 0, self.kit.party, result, trained, count_traffic(down, up, formula), peers)
+        if round_number == self.config.rounds:
+            record[SCORES] = all_scores(federation, round_number, {0: result})[0]
         self.directory.append("metrics.jsonl", [record])
         seconds = time.monotonic() - began
         self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds}])
@@ -240,6 +242,8 @@ class Site:
         self.directory.save_graded(federation.scenario, {0: result})
         if not any(record["round"] == round_number for record in self.directory.metrics()):
             record = make_record(round_number, 0, self.kit.party, result, None, Traffic())
+            if round_number == self.config.rounds:
+                record[SCORES] = all_scores(federation, round_number, {0: result})[0]
             self.directory.append("metrics.jsonl", [record])
         return {"result": "tested", **self._reported(result, None)}
 
@@ -271,6 +275,5 @@ class Site:
     def _train_alone(self, rounds: int) -> Record | None:
         """Trains a Stand-Alone model for as many rounds as this site trained; more would be an unfair comparison."""
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
-        same = {"settle": self.config.options["settle"]}  # recalibration is not help of the federation
-        config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
+        config = replace(self.config, method="stand-alone", options={}, clients=1, fraction=1.0, rounds=rounds)
         return run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
