@@ -14,7 +14,7 @@ def refuse_extra_payloads(clients: ClientState) -> None:
     """Raises UserError for a method that sends or receives more than shared tensors: that would not be encrypted."""
     if clients.expected_up or clients.expected_down:
         raise UserError(
-            f"{clients.method.name} sends further payloads besides its shared tensors, and protect = 'encrypt' encrypts "
+            f"{clients.method.name} sends further payloads besides shared tensors, and protect = 'encrypt' encrypts "
             "shared tensors only: use protect = 'none', or another method."
         )
 
