@@ -47,7 +47,9 @@ class Config:
     clients: int = option(20, "number of clients", low=1)
     clients_per_domain: tuple[int, ...] = option((), "clients of each domain; empty: equal numbers", low=1)
     images_per_client: int = option(0, "largest number of training images of a client; 0: no limit", low=0)
-    test_images: int = option(0, "largest number of test and of validation images of a domain; 0: no limit", low=0)
+    test_images: int = option(
+        0, "largest number of test and of validation images of a domain or own client; 0: no limit", low=0
+    )
     scrambled: int = option(0, "number of clients, counted from the last, with random training labels", low=0)
     train_share: float = option(
         0.8, "share for training; validation and test get half of the rest each", above=0, high=0.98
@@ -83,6 +85,7 @@ class Config:
     score: str = option(
         "test", "the split that is scored; use validation to choose options", choices=("test", "validation")
     )
+    test_every: int = option(1, "rounds from one test of the clients to the next; the last round has one", low=1)
     recalibrate: bool = option(
         False,
         "test and export models whose BatchNorm statistics are measured again on training images without augmentation",
