@@ -133,6 +133,8 @@ def test_a_subclass_of_fedavg_with_its_own_mix_counts_as_reading() -> None:
 def test_oracles_extra_payloads_and_several_weightings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="oracle = 'groups' reveals"):
         tiny_config("fedavg", protect="encrypt", oracle="groups")
+    with pytest.raises(UserError, match="align = 'statistics' sends tensors that are not encrypted"):
+        tiny_config("fedavg", protect="encrypt", align="statistics")
     with monkeypatch.context() as patch:
         patch.setattr(FedAvg, "extra_up", lambda self, initial, shared: {"more": torch.zeros(1)})
         with pytest.raises(UserError, match="fedavg sends further payloads"):
