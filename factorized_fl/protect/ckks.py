@@ -32,7 +32,7 @@ class BadCiphertext(Exception):
     """A ciphertext that is damaged, or of other parameters; the text says what is wrong."""
 
 
-def require_installed() -> None:
+def require_tenseal() -> None:
     """Raise UserError if TenSEAL is missing."""
     try:
         import tenseal.sealapi  # noqa: F401
@@ -44,7 +44,7 @@ class Cipher:
     """Operations on ciphertexts that need no secret."""
 
     def __init__(self) -> None:
-        require_installed()
+        require_tenseal()
         import tenseal.sealapi as seal
 
         self._seal: Any = seal

@@ -70,7 +70,7 @@ class Sealer:
         yield CIPHERTEXTS, torch.stack(found)
 
     def _encrypt(self, round_number: int, seat: int, numbers: np.ndarray) -> torch.Tensor:
-        size = packing.capacity(self.layout.ciphertexts, UP)
+        size = packing.row_size(self.layout.ciphertexts, UP)
         if not np.isfinite(numbers).all():
             return to_row(packing.NOT_FINITE, round_number, [], size)
         numbers = numbers.clip(-LIMIT, LIMIT)

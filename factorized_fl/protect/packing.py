@@ -42,7 +42,7 @@ class Layout:
         return {name: part.reshape(shape).to(dtype) for part, (name, (shape, dtype)) in places}
 
 
-def capacity(ciphertexts: int, each: int) -> int:
+def row_size(ciphertexts: int, each: int) -> int:
     """The bytes of a row with so many ciphertexts, each of up to so many bytes."""
     return _HEAD.size + ciphertexts * (_LENGTH.size + each)
 

@@ -20,7 +20,7 @@ class BlindSums:
 
     def __init__(self, layout: Layout) -> None:
         self._cipher, self._count = Cipher(), layout.ciphertexts
-        self.size = packing.capacity(self._count, UP)
+        self.size = packing.row_size(self._count, UP)
         self.seconds = {"mix": 0.0}
 
     def check(self, row: torch.Tensor, round_number: int) -> None:
@@ -62,7 +62,7 @@ class BlindSums:
         yield CLAIMED_ROUNDS, rounds
 
     def _sum(self, rows: Sequence[tuple[int, int, list[Any]]], weights: Sequence[float]) -> torch.Tensor:
-        size = packing.capacity(self._count, DOWN)
+        size = packing.row_size(self._count, DOWN)
         pairs = [(row, weight) for row, weight in zip(rows, weights, strict=True) if row[0] != packing.NOTHING]
         if any(kind == packing.NOT_FINITE for (kind, _, _), _ in pairs):
             return to_row(packing.NOT_FINITE, 0, [], size)

@@ -99,7 +99,7 @@ def test_a_different_weighting_of_numbers_and_tags_is_noticed(
         slots[: packing.TAGS] = honest
         weights.append(slots)
     forged = cipher.weighted_sum([cipher.read(content) for content in contents], weights)
-    row = to_row(packing.CIPHERTEXTS, 0, [forged], packing.capacity(1, ckks.DOWN))
+    row = to_row(packing.CIPHERTEXTS, 0, [forged], packing.row_size(1, ckks.DOWN))
     refused(sealer, download | {CIPHERTEXTS: row.expand(COUNT, -1)}, "not the weighted sum")
 
 
@@ -112,7 +112,7 @@ def test_an_added_constant_is_noticed(sealer: Sealer, download: Tensors) -> None
     slots[packing.TAGS + 3] = 0.01
     seal._encoder.encode(slots.tolist(), seal._summed, ckks.SCALE, plain)
     seal._evaluator.add_plain_inplace(found, plain)
-    row = to_row(packing.CIPHERTEXTS, 0, [ckks._bytes_of(found)], packing.capacity(1, ckks.DOWN))
+    row = to_row(packing.CIPHERTEXTS, 0, [ckks._bytes_of(found)], packing.row_size(1, ckks.DOWN))
     refused(sealer, download | {CIPHERTEXTS: row.expand(COUNT, -1)}, "not the weighted sum")
 
 
@@ -146,7 +146,7 @@ def test_claims_that_are_no_weights_are_refused(sealer: Sealer, download: Tensor
 
 
 def test_a_row_without_ciphertexts_cannot_pass_for_a_sum(sealer: Sealer, download: Tensors) -> None:
-    empty = to_row(packing.NOTHING, 0, [], packing.capacity(1, ckks.DOWN)).expand(COUNT, -1)
+    empty = to_row(packing.NOTHING, 0, [], packing.row_size(1, ckks.DOWN)).expand(COUNT, -1)
     refused(sealer, download | {CIPHERTEXTS: empty}, "weights do not fit its ciphertexts")
 
 
