@@ -12,7 +12,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.named import NOTHING, Brought
-from factorized_fl.core.roles import Role, roles, trainable
+from factorized_fl.core.roles import RUNNING, Role, roles, trainable
 from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack, untied_state
@@ -298,9 +298,10 @@ def travelling(method: Method, model: nn.Module, labels_agree: bool) -> tuple[di
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     own = untied_state(model)
     role_of = {name: role for name, role in roles(model).items() if name in own}
-    return role_of, [n for n, role in role_of.items() if n not in frozen and travels(method, role, labels_agree)]
+    return role_of, [n for n, role in role_of.items() if n not in frozen and travels(method, n, role, labels_agree)]
 
 
-def travels(method: Method, role: Role, labels_agree: bool) -> bool:
-    """Whether tensors of this role leave a client: the method shares them and sharing them is permitted."""
-    return role.kind != "stat" and (labels_agree or not role.head) and method.shares(role)
+def travels(method: Method, name: str, role: Role, labels_agree: bool) -> bool:
+    """Whether a tensor leaves a client: the method shares it and sharing it is permitted."""
+    shared = method.sends_statistics and name.endswith(RUNNING) if role.kind == "stat" else method.shares(role)
+    return shared and (labels_agree or not role.head)
