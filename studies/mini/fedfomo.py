@@ -25,6 +25,7 @@ CHOICES = ("sender", "own", "recalibrated")
 
 
 def main() -> None:
+    """Measure and add the entry."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", required=True)
     parser.add_argument("--seeds", default="1,2,3,4")
