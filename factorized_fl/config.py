@@ -25,7 +25,7 @@ DEFAULT_ALPHA = 0.5
 ORACLES = ("none", "groups", "aligned", "centralised")
 BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
 # Options of methods that are newer than some runs, with the values that describe those runs.
-_EARLIER = {"fedfomo": {"statistics": "own"}, "pfedpara": {"head": "low-rank"}}
+_EARLIER = {"fedfomo": {"statistics": "own"}, "clustered-fl": {"rule": "norms"}, "pfedpara": {"head": "low-rank"}}
 
 
 @dataclass(frozen=True)

@@ -152,3 +152,9 @@ class Method:
     def mix(self, server: Server) -> Mixing:
         """With which weights each client receives the tensors of the others in this round."""
         return Mixing(own_tensors(len(server.sizes)))
+
+    # -- after the last round
+
+    def activated(self, state: Tensors) -> bool | None:
+        """Whether the method did what distinguishes it, given its memory; None if it has no condition for that."""
+        return None
