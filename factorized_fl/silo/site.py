@@ -31,6 +31,7 @@ from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.sharing import shared_with
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import SCORES, all_scores, make_record
@@ -101,7 +102,21 @@ def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
     ended = directory.summary() is not None
     baseline = RunDirectory(kit.alone).summary() if ended and kit.alone.exists() else None
     count = directory.rounds_trained(0, rounds)
-    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, baseline)
+    told = shared_with(directory.timing(), kit.party).words
+    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, baseline, shared=told)
+
+
+def export_control(kit: Kit, scenario: Scenario, out: Path) -> Exported:
+    """Exports the site's control, the model that it trained without the other sites; raises UserError without one."""
+    directory = RunDirectory(kit.alone)
+    if not kit.alone.exists() or directory.summary() is None:
+        raise UserError(f"{kit.party} has no complete control: it is trained at the end, unless --no-alone is set.")
+    check_model(kit)
+    config = directory.config()
+    federation = build_federation(config, scenario, torch.device("cpu"), "reference")
+    with directory.reading_checkpoint():
+        federation.load(directory.load_checkpoint())
+    return export_client(federation, 0, config.rounds, config.rounds, out, kit.party)
 
 
 class Site:
@@ -201,12 +216,15 @@ class Site:
             record[SCORES] = all_scores(federation, round_number, {0: result})[0]
         self.directory.append("metrics.jsonl", [record])
         seconds = time.monotonic() - began
-        self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds}])
+        share = request.number("from_others")
+        others = {} if share is None else {self.kit.party: share}
+        self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds, "from_others": others}])
         fields = {"result": "trained", "round": round_number, "steps": trained.steps, "seconds": seconds}
         fields |= self._reported(result, trained)
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
-        self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}")
+        told = "" if share is None else f"; {share:.1%} of what it received came from other sites"
+        self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}{told}")
         return answer
 
     def _reported(self, result: Evaluated, trained: Trained | None) -> dict[str, object]:
@@ -257,15 +275,13 @@ class Site:
         trained = self.directory.rounds_trained(0, self.done)
         baseline = self._train_alone(trained or self.config.rounds) if alone else None
         if self.done:
-            exported = export_client(self.federation, 0, self.done, trained, self.kit.model, self.kit.party, baseline)
+            told = shared_with(self.directory.timing(), self.kit.party).words
+            self.log(f"{self.kit.party} {told}")
+            place, party = self.kit.model, self.kit.party
+            exported = export_client(self.federation, 0, self.done, trained, place, party, baseline, shared=told)
         elif alone:
             self.log("took part in no round: the model is the one that was trained alone")
-            directory = RunDirectory(self.kit.alone)
-            config = directory.config()
-            federation = build_federation(config, self.scenario, torch.device("cpu"), "reference")
-            with directory.reading_checkpoint():
-                federation.load(directory.load_checkpoint())
-            exported = export_client(federation, 0, config.rounds, config.rounds, self.kit.model, self.kit.party)
+            exported = export_control(self.kit, self.scenario, self.kit.model)
         else:
             self.log("took part in no round and trained none alone: there is no model")
             return None

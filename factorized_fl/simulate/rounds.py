@@ -55,10 +55,10 @@ def run_round(
     up = server.keep(answering, clients.send(answering)) if answering else {}
     down, peers = downloads.loads(), downloads.peers()
 
-    tested = list(answering)
+    tested = [] if round_number % federation.config.test_every else list(answering)
     if round_number == federation.config.rounds:
         tested = server.received.nonzero().flatten().tolist()
-    evaluated = engine.evaluate(round_number, tested, clients)
+    evaluated = engine.evaluate(round_number, tested, clients) if tested else {}
     scored = all_scores(federation, round_number, evaluated) if round_number == federation.config.rounds else {}
     keep(evaluated)
     records = []

@@ -29,6 +29,7 @@ from factorized_fl.simulate.ranks import Follower, Ranks, find_ranks
 from factorized_fl.simulate.rounds import SCORES, run_round
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
+_DROPPED_SHARE = 0.25  # of an epoch may be dropped without a warning
 _CHECKPOINT_SHARE = 0.01  # of a run's time may be spent on checkpoints; small ones are written every round
 
 
@@ -97,11 +98,29 @@ def run_federation(
         size = _restore(federation, directory, ranks) if done else None
         environment = describe_environment(config.seed, device) | federation.engine.describe()
         directory.begin(config, environment, described, done, size)
+        if ranks.leads:
+            _warn_of_dropped(federation)
         observers = observers if ranks.leads else ()
         for observer in observers:
             observer.started(federation, done)
         _go_on(federation, directory, done, observers, place, ranks)
     return directory
+
+
+def _warn_of_dropped(federation: Federation) -> None:
+    """Warn if some client's last, incomplete batch, which is dropped, is a large share of its epoch."""
+    size, lost = federation.config.batch_size, {}
+    for client in federation.scenario.clients:
+        if (count := len(client.train)) > size and (left := count % size) > _DROPPED_SHARE * count:
+            lost[client.name] = f"{left} of its {count} training examples"
+    if lost:
+        name, share = next(iter(lost.items()))
+        others = f", as {len(lost) - 1} other clients do" if len(lost) > 1 else ""
+        warnings.warn(
+            f"{name} leaves out {share} in each epoch{others}, because the last incomplete batch is dropped: "
+            f"batch_size = {size} does not suit this number.",
+            stacklevel=3,
+        )
 
 
 def describe_run(federation: Federation) -> list[Record]:
