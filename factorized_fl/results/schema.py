@@ -90,6 +90,7 @@ class Summary(TypedDict):
     down_bytes: float | None
     formula_a_bytes: float | None
     formula_b_bytes: float | None
+    activated: bool | None  # None if the method has no condition for it, or the run is older
     clients: list[FinalResult]
 
 
@@ -127,6 +128,7 @@ def words(value: Any) -> list[str]:
 
 _CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the value, or a default if it is not valid
     str: lambda value: "" if value is None else str(value),
+    bool | None: lambda value: value if isinstance(value, bool) else None,
     int: lambda value: whole(value) or 0,
     int | None: whole,
     float | None: number,

@@ -13,7 +13,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.named import NOTHING, Brought
-from factorized_fl.core.roles import Role, roles, trainable
+from factorized_fl.core.roles import RUNNING, Role, roles, trainable
 from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack, untied_state
@@ -344,9 +344,10 @@ def travelling(
     whole = labels_agree or alignment is not None
     by_class = alignment.rows.names if alignment else ()
     stay = frozen.union(by_class)
-    return role_of, [n for n, role in role_of.items() if n not in stay and travels(method, role, whole)]
+    return role_of, [n for n, role in role_of.items() if n not in stay and travels(method, n, role, whole)]
 
 
-def travels(method: Method, role: Role, labels_agree: bool) -> bool:
-    """Whether tensors of this role leave a client: the method shares them and sharing them is permitted."""
-    return role.kind != "stat" and (labels_agree or not role.head) and method.shares(role)
+def travels(method: Method, name: str, role: Role, labels_agree: bool) -> bool:
+    """Whether a tensor leaves a client: the method shares it and sharing it is permitted."""
+    shared = method.sends_statistics and name.endswith(RUNNING) if role.kind == "stat" else method.shares(role)
+    return shared and (labels_agree or not role.head)
