@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from factorized_fl.methods import Method
 
 DEFAULT_ALPHA = 0.5
+ALIGNMENTS = ("off", "statistics", "classifier", "true")
 ORACLES = ("none", "groups", "aligned", "centralised")
 BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
 # Options of methods that are newer than some runs, with the values that describe those runs.
@@ -93,6 +94,17 @@ class Config:
     control: bool = option(
         False, "each client aggregates with itself alone: what the method reaches without the other clients"
     )
+    align: str = option(
+        "off",
+        "find out which class of one client is which class of another, and aggregate classifiers by class: by "
+        "statistics of images, by changes of the classifier, or as it is in truth (simulations only)",
+        choices=ALIGNMENTS,
+    )
+    align_confidence: float = option(0.1, "least confidence of a match that is used", low=0, high=1)
+    align_noise: float = option(0.0, "Gaussian noise on the statistics, in units of their spread between images", low=0)
+    align_classes: int = option(
+        0, "room for the classes of each client in what is sent; 0: as many as any client has", low=0
+    )
     oracle: str = option(
         "none",
         "what a simulation may use that no federation knows: aggregate inside the true domains (groups), also with "
@@ -119,6 +131,16 @@ class Config:
             raise UserError(
                 f"oracle = '{self.oracle}' has no effect with control = true, in which no client meets another: "
                 "leave one of them out."
+            )
+        if self.align != "off" and self.oracle != "none":
+            raise UserError(
+                f"align = '{self.align}' and oracle = '{self.oracle}' both decide which classes are the same: "
+                "leave one of them out."
+            )
+        if self.align_noise and self.align != "statistics":
+            raise UserError(
+                f"align_noise = {self.align_noise:g} has no effect where no statistics travel: "
+                "set align = 'statistics'."
             )
         object.__setattr__(self, "options", dataclasses.asdict(self.build_method()))
 
