@@ -81,6 +81,9 @@ class Config:
         "true labels (aligned), or train on each domain's pooled images (centralised)",
         choices=ORACLES,
     )
+    min_peers: float = option(
+        0.0, "a client with fewer effective peers receives its own tensors back; 0: no minimum", low=0, high=100_000
+    )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 

@@ -5,11 +5,12 @@ is held twice; a coordinator gives it tensors of its own and fills in what arriv
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from factorized_fl.core.answers import checked_mixing
+from factorized_fl.core.dominance import effective_peers, keep_own_below
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT, Load, Payloads
 from factorized_fl.core.method import Method
 from factorized_fl.core.seeds import numpy_rng
@@ -72,6 +73,15 @@ class Downloads:
         """The size of each participant's download; complete once `items` is."""
         return self._sent.loads(None if self.mixing is None else self.mixing.downloads)
 
+    def peers(self) -> dict[int, float]:
+        """The number of effective peers of each participant; empty if nothing is mixed in this round."""
+        if self.mixing is None:
+            return {}
+        found = effective_peers(self.mixing.weights, self.clients).tolist()
+        if self.mixing.revert is not None:
+            found = [0.0 if self.mixing.revert[k] else peers for k, peers in zip(self.clients, found, strict=True)]
+        return dict(zip(self.clients, found, strict=True))
+
 
 class ServerState:
     """What the server remembers between rounds: what it last received, and the method's own memory."""
@@ -87,9 +97,11 @@ class ServerState:
         sizes: torch.Tensor,
         start: Tensors | None = None,
         aliased: bool = False,
+        min_peers: float = 0.0,
     ) -> None:
         count = len(sizes)
         self.method, self.roles, self.seed, self.aliased = method, roles, seed, aliased
+        self.min_peers = min_peers
         self.stack, self.initial, self.sizes = stack, initial, sizes
         self.start = start or {}
         self.received = torch.zeros(count, dtype=torch.bool)
@@ -132,9 +144,16 @@ class ServerState:
             updated=self.updated & self.received,
             extra=self.extra,
         )
-        mixing = checked_mixing(self.method, view)
+        mixing = self._guarded(checked_mixing(self.method, view), clients)
         self.state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
         return Downloads(self, clients, mixing)
+
+    def _guarded(self, mixing: Mixing, clients: Sequence[int]) -> Mixing:
+        """The mixing in which participants with fewer effective peers than the minimum keep their own tensors."""
+        if not self.min_peers:
+            return mixing
+        others = {name: keep_own_below(weights, clients, self.min_peers) for name, weights in mixing.others.items()}
+        return replace(mixing, weights=keep_own_below(mixing.weights, clients, self.min_peers), others=others)
 
     def begin_updates(self) -> None:
         """Forgets which clients sent an update in the round before."""

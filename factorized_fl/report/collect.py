@@ -18,6 +18,7 @@ from factorized_fl.report.command import command_of
 from factorized_fl.report.comparison import comparison_document
 from factorized_fl.report.exports import client_rows, downloads, verdict_rows
 from factorized_fl.report.matrices import collect_matrices, to_base64
+from factorized_fl.report.peers import peers_sentence
 from factorized_fl.results.comparison import (
     BASELINE,
     Verdict,
@@ -112,6 +113,7 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         "verdicts": [{**asdict(v), "difference": v.difference, "word": v.word} for v in found],
         "curves": _curves(run),
         "traffic": _traffic(run),
+        "peers": peers_sentence(run),
         "matrices": matrices.pop("shown"),
         **matrices,
         "confusion": _confusion(run),

@@ -49,6 +49,7 @@ class Coordinator:
         self.note = "starting"
         self.mixing: Mixing | None = None  # this and the next three are those of the current round
         self.sent: dict[int, Tensors] = {}
+        self.peers: dict[int, float] = {}  # effective peers of each site's last download
         self.good: dict[int, Update] = {}
         self.declined: set[int] = set()  # sites that refused the download
         self.seconds: list[float] = []  # of each round so far
@@ -132,6 +133,7 @@ class Coordinator:
             asked = [k for k in chosen if k not in self.good and not self.memory.aside[k]]
             downloads, mixed = self.memory.prepare(round_number, asked, self._losses)
             self.mixing, self.sent = downloads.mixing or self.mixing, self.sent | mixed
+            self.peers |= downloads.peers()
             loads |= downloads.loads()
             again = self._ask(chosen)
         if self.stop.is_set():
@@ -210,6 +212,7 @@ class Coordinator:
         tensors, mixing = self.sent.get(k), self.mixing
         models = 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
         fields = {"request": f"round-{self.round}", "round": self.round, "download": bool(tensors), "models": models}
+        fields["peers"] = self.peers.get(k)
         return Message("round", self.agreement.id, fields, encode(tensors) if tensors else b"")
 
     def _keep(self, loads: Mapping[int, Load]) -> list[Record]:
@@ -225,7 +228,7 @@ class Coordinator:
                 up = self.memory.keep(k, update.tensors, self.sent.get(k, {}))
                 traffic = count_traffic(load, up, self.memory.formula(update.tensors))
                 result, trained = update.result, update.trained
-            records.append(make_record(self.round, k, self.sites[k], result, trained, traffic))
+            records.append(make_record(self.round, k, self.sites[k], result, trained, traffic, self.peers.get(k)))
         return records
 
     def _strike(self, k: int, reason: str) -> None:
@@ -328,6 +331,7 @@ class Coordinator:
                 "images": self.memory.images(k, line.train),
                 "strikes": int(self.memory.strikes[k]),
                 "accuracy": self.accuracy.get(k),
+                "peers": self.peers.get(k),
                 "up_bytes": line.up,
                 "down_bytes": line.down,
             }

@@ -40,6 +40,7 @@ class Memory:
             initial=first,
             sizes=torch.ones(count, dtype=torch.float64),
             start={name: t.clone() for name, t in stack.items()} if self.method.needs_start else {},
+            min_peers=config.min_peers,
         )
         self.received = self.server.received  # whether each site's last update is used: bool [K]
         self.sizes = self.server.sizes  # the number of training images of each site, float64 [K]

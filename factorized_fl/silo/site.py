@@ -179,6 +179,7 @@ class Site:
             down = load * request.whole("models", high=10_000)
         clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
         trained = clients.train(round_number, [0], engine)[0]
+        peers = request.number("peers")
         began_with = {name: tensor for name, tensor in received.items() if not name.startswith(EXTRA)}
         try:
             check_growth({name: self._shared()[name] for name in began_with}, began_with)
@@ -190,7 +191,7 @@ class Site:
         result = engine.evaluate(round_number, [0], clients)[0]
         self.directory.save_graded(federation.scenario, {0: result})
         formula = federation.method.card.cost(federation.method, clients.state.client(0), federation.roles)
-        record = make_record(round_number, 0, self.kit.party, result, trained, count_traffic(down, up, formula))
+        record = make_record(round_number, 0, self.kit.party, result, trained, count_traffic(down, up, formula), peers)
         self.directory.append("metrics.jsonl", [record])
         seconds = time.monotonic() - began
         self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds}])

@@ -75,16 +75,17 @@ def sites_table(kit: Kit, runs: bool = True) -> Table | None:
     status = read_status(kit)
     if status is None or not kit.is_coordinator:
         return None
-    table = Table("site", "connected", "doing", "images", "bad in a row", "reported accuracy", "up", "down")
+    table = Table("site", "connected", "doing", "images", "bad in a row", "peers", "reported accuracy", "up", "down")
     fresh = runs and time.time() - status["updated"] < _STALE  # a killed coordinator leaves its last status
     for site in status["sites"]:
-        accuracy = site["accuracy"]
+        accuracy, peers = site["accuracy"], site.get("peers")
         table.add_row(
             site["name"],
             "yes" if site["connected"] and fresh else "no",
             site["doing"],
             str(site.get("images") or "-"),
             str(site["strikes"]),
+            "-" if peers is None else f"{peers:.1f}",
             "-" if accuracy is None else f"{100 * accuracy:.2f}%",
             decimal(site["up_bytes"]),
             decimal(site["down_bytes"]),

@@ -159,6 +159,7 @@ def build_federation(
             sizes=scenario.sizes[ks],
             start={name: stacked[ks] for name, stacked in clients.start.common.items()},
             aliased=True,
+            min_peers=config.min_peers,
         )
 
     apart = separate_clients(config, scenario)

@@ -52,7 +52,7 @@ def run_round(
     server.begin_updates()
     trained = clients.train(round_number, answering, engine, done)
     up = server.keep(answering, clients.send(answering)) if answering else {}
-    down = downloads.loads()
+    down, peers = downloads.loads(), downloads.peers()
 
     tested = list(answering)
     if round_number == federation.config.rounds:
@@ -66,14 +66,23 @@ def run_round(
             cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
             traffic = count_traffic(down[k], up.get(k), cost)
         domain = federation.scenario.clients[k].domain
-        records.append(make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic))
+        records.append(make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic, peers.get(k)))
     return records, downloads.mixing
 
 
 def make_record(
-    round_number: int, k: int, domain: str, result: Evaluated | None, trained: Trained | None, cost: Traffic
+    round_number: int,
+    k: int,
+    domain: str,
+    result: Evaluated | None,
+    trained: Trained | None,
+    cost: Traffic,
+    peers: float | None = None,
 ) -> Record:
-    """One line of the metrics; a client that dropped out has traffic but no result."""
+    """One line of the metrics; a client that dropped out has traffic but no result.
+
+    `peers` is the number of effective peers of what the client received, None if it received nothing.
+    """
     return {
         "round": round_number,
         "client": k,
@@ -84,6 +93,7 @@ def make_record(
         "loss": _finite(result.loss) if result else None,
         "train_loss": _finite(trained.loss) if trained else None,
         "steps": trained.steps if trained else 0,
+        "effective_peers": peers,
         **asdict(cost),
     }
 

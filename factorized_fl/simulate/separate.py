@@ -129,3 +129,8 @@ class SeparateDownloads:
         """Return the size of each participant's download; complete once `items` is."""
         pairs = zip(self.parts, self.members, strict=True)
         return {ks.start + k: load for part, ks in pairs for k, load in part.loads().items()}
+
+    def peers(self) -> dict[int, float]:
+        """Return the number of effective peers of each participant, without those that received nothing."""
+        pairs = zip(self.parts, self.members, strict=True)
+        return {ks.start + k: count for part, ks in pairs for k, count in part.peers().items()}

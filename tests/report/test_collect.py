@@ -288,3 +288,19 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_report_on_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="There is nothing to report on"):
         collect([])
+
+
+def test_effective_peers_are_a_sentence_and_a_dominating_peer_a_warning(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", rounds=2)
+    assert only(path)["peers"] == ""  # an older run does not record them
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["effective_peers"] = None if line["round"] == 1 else (1.0, 2.0, 2.5, 3.0)[line["client"]]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = only(path)["peers"]
+    assert "1.0 to 3.0 in round 2, fewest 1.0 for client 1 in round 2." in text
+    assert text.endswith("min_peers prevents that.")
+    for line in lines:
+        line["effective_peers"] = 0.0
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert only(path)["peers"] == "No client received tensors of another client."

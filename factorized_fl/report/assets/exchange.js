@@ -37,7 +37,8 @@ function mixingCard(run) {
           : run.done < 2
             ? "The first round has nothing to aggregate; the second and later rounds appear here."
             : run.party
-              ? "This site received aggregates made by the coordinator: only the coordinator knows their sources."
+              ? "This site received aggregates made by the coordinator: only the coordinator knows their sources. " +
+                run.peers
               : "This run directory holds no aggregation matrices.",
       ),
     );
@@ -91,6 +92,7 @@ function mixingCard(run) {
   return card(
     "Who learned from whom",
     soft("Rows receive, columns give. Lines separate domains. Values are rounded to 1/254 of the scale."),
+    run.peers ? soft(run.peers) : null,
     el("div", { class: "row" }, kind, el("label", { class: "slide" }, "Round", slider, shown)),
     el("div", { class: graph ? "pair" : null }, map.node, graph && graph.node),
   );
@@ -222,6 +224,7 @@ function similarityCard(run) {
 }
 
 const ROLES = {
+  encrypted: "ciphertexts",
   norm: "normalisation",
   bias: "biases",
   body: "dense weights",
