@@ -174,10 +174,9 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     assert code == 0
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [row["method"] for row in rows] == ["stand-alone", "fedavg"]
-    assert (len(rows[1]["verdicts"]), rows[0]["up_bytes"]) == (4, 0)
+    assert (len(rows[1]["effect"]["clients"]), rows[0]["up_bytes"]) == (4, 0)
     assert all(f" {100 * row['accuracy']:.2f}% " in out for row in rows)  # bold only on a terminal
-    assert f"{rows[1]['better']} of 4" in out
-    assert "FedAvg: helped " in out
+    assert f"FedAvg: {rows[1]['effect']['sentence']}" in out
     code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")
     assert code == 0
     assert again.strip() == out[out.index(str(config)) :].strip()

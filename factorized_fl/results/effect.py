@@ -4,12 +4,13 @@ A reference is the run's control, in which every client aggregates with itself a
 are those of results/statistic.py; docs/verdict.md explains them.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from factorized_fl.results.control import BASELINE
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.right import Graded, read_graded
 from factorized_fl.results.schema import FinalResult
@@ -41,6 +42,11 @@ class Verdict:
         """Return half the length of the interval."""
         return (self.high - self.low) / 2
 
+    @property
+    def gap(self) -> str:
+        """Return the difference in points, with its interval."""
+        return _in_points(self.difference, self.low, self.high)
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -64,23 +70,53 @@ class Effect:
     @property
     def difference(self) -> str:
         """Return the mean difference in points, with its interval."""
-        return f"{100 * self.mean:+.1f} points (95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f})"
+        return _in_points(self.mean, self.low, self.high)
+
+    @property
+    def over(self) -> str:
+        """Return what the difference is over."""
+        return {CONTROL: "its control", BASELINE: "Stand-Alone"}.get(self.reference, self.reference)
+
+    @property
+    def reference_words(self) -> str:
+        """Return what the reference's models are."""
+        same = "a model of the same method without the other participants"
+        return same if self.reference == CONTROL else "a model trained alone"
 
     @property
     def sentence(self) -> str:
         """Return the verdict in words."""
-        one = len(self.clients) == 1
-        over = "its control" if self.reference == CONTROL else "training alone"
-        text = f"{self.difference}{'' if one else ' on average'} over {over}"
+        mean = "" if len(self.clients) == 1 else " on average"
+        text = f"{self.difference}{mean} over {self.over}"
         if self.seeds == 1:
-            return f"{text}, from its test images alone. One seed cannot decide whether that is more than chance."
-        counts = f"helped {self.number('helped')} of {len(self.clients)} clients, harmed {self.number('harmed')}"
-        return f"{text}, {self.seeds} seeds: {counts}; {self.number('undecided')} undecided."
+            return f"{text}. One seed cannot decide: other seeds may give another sign."
+        total, clients = len(self.clients), f"client{'s' if len(self.clients) > 1 else ''}"
+        helped, harmed = (f"{word} {self._count(word)}" for word in ("helped", "harmed"))
+        undecided = self.number("undecided")
+        return f"{text}, {self.seeds} seeds: of {total} {clients} it {helped} and {harmed}; {undecided} undecided."
+
+    def _count(self, word: Word) -> str:
+        names = self.names(word)
+        return f"{len(names)} ({', '.join(map(str, names))})" if names else "0"
 
     def record(self) -> dict[str, Any]:
         """Return the effect for a JSON file; its clients are numbered from 1."""
         clients = [asdict(v) | {"client": v.client + 1, "difference": v.difference} for v in self.clients]
         return asdict(self) | {"clients": clients, "sentence": self.sentence}
+
+
+def effect_of(record: Mapping[str, Any]) -> Effect:
+    """Return the effect from its record in a JSON file."""
+    names = [field.name for field in fields(Verdict)]
+    clients = [
+        {name: client[name] for name in names} | {"client": client["client"] - 1} for client in record["clients"]
+    ]
+    numbers = {field.name: record[field.name] for field in fields(Effect)}
+    return Effect(**{**numbers, "clients": tuple(Verdict(**client) for client in clients)})
+
+
+def _in_points(value: float, low: float, high: float) -> str:
+    return f"{100 * value:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def measure_effect(runs: Sequence[RunFiles], references: Sequence[RunFiles], name: str = "") -> Effect | None:

@@ -247,12 +247,6 @@ class Difference:
             return "undecided"
         return "above" if self.value > threshold else "below"
 
-    @property
-    def verdict(self) -> Literal["helped", "harmed", "no difference"]:
-        """Return the decision at threshold zero in the words of the report."""
-        words: dict[str, Literal["helped", "harmed"]] = {"above": "helped", "below": "harmed"}
-        return words.get(self.decide(), "no difference")
-
 
 @dataclass(frozen=True)
 class PairedSample:
@@ -295,15 +289,6 @@ def _group_means(sample: PairedSample) -> list[float]:
         for label, value in zip(sample.groups, sample.differences, strict=True):
             groups.setdefault(label, []).append(value)
     return list(map(statistics.fmean, groups.values()))
-
-
-def client_difference(ours: Sequence[tuple[int, int]], baseline: Sequence[tuple[int, int]]) -> Difference:
-    """Return one client's difference of accuracies over seeds from (correct answers, test images) of each seed."""
-    # Two models are tested on the same images; taking their errors as independent overstates the standard error.
-    # Shares are moved away from 0 and 1, so that no variance is zero.
-    variances = [share_variance((correct + 1) / (total + 2), total) for correct, total in (*ours, *baseline)]
-    means = [statistics.fmean(correct / total for correct, total in counts) for counts in (ours, baseline)]
-    return Difference(means[0] - means[1], math.sqrt(sum(variances)) / len(ours))
 
 
 def standard_error(values: Sequence[float]) -> float:

@@ -29,11 +29,13 @@ def test_three_seeds_decide_and_one_does_not(tmp_path: Path) -> None:
     assert [v.word for v in found.clients] == ["helped", "undecided", "harmed", "undecided"]
     assert (found.names("helped"), found.number("harmed"), found.reference) == ([1], 1, "stand-alone")
     assert found.sentence.startswith("+0.2 points (95% interval ")
-    assert found.sentence.endswith("over training alone, 3 seeds: helped 1 of 4 clients, harmed 1; 2 undecided.")
+    assert found.sentence.endswith(
+        "over Stand-Alone, 3 seeds: of 4 clients it helped 1 (1) and harmed 1 (3); 2 undecided."
+    )
     once = measure_effect(ours[:1], alone[:1])
     assert once is not None
     assert once.number("undecided") == 4
-    assert once.sentence.endswith("One seed cannot decide whether that is more than chance.")
+    assert once.sentence.endswith("One seed cannot decide: other seeds may give another sign.")
     assert once.record()["clients"][0]["client"] == 1
 
 
