@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-network lint format clean chromium
+.PHONY: demo test test-network lint format clean chromium docs release-check
 
 demo: $(VENV)/installed
 	$(BIN)/ffl demo --resume
@@ -34,6 +34,16 @@ chromium: $(VENV)/installed-for-test
 		{ $(CHROMIUM) || { apt-get update -qq && $(CHROMIUM); }; } >/dev/null 2>&1; } || \
 		echo "Chromium is missing and cannot be installed here: the tests in a browser will be skipped."
 
+# The documentation site, in site/. A broken link or reference ends the build.
+docs: $(VENV)/installed-for-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+
+# Builds the wheel, installs it into an empty environment and runs the demo from there.
+release-check: $(VENV)/installed-for-release
+	rm -rf dist && $(BIN)/python -m build -q && $(BIN)/twine check --strict dist/*
+	rm -rf dist/venv && $(PYTHON) -m venv dist/venv && dist/venv/bin/pip install -q dist/*.whl
+	cd dist && venv/bin/ffl --version && venv/bin/ffl demo --out demo && rm -rf venv
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -49,3 +59,11 @@ $(VENV)/installed: pyproject.toml | $(BIN)/pip
 $(VENV)/installed-for-test: pyproject.toml | $(BIN)/pip
 	$(BIN)/pip install -q -e '.[test]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-for-docs: pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install -q -e '.[docs]'
+	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-for-release: | $(BIN)/pip
+	$(BIN)/pip install -q build twine
+	@touch $@

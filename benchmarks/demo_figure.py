@@ -1,13 +1,6 @@
-"""The README's picture and the numbers beside it, from a finished `ffl demo`.
-
-    ffl demo --out runs/demo && python benchmarks/demo_figure.py runs/demo
-
-Writes docs/demo.png and results/demo/comparison.json.
-"""
+"""The README's picture of the demo, from a finished `ffl demo`; `python -m benchmarks.refresh_demo` makes both."""
 
 import json
-import shutil
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -21,8 +14,8 @@ from factorized_fl.results.rundir import RunDirectory
 COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#009E73")  # distinguishable with colour blindness
 
 
-def main() -> None:
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
+def draw_demo(root: Path, out: Path) -> None:
+    """Draws accuracies by method and domain, and the mixing weights of Factorized-Peers."""
     rows = json.loads((root / "comparison.json").read_text())
     runs = {row["method"]: RunDirectory(root / f"{row['method']}-seed1") for row in rows}
     figure, (bars, heat) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(1.7, 1), layout="constrained")
@@ -48,10 +41,4 @@ def main() -> None:
     heat.set_yticks([size * (i + 0.5) - 0.5 for i in range(len(domains))], domains)
     heat.set_title("Factorized-Peers: mixing weights", fontsize="medium")
     figure.colorbar(shown, ax=heat, shrink=0.85)
-    figure.savefig("docs/demo.png", dpi=110)
-    Path("results/demo").mkdir(parents=True, exist_ok=True)
-    shutil.copy(root / "comparison.json", "results/demo/comparison.json")
-
-
-if __name__ == "__main__":
-    main()
+    figure.savefig(out, dpi=110)

@@ -1,13 +1,7 @@
-"""The README's pictures of the report page, from a finished `ffl demo`.
-
-    ffl demo --out runs/demo && python benchmarks/report_screens.py runs/demo
-
-Writes docs/report-desktop.png and docs/report-phone.png.
-"""
+"""The README's pictures of the report page, from a finished `ffl demo`; see `python -m benchmarks.refresh_demo`."""
 
 import io
 import shutil
-import sys
 from pathlib import Path
 
 from PIL import Image
@@ -16,8 +10,9 @@ from playwright.sync_api import sync_playwright
 from factorized_fl.report.page import write_report
 
 
-def main() -> None:
-    page = write_report([Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")])
+def photograph(root: Path) -> None:
+    """Writes docs/report-desktop.png and docs/report-phone.png."""
+    page = write_report([root])
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         desktop = browser.new_page(viewport={"width": 1180, "height": 1240}, color_scheme="light")
@@ -33,7 +28,3 @@ def main() -> None:
 def save(content: bytes, path: str) -> None:
     """Saves a picture with 256 colours, which are enough for the page and need a third of the bytes."""
     Image.open(io.BytesIO(content)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _MODULES = {
-    "api": ("compare", "configure", "report", "run"),
+    "api": ("compare", "configure", "export", "report", "run"),
     "config": ("Config",),
     "data.clients": ("ClientData",),
     "data.datasets": ("from_datasets",),
@@ -19,6 +19,7 @@ _MODULES = {
     "core.options": ("option",),
     "core.roles": ("Role",),
     "core.views": ("Batch", "Local", "Mixing", "Phase", "Server", "Tensors"),
+    "tasks.metrics": ("Metric",),
     "methods": ("Card", "Method", "register"),
     "nn": ("describe", "factorize", "fold"),
 }
@@ -26,9 +27,11 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = sorted(_MODULE_OF)
 
 # The first import of the package `factorized_fl.report` sets the attribute `report` of this module, which would hide
-# the function `report`. It is imported here (it is empty) so that this happens now, and the attribute is removed.
-import_module(f"{__name__}.report")
-del globals()["report"]
+# the function `report`; the same holds for `export`. Both packages are empty. They are imported here so that this
+# happens now, and the attributes are removed.
+for _name in ("export", "report"):
+    import_module(f"{__name__}.{_name}")
+    del globals()[_name]
 
 
 def __getattr__(name: str) -> Any:

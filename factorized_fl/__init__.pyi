@@ -1,4 +1,4 @@
-from factorized_fl.api import compare, configure, report, run
+from factorized_fl.api import compare, configure, export, report, run
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import Dense, Groups, Mean, Sparse, weighted_mean
@@ -9,6 +9,7 @@ from factorized_fl.data.clients import ClientData
 from factorized_fl.data.datasets import from_datasets
 from factorized_fl.methods import Card, Method, register
 from factorized_fl.nn import describe, factorize, fold
+from factorized_fl.tasks.metrics import Metric
 
 __version__: str
 
@@ -22,6 +23,7 @@ __all__ = [
     "Local",
     "Mean",
     "Method",
+    "Metric",
     "Mixing",
     "Phase",
     "Role",
@@ -32,6 +34,7 @@ __all__ = [
     "compare",
     "configure",
     "describe",
+    "export",
     "factorize",
     "fold",
     "from_datasets",

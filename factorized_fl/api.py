@@ -33,6 +33,7 @@ from factorized_fl.silo.settings import read_settings
 from factorized_fl.silo.site import export_now
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation
+from factorized_fl.simulate.training import bring
 
 COMPARISON = "comparison.json"
 
@@ -75,6 +76,7 @@ def run(
     """
     if model is not None:
         settings["model"] = model if isinstance(model, str) else model_name(model)
+    settings, brought = bring(settings)
     scenario = None
     if isinstance(config, str | Path):
         config = configure(config, method, **settings)
@@ -96,8 +98,10 @@ def run(
         observers=observers,
         device=device,
         factory=None if isinstance(model, str) else model,
+        brought=brought,
     )
-    return Run(directory.path, scenario, Path(data) if data else None, None if isinstance(model, str) else model)
+    factory = None if isinstance(model, str) else model
+    return Run(directory.path, scenario, Path(data) if data else None, factory, brought)
 
 
 def default_directory(config: Config) -> Path:
@@ -198,9 +202,13 @@ def report(
 
 
 def export(
-    run: Path, client: int = 0, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
+    run: Path | Run, client: int = 0, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
 ) -> Exported:
     """Export the model of a run's client (from 1) or of a site's kit; `alone` is a Stand-Alone run to compare with."""
+    if isinstance(run, Run):
+        return export_run(
+            *(run.path, client, out), alone=alone, scenario=run.scenario, factory=run.factory, brought=run.brought
+        )
     if not (run / FEDERATION).is_file():
         return export_run(run, client, out, data=data, alone=alone)
     kit = read_kit(run)

@@ -62,6 +62,11 @@ class Config:
     lr: float = option(1e-3, "learning rate of SGD", above=0, high=1e30)
     momentum: float = option(0.9, "momentum of SGD, kept by each client across rounds", low=0, high=0.9999)
     weight_decay: float = option(1e-6, "weight decay of SGD", low=0)
+    loss: str = option(
+        "cross-entropy", "cross-entropy, balanced-cross-entropy, binary, squared-error, or package.module:function"
+    )
+    class_weights: tuple[float, ...] = option((), "weights of the classes in the loss; empty: equal", above=0)
+    metrics: tuple[str, ...] = option((), "metrics of the tests, the first decides verdicts; empty: accuracy or r2")
     augment: str = option("paper", "the authors' augmentation, or none", choices=("paper", "none"))
     precision: str = option(
         "bf16", "precision of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "tf32", "fp32")

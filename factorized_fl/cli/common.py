@@ -1,6 +1,7 @@
 """What commands share: consoles, arguments and options, parsing of their values, interruption."""
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,7 +27,10 @@ class _PlainConsole(Console):
         return super().render_str(plain, **options)
 
 
-console = _PlainConsole(width=None if sys.stdout.isatty() else 180, markup=False)  # wide enough for tables in a log
+# Of the processes that simulate one federation together only the first one prints.
+FOLLOWS = os.environ.get("RANK", "0") != "0" and "WORLD_SIZE" in os.environ
+_WIDTH = None if sys.stdout.isatty() else 180  # wide enough for tables in a log
+console = _PlainConsole(width=_WIDTH, markup=False, quiet=FOLLOWS)
 notes = _PlainConsole(stderr=True, markup=False)  # no markup: names may contain square brackets
 
 

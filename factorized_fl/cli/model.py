@@ -36,7 +36,9 @@ def export_command(
 
 def predict_command(
     folder: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of an exported model.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, or folders of them.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGES...", help="Image files, folders of them, or .npy files.")
+    ],
     top: Annotated[int, typer.Option("--top", help="Number of classes to print for each image.", min=1)] = 3,
     runtime: Annotated[str, typer.Option("--runtime", help="onnx, torch or auto.")] = "auto",
     form: Annotated[str, typer.Option("--format", help="lines, or json with all classes.")] = "lines",
@@ -50,9 +52,14 @@ def predict_command(
     with images_told(notes):  # standard output may be read by a program
         predictions = predict(folder, images, runtime)
     if form == "json":
-        records = [{"image": str(found.image), "classes": dict(found.classes)} for found in predictions]
+        records = [
+            {"image": str(found.image), "classes": dict(found.classes)}
+            | ({} if found.row is None else {"row": found.row})
+            for found in predictions
+        ]
         typer.echo(json.dumps(records, indent=1))
         return
     for found in predictions:
         shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in found.classes[:top])
-        console.print(f"{found.image}: {shares}", highlight=False, soft_wrap=True)
+        place = found.image if found.row is None else f"{found.image} [{found.row}]"
+        console.print(f"{place}: {shares}", highlight=False, soft_wrap=True)

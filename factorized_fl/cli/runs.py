@@ -1,5 +1,6 @@
 """Commands that train: run, compare, demo, pilot."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from factorized_fl.cli.common import (
+    FOLLOWS,
     AsJson,
     Data,
     Device,
@@ -61,9 +63,17 @@ def run_command(
     quiet: Quiet = False,
     watch: Watch = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
+    processes: Annotated[
+        int,
+        typer.Option("--processes", help="Simulate with so many processes of this machine; the result is the same."),
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Run one federation."""
+    if processes != 1 and "RANK" not in os.environ:
+        from factorized_fl.simulate.launch import relaunch
+
+        raise typer.Exit(relaunch(processes))
     from factorized_fl import api
     from factorized_fl.report.documents import run_document
     from factorized_fl.report.progress import ProgressObserver
@@ -83,6 +93,8 @@ def run_command(
             progress = ProgressObserver(to, method_title(config.method), details=True)
             observers.append(stack.enter_context(progress))
         directory = api.run(config, out, data=data, resume=resume, device=device, observers=observers)
+    if FOLLOWS:
+        return
     if as_json:
         print_json(run_document(directory, end_with_page(directory.path, to)))
         return

@@ -10,8 +10,11 @@ from factorized_fl.core.mixing import Weights
 from factorized_fl.core.views import Mixing, Server, Tensors
 
 
-def checked_mixing(method: Method, server: Server) -> Mixing:
-    """The method's mixing; raises UserError if it is malformed or if `mix` changed its inputs in place."""
+def checked_mixing(method: Method, server: Server, extra_down: Tensors) -> Mixing:
+    """The method's mixing; raises UserError if it is malformed or if `mix` changed its inputs in place.
+
+    `extra_down` are tensors like the payloads that the method has to send.
+    """
     parts = (server.stack, server.start, server.state, server.extra, server.initial)
     given = [item for part in parts for item in part.items()]
     for name in ("fingerprints", "sizes", "received", "updated"):  # the server keeps them: a change would stay
@@ -30,7 +33,7 @@ def checked_mixing(method: Method, server: Server) -> Mixing:
             raise UserError(f"The mix of {method.name} returns wrong weights: {complaint}.")
     here = len(server.clients)
     shapes = {name: stacked.shape[1:] for name, stacked in server.stack.items()}
-    declared = {name: like.shape for name, like in method.extra_down(server.initial).items()}
+    declared = {name: like.shape for name, like in extra_down.items()}
     complaints = {
         "others names a tensor that does not travel": mixing.others.keys() - shapes.keys(),
         "rows names a tensor that does not travel": mixing.rows.keys() - shapes.keys(),

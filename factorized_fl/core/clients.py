@@ -13,7 +13,7 @@ from factorized_fl.core.answers import checked_payload
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT
 from factorized_fl.core.method import Method
 from factorized_fl.core.stack import ClientStack
-from factorized_fl.core.views import Evaluated, Roles, Tensors, Trained
+from factorized_fl.core.views import Cost, Evaluated, Roles, Tensors, Trained
 
 
 class Engine(Protocol):
@@ -138,15 +138,29 @@ class ClientState:
         for name, like in self.expected_up.items():
             yield EXTRA + name, torch.stack([self.outbox[k][name] for k in places]).to(like)
 
+    def cost(self, k: int) -> Cost:
+        """The numbers that the paper's cost formula counts for client k in this round."""
+        return self.method.card.cost(self.method, self.state.client(k), self.roles)
+
+    def complete(self, stacked: Mapping[str, torch.Tensor]) -> None:
+        """Fills in the rows, [K, ...], of clients that another process trains; in one process there are none."""
+
     # -- what a checkpoint holds
+
+    def complete_all(self) -> None:
+        """Fills in everything that changes from round to round of clients that another process trains."""
+
+    @property
+    def stacks(self) -> dict[str, ClientStack]:
+        """Everything of the clients that changes from round to round, by the beginning of its names in a checkpoint."""
+        stacks = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
+        stacks |= {f"models/{name}": stack for name, stack in self.models.items()}
+        return stacks | {f"momenta/{name}": stack for name, stack in self.momenta.items()}
 
     @property
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
-        stacks = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
-        stacks |= {f"models/{name}": stack for name, stack in self.models.items()}
-        stacks |= {f"momenta/{name}": stack for name, stack in self.momenta.items()}
-        flat = {name: tensor for prefix, stack in stacks.items() for name, tensor in stack.flat(prefix).items()}
+        flat = {name: tensor for prefix, stack in self.stacks.items() for name, tensor in stack.flat(prefix).items()}
         return {"trained": self.trained, **flat}
 
     def load(self, tensors: Tensors) -> None:

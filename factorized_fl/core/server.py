@@ -111,9 +111,10 @@ class ServerState:
         self._before: Tensors = {}  # the method's state before that round
         vector = method.fingerprint(initial, roles) if stack else None
         self.vectors = None if vector is None else vector.expand(count, -1).clone()
-        shared = {name: initial[name] for name in stack}
-        self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in method.extra_up(shared).items()}
-        self.extra_down = method.extra_down(shared)
+        shared = frozenset(stack)
+        up = method.extra_up(initial, shared)
+        self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in up.items()}
+        self.extra_down = method.extra_down(initial, shared)
 
     @property
     def sends_fingerprints(self) -> bool:
@@ -144,7 +145,7 @@ class ServerState:
             updated=self.updated & self.received,
             extra=self.extra,
         )
-        mixing = self._guarded(checked_mixing(self.method, view), clients)
+        mixing = self._guarded(checked_mixing(self.method, view, self.extra_down), clients)
         self.state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
         return Downloads(self, clients, mixing)
 

@@ -115,18 +115,40 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The result of testing a client's own model."""
+    """The result of testing a client's own model.
 
-    correct: int
+    Where accuracy is the only metric, as it is by default, `correct` and `total` say everything and `metrics` is empty.
+    """
+
+    correct: int | None  # None if outputs are not scores of classes
     total: int
     loss: float
     # For each test image, in the order of the client's test images, whether it was classified right: bool [total].
+    # None where another metric than accuracy is the primary one.
     right: torch.Tensor | None = field(default=None, compare=False)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by name, the primary one first; NaN if undefined
+    primary: float | None = None  # the primary metric as a score, of which more is better
+    error: float | None = None  # standard error of the primary metric on these test examples
 
     @property
-    def accuracy(self) -> float:
-        """The share of images classified right."""
-        return self.correct / self.total
+    def accuracy(self) -> float | None:
+        """The share of examples classified right; None if outputs are not scores of classes."""
+        return None if self.correct is None else self.correct / self.total
+
+    @property
+    def score(self) -> float:
+        """The number by which models are compared: the primary metric, or else the accuracy."""
+        found = self.accuracy if self.primary is None else self.primary
+        assert found is not None
+        return found
+
+    @property
+    def words(self) -> str:
+        """The primary metric for people, as in "91.20% of own test examples" or "auroc 0.912"."""
+        if self.metrics:
+            name, value = next(iter(self.metrics.items()))
+            return f"{name} {value:.4g} on own test examples"
+        return f"{100 * self.score:.2f}% of own test images"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class ClientData:
         x: inputs, with the examples along the first axis. uint8 [N, C, H, W] are images: they are divided by 255,
             normalised and, with augment="paper", augmented. Floats of any shape [N, ...] and whole numbers such as
             token ids reach the network as they are.
-        y: integer labels [N], from 0.
+        y: integer labels [N], from 0; or for other tasks numbers [N] or [N, C], such as zeros and ones for C labels.
         test: inputs and labels to test on. Without it a part of `x` is split off by the run's seed (`train_share`).
         validation: inputs and labels that are neither trained nor tested on, for choosing options.
         name: the client's name; by default its number.
@@ -64,6 +64,8 @@ def own_scenario(clients: Sequence[ClientData], *, train_share: float = 0.8, see
                 if not isinstance(pair, tuple | list) or len(pair) != 2:
                     raise UserError(f"The {part} data of {name} must be a pair: write {part}=(x, y).")
                 parts[part] = _pair(*pair, name, f"{part} ")
+        for part, (_, y) in parts.items():
+            _same_labels(labels[0] if labels else parts["train"][1], y, name, part)
         names = _classes(given.classes, [y for _, y in parts.values()], name)
         for part, (x, _) in parts.items():
             _same_kind(inputs[0] if inputs else parts["train"][0], x, name, part)
@@ -111,9 +113,11 @@ def _pair(x: Any, y: Any, name: str, part: str) -> tuple[Tensor, Tensor]:
     inputs, labels = _tensor(x, f"The {part}inputs of {name}"), _tensor(y, f"The {part}labels of {name}")
     if inputs.dim() < 2:
         raise UserError(f"The {part}inputs of {name} have shape {list(inputs.shape)}: give [N, ...] for N examples.")
-    if labels.dim() != 1 or labels.is_floating_point():
+    if labels.dim() not in (1, 2) or labels.shape[1:].numel() == 0:
         kind = str(labels.dtype).removeprefix("torch.")
-        raise UserError(f"The {part}labels of {name} are {kind} {list(labels.shape)}: give integers [N], from 0.")
+        raise UserError(
+            f"The {part}labels of {name} are {kind} {list(labels.shape)}: give integers [N], from 0, or numbers [N, C]."
+        )
     if len(inputs) != len(labels):
         raise UserError(f"{name} has {len(inputs)} {part}inputs but {len(labels)} labels: give one label for each.")
     if not len(inputs) or not inputs.numel():
@@ -130,7 +134,12 @@ def _pair(x: Any, y: Any, name: str, part: str) -> tuple[Tensor, Tensor]:
             raise UserError(f"Example {first} of the {part}inputs of {name} is not finite: replace NaN and infinity.")
     elif inputs.dtype != torch.uint8:
         inputs = inputs.long()
-    return inputs, labels.long()
+    if labels.dim() == 1 and not labels.is_floating_point():
+        return inputs, labels.long()
+    if not (finite := labels.reshape(len(labels), -1).isfinite().all(1)).all():
+        first = int((~finite).nonzero()[0])
+        raise UserError(f"Example {first} of the {part}labels of {name} is not finite: replace NaN and infinity.")
+    return inputs, labels.float().reshape(len(labels), -1)
 
 
 def _tensor(value: Any, what: str) -> Tensor:
@@ -151,6 +160,8 @@ def _tensor(value: Any, what: str) -> Tensor:
 
 def _classes(given: Sequence[str] | int | None, labels: Sequence[Tensor], name: str) -> tuple[str, ...]:
     """Return the names of the classes; raise UserError if a label has none."""
+    if labels[0].is_floating_point():
+        return _outputs(given, labels[0].shape[1], name)
     low, high = min(int(y.min()) for y in labels), max(int(y.max()) for y in labels)
     given = max(high + 1, 0) if given is None else given
     if isinstance(given, int) and not isinstance(given, bool):
@@ -171,6 +182,17 @@ def _classes(given: Sequence[str] | int | None, labels: Sequence[Tensor], name: 
     return names
 
 
+def _outputs(given: Sequence[str] | int | None, count: int, name: str) -> tuple[str, ...]:
+    """Return the names of the numbers that each example has as its label; raise UserError if there are other names."""
+    named = isinstance(given, list | tuple) and all(isinstance(each, str) for each in given)
+    names = tuple(given) if named and not isinstance(given, int) and given else tuple(map(str, range(count)))
+    if (given is not None and not named and given != count) or len(set(names)) != count:
+        raise UserError(
+            f"The classes of {name} are {given!r}, but the label of an example is {count} numbers: give {count} names."
+        )
+    return names
+
+
 def _same_kind(first: Tensor, x: Tensor, name: str, part: str) -> None:
     """Raise UserError if inputs differ from the first client's in shape or type."""
     if first.shape[1:] == x.shape[1:] and first.dtype == x.dtype:
@@ -180,6 +202,16 @@ def _same_kind(first: Tensor, x: Tensor, name: str, part: str) -> None:
         f"The {part} inputs of {name} are {kinds[0]} each, but the first client's are {kinds[1]}: "
         "give all clients inputs of one shape and type."
     )
+
+
+def _same_labels(first: Tensor, y: Tensor, name: str, part: str) -> None:
+    """Raise UserError if labels are classes here and numbers at the first client, or as many numbers as there."""
+    if first.dtype != y.dtype or first.shape[1:] != y.shape[1:]:
+        kinds = ["classes" if each.dim() == 1 else f"numbers [N, {each.shape[1]}]" for each in (y, first)]
+        raise UserError(
+            f"The {part} labels of {name} are {kinds[0]}, but the first client's are {kinds[1]}: "
+            "give all clients labels of one kind."
+        )
 
 
 def _split(at: Tensor, share: float, seed: int, k: int, name: str, validated: bool) -> dict[str, Tensor]:

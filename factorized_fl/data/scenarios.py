@@ -42,12 +42,17 @@ class Scenario:
     """All clients, and the pool of images that they share."""
 
     images: torch.Tensor  # uint8 [N, C, H, W], or with `arrays` float32 or int64 [N, ...]
-    labels: torch.Tensor  # int64 [N], the class within the image's domain
+    labels: torch.Tensor  # int64 [N], the class within the image's domain, or float32 [N, C], numbers to predict
     clients: tuple[Client, ...]
     labels_agree: bool  # one domain and one labelling, without which classifiers must not be shared
     mean: tuple[float, ...]
     std: tuple[float, ...]
     arrays: bool = False  # inputs reach the network as they are: not scaled, normalised or augmented
+
+    def targets(self, k: int, positions: torch.Tensor) -> torch.Tensor:
+        """Return the targets of some examples: classes as client k numbers them, or numbers as they are."""
+        labels = self.labels[positions]
+        return labels if labels.is_floating_point() else self.clients[k].labelling[labels]
 
     @property
     def sizes(self) -> torch.Tensor:

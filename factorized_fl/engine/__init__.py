@@ -13,10 +13,11 @@ from factorized_fl.core.views import Phase
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.methods import Method
 from factorized_fl.tasks.augment import draw
+from factorized_fl.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Task:
+class Work:
     """What every engine needs to know of a federation, and the batches on which every engine trains its clients."""
 
     config: Config
@@ -26,6 +27,7 @@ class Task:
     roles: Mapping[str, Role]
     shared: frozenset[str]  # the names that travel
     device: torch.device
+    task: Task
 
     def _batch_size(self, k: int) -> int:
         """Return the size of a client's batches: with less than one batch it makes one smaller step per epoch."""

@@ -5,20 +5,21 @@ import warnings
 import torch
 
 from factorized_fl.core.clients import Engine
-from factorized_fl.engine import Task
+from factorized_fl.engine import Work
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.methods import Method
+from factorized_fl.tasks.losses import LOSSES
 
 
-def build_engine(name: str, task: Task) -> Engine:
+def build_engine(name: str, work: Work) -> Engine:
     """The fast engine on a GPU if it supports the run, else the reference engine and one warning that says why."""
-    if task.device.type == "cuda":  # for both engines; PyTorch's own choice is TF32
-        torch.backends.cudnn.allow_tf32 = task.config.precision != "fp32"
-    reference = ReferenceEngine(task)
-    if name == "reference" or task.device.type != "cuda":
+    if work.device.type == "cuda":  # for both engines; PyTorch's own choice is TF32
+        torch.backends.cudnn.allow_tf32 = work.config.precision != "fp32"
+    reference = ReferenceEngine(work)
+    if name == "reference" or work.device.type != "cuda":
         return reference
-    if reason := _why_not(task):
-        instead = ", with TF32 convolutions" if task.config.precision == "bf16" else ""
+    if reason := _why_not(work):
+        instead = ", with TF32 convolutions" if work.config.precision == "bf16" else ""
         warnings.warn(f"The reference engine runs this{instead}, as {reason}.", stacklevel=2)
         return reference
     from factorized_fl.engine.resnet9_cuda.engine import CudaEngine
@@ -39,18 +40,27 @@ def trains_otherwise(method: Method) -> bool:
     return bool(own or method.further_models)
 
 
-def _why_not(task: Task) -> str | None:
+def _trained_otherwise(work: Work) -> str | None:
+    """The first option of training that is not as the fast engine has it, or None."""
+    if work.task.loss != LOSSES["cross-entropy"] or work.task.class_weights:
+        return "the loss"
+    return None if work.task.counts_only else "metrics"
+
+
+def _why_not(work: Work) -> str | None:
     """Why the fast engine cannot run this, or None."""
-    if trains_otherwise(task.method):
-        return f"{task.method.name} has local training of its own"
-    if task.scenario.arrays or task.config.has_own_model:
+    if trains_otherwise(work.method):
+        return f"{work.method.name} has local training of its own"
+    if work.scenario.arrays or work.config.has_own_model:
         return "the network or its inputs are your own"
-    if len(task.models) > 1:
+    if other := _trained_otherwise(work):
+        return f"{other} is not the default"
+    if len(work.models) > 1:
         return "clients differ in their numbers of classes"
-    if one_by_one(task.method):
-        return f"{task.method.name} has a gradient or finish of its own and does not say side_by_side = True"
+    if one_by_one(work.method):
+        return f"{work.method.name} has a gradient or finish of its own and does not say side_by_side = True"
     try:
         from factorized_fl.engine.resnet9_cuda.stacked import supported
     except ImportError:
         return "Triton is not installed"
-    return supported(next(iter(task.models.values())), task.scenario.images, task.config.batch_size)
+    return supported(next(iter(work.models.values())), work.scenario.images, work.config.batch_size)

@@ -1,15 +1,14 @@
 """The reference engine: one client after the other in plain PyTorch, on any device. All other engines equal it."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import cycle, islice
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from factorized_fl.core.answers import checked_gradient, checked_payload
 from factorized_fl.core.clients import ClientState
@@ -18,7 +17,7 @@ from factorized_fl.core.roles import trainable
 from factorized_fl.core.seeds import global_rng
 from factorized_fl.core.stack import call_untied
 from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Trained
-from factorized_fl.engine import Task
+from factorized_fl.engine import Work
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
 from factorized_fl.tasks.augment import augment, normalise
 from factorized_fl.tasks.confusion import count_confusion
@@ -29,11 +28,11 @@ _EVALUATION_BATCH = 500
 class ReferenceEngine:
     """Trains on the stacks in place; one model object serves all clients with the same number of classes."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, work: Work) -> None:
         keep_freed_memory()
-        self.task, self.config, self.method, self.scenario = task, task.config, task.method, task.scenario
-        self.roles, self.device = task.roles, task.device
-        self.models = {classes: model.to(task.device) for classes, model in task.models.items()}
+        self.work, self.config, self.method, self.scenario = work, work.config, work.method, work.scenario
+        self.roles, self.device, self.task = work.roles, work.device, work.task
+        self.models = {classes: model.to(work.device) for classes, model in work.models.items()}
         self.images = self.scenario.images.to(self.device)
         self.mean = torch.tensor(self.scenario.mean, device=self.device)
         self.std = torch.tensor(self.scenario.std, device=self.device)
@@ -98,7 +97,7 @@ class ReferenceEngine:
         return Local(
             loss_gradient=lambda at, batch: {},
             roles=self.roles,
-            shared=self.task.shared,
+            shared=self.work.shared,
             start=start,
             kept=clients.kept.client(k),
             extra={name: stacked[k] for name, stacked in clients.inbox.items()},
@@ -123,13 +122,14 @@ class ReferenceEngine:
                 tensor.data = tensors[name]
         trains = phase.trains or (lambda role: True)
         parameters: Tensors = {n: p for n, p in own.items() if p.requires_grad and trains(self.roles[n])}
+        weights = self._class_weights(k)
         if not parameters:
             raise UserError(f"{self.method.name} has a phase '{phase.name}' without any parameters.")
 
         def loss_gradient(at: Tensors, batch: Batch) -> Tensors:
             own_values = at is parameters
-            logits = model(batch.images) if own_values else call_untied(model, at | statistics, batch.images)
-            loss = cross_entropy(logits, batch.labels)
+            outputs = model(batch.images) if own_values else call_untied(model, at | statistics, batch.images)
+            loss = self.task.loss.mean(outputs, batch.labels, weights)
             losses.append(loss.detach())
             # A network may hold parameters that it does not use: their gradient is zero.
             gradients = torch.autograd.grad(loss, list(at.values()), allow_unused=True, materialize_grads=True)
@@ -169,7 +169,7 @@ class ReferenceEngine:
             n: t for n, t in tensors.items() if n in share or (n.rpartition(".")[0] in norms and n.endswith("_tracked"))
         }
         totals = {name: torch.zeros_like(tensors[name]) for name in share if name in tensors}
-        batches = self.task.plain_batches(k)
+        batches = self.work.plain_batches(k)
         for chosen in batches:
             here = tensors | {name: torch.zeros_like(tensor) for name, tensor in changed.items()}
             call_untied(model, here, self._plain(chosen))
@@ -190,7 +190,7 @@ class ReferenceEngine:
 
     def batches(self, round_number: int, k: int, phase: Phase | None = None, index: int = 0) -> Iterator[Batch]:
         """The client's shuffled and augmented batches of one phase of a round."""
-        for chosen, draws in self.task.batches(round_number, k, phase, index):
+        for chosen, draws in self.work.batches(round_number, k, phase, index):
             if draws is None:
                 yield Batch(self._plain(chosen), self.labels(k, chosen))
             else:
@@ -231,15 +231,23 @@ class ReferenceEngine:
         """Losses on the held-out images, in evaluation mode, one candidate after the other."""
         models = [dict(zip(candidates, tensors, strict=True)) for tensors in zip(*candidates.values(), strict=True)]
         with using_threads(self.threads):
-            return [self._test(k, own | model, self.scenario.clients[k].holdout).loss for model in models]
+            held = self.scenario.clients[k].holdout
+            return [self._mean_loss(self._outputs(k, own | model, held), len(held)) for model in models]
+
+    def _mean_loss(self, batches: Iterable[tuple[Tensor, Tensor]], count: int) -> float:
+        return sum(float(self.task.loss.total(*batch)) for batch in batches) / count
 
     def _test(self, k: int, tensors: Tensors, positions: Tensor) -> Evaluated:
-        right, loss = list[Tensor](), 0.0
-        for logits, labels in self._outputs(k, tensors, positions):
-            right.append(logits.argmax(1) == labels)
-            loss += float(cross_entropy(logits, labels, reduction="sum"))
-        bits = torch.cat(right).cpu()
-        return Evaluated(int(bits.sum()), len(positions), loss / len(positions), bits)
+        found: list[tuple[Tensor, Tensor]] = []
+        loss = 0.0
+        for outputs, targets in self._outputs(k, tensors, positions):
+            loss += float(self.task.loss.total(outputs, targets))
+            kept = outputs.argmax(1) == targets if self.task.counts_only else outputs.float()
+            found.append((kept.cpu(), targets.cpu()))
+        first, targets = (torch.cat(side) for side in zip(*found, strict=True))
+        if self.task.counts_only:
+            return Evaluated(int(first.sum()), len(positions), loss / len(positions), first)
+        return self.task.evaluated(loss / len(positions), first, targets)
 
     def _outputs(self, k: int, tensors: Tensors, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits and labels, batch by batch, in evaluation mode."""
@@ -259,8 +267,15 @@ class ReferenceEngine:
         return normalise(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
     def labels(self, k: int, chosen: Tensor) -> Tensor:
-        """Returns the images' classes under the client's own labelling."""
-        return self.scenario.clients[k].labelling[self.scenario.labels[chosen]].to(self.device)
+        """Returns the targets of these examples: classes under the client's own labelling, or numbers."""
+        return self.scenario.targets(k, chosen).to(self.device)
+
+    @cache  # noqa: B019  # an engine lives as long as its run
+    def _class_weights(self, k: int) -> Tensor | None:
+        """The weights of the client's classes in the loss, or None."""
+        client = self.scenario.clients[k]
+        found = self.task.weights(len(client.classes), self.scenario.targets(k, client.train))
+        return None if found is None else found.to(self.device)
 
     def _model(self, k: int) -> nn.Module:
         return self.models[len(self.scenario.clients[k].classes)]

@@ -1,12 +1,9 @@
 """Export of a client's model, checked on the client's whole test split before anything is kept."""
 
-import importlib.util
 import json
-import logging
 import math
 import re
-import warnings
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -14,25 +11,40 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from jinja2 import Environment, StrictUndefined
-from torch import nn
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.stack import load_untied, untied_state
 from factorized_fl.data.clients import OWN
-from factorized_fl.export.package import ABOUT, ARCHITECTURE, CARD, ONNX, WEIGHTS, FromPixels, Package
+from factorized_fl.data.scenarios import Scenario
+from factorized_fl.export.onnx import Scores, onnx_scores, warn_without_onnx, write_onnx
+from factorized_fl.export.package import (
+    ABOUT,
+    ARCHITECTURE,
+    CARD,
+    INPUTS,
+    NUMBERS,
+    ONNX,
+    PIXELS,
+    TOKENS,
+    WEIGHTS,
+    Package,
+)
 from factorized_fl.methods import METHODS, fingerprints
 from factorized_fl.nn import fold
+from factorized_fl.nn.installed import find_installed
+from factorized_fl.nn.models import MODELS
+from factorized_fl.nn.own import Factory, import_factory
 from factorized_fl.results.effect import Effect, Verdict
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.references import effect_beside, judge_run
 from factorized_fl.results.rundir import RunDirectory, describe_clients
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, initial_model
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, initial_models
 
 _BATCH = 500
 _TOLERANCE = 1e-4  # of a class score, between the trained, the folded and the ONNX model
-Scores = Callable[[torch.Tensor], torch.Tensor]  # raw pixels to class scores
 
 
 @dataclass(frozen=True)
@@ -72,24 +84,37 @@ class Exported:
 
 
 def export_run(
-    run: Path, client: int, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
+    run: Path,
+    client: int,
+    out: Path | None = None,
+    *,
+    data: Path | None = None,
+    alone: Path | None = None,
+    scenario: Scenario | None = None,
+    factory: Factory | None = None,
+    brought: Brought = NOTHING,
 ) -> Exported:
-    """Export the model of a simulated client, numbered from 1, and compare it with the Stand-Alone run `alone`."""
+    """Export the model of a simulated client, numbered from 1, and compare it with the Stand-Alone run `alone`.
+
+    `scenario`, `factory` and `brought` are the data, the network and the functions that a caller brought from Python.
+    """
     directory = RunDirectory(run)
     rounds = directory.checkpoint_round()
     if not rounds:
         raise UserError(f"'{run}' holds no checkpoint of a run: give the directory of a run.")
     config = directory.config()
-    if config.has_own_model or config.dataset == OWN:
+    if config.dataset == OWN and scenario is None:
         raise UserError(
-            f"'{run}' has a network or data from Python, which a package cannot describe: take the trained module "
-            "there, with ffl.run(..., resume=True).model(k)."
+            f"'{run}' has data from Python: export there, with ffl.export(ffl.run(..., resume=True), client=1)."
         )
     count = len(directory.clients())
+    if scenario is not None and scenario.labels.is_floating_point():
+        raise UserError(f"An exported folder describes a classifier, and '{run}' trained none: use run.model(k).")
     if not 1 <= client <= count:
         wrong = f"There is no client {client}" if client else "This run has a model for every client"
         raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {count}.")
-    federation = build_federation(config, build_scenario_of(config, data), torch.device("cpu"), "reference")
+    scenario, place = scenario or build_scenario_of(config, data), torch.device("cpu")
+    federation = build_federation(config, scenario, place, "reference", factory=factory, brought=brought)
     directory.refuse_other_data(describe_clients(federation.scenario))
     with directory.reading_checkpoint():
         federation.load(directory.load_checkpoint())
@@ -99,7 +124,7 @@ def export_run(
     name = federation.scenario.clients[client - 1].name
     trained = directory.rounds_trained(client - 1, rounds)
     out = out or run / "model" / f"client-{client}"
-    return export_client(federation, client - 1, rounds, trained, out, name, effect)
+    return export_client(federation, client - 1, rounds, trained, out, name, effect, factory)
 
 
 def _measured(run: Path, rounds: int, planned: int, reference: Path | None) -> Effect | None:
@@ -112,7 +137,14 @@ def _measured(run: Path, rounds: int, planned: int, reference: Path | None) -> E
 
 
 def export_client(
-    federation: Federation, k: int, rounds: int, trained: int, out: Path, name: str, effect: Effect | None = None
+    federation: Federation,
+    k: int,
+    rounds: int,
+    trained: int,
+    out: Path,
+    name: str,
+    effect: Effect | None = None,
+    factory: Factory | None = None,
 ) -> Exported:
     """Fold client k's model, compare it with the trained one on all test images, and write it to `out`.
 
@@ -120,40 +152,30 @@ def export_client(
     """
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
-    channels, size = scenario.images.shape[1], scenario.images.shape[-1]
-    model = initial_model(config, len(client.classes), channels, scenario.labels_agree)
+    model = initial_models(config, scenario, factory)[len(client.classes)]
     tensors = federation.engine.tested(rounds, k, federation.clients)
     load_untied(model, {key: tensor.detach().cpu() for key, tensor in tensors.items()})
-    package = Package(
-        name=name,
-        method=config.method,
-        model=config.model,
-        classes=client.classes,
-        image_size=size,
-        channels=channels,
-        mean=scenario.mean,
-        std=scenario.std,
-        **{option: getattr(config, option) for option in ARCHITECTURE},
-    )
+    package = _package(federation, k, name)
     images = scenario.images[client.test]
     labels = client.labelling[scenario.labels[client.test]]
     # The fingerprint describes the client's images, so it is not part of the exported model.
     folded = untied_state(fold(model.eval()))
     weights = {key: tensor.contiguous() for key, tensor in folded.items() if key != fingerprints.NAME}
-    pixels = package.network(weights)
+    made = (factory or import_factory(config.model)) if config.has_own_model else None
+    network = package.network(weights, made)
     with plain_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    wanted = _scores(FromPixels(model, package.mean, package.std).eval(), images)
+    wanted = _scores(package.prepared(model).eval(), images)
     if not wanted.isfinite().all():
         raise UserError(f"The training of {name} diverged, so there is no model to export: a smaller lr may help.")
-    got = _scores(pixels, images)
+    got = _scores(network, images)
     difference = _compare(wanted, got, "folded")
     same = wanted.argmax(1) == got.argmax(1)
-    onnx = _write_onnx(pixels, out / ONNX, channels, size)
-    if onnx:
-        theirs = _scores(onnx_scores(out / ONNX, package), images)
-        difference = max(difference, _compare(wanted, theirs, "ONNX"))
+    onnx = write_onnx(network, out / ONNX, package)
+    if onnx and (theirs := _scores_of_onnx(out / ONNX, package, images, wanted)) is not None:
+        difference = max(difference, float((wanted - theirs).abs().max()))
         same &= wanted.argmax(1) == theirs.argmax(1)
+    onnx = (out / ONNX).exists()
     correct = int((got.argmax(1) == labels).sum())
     majority = int(labels.bincount().max()) / len(images)
     exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, majority, k, effect)
@@ -168,26 +190,46 @@ def export_client(
     return exported
 
 
-def onnx_scores(path: Path, package: Package) -> Scores:
-    """Return the exported ONNX model as a function; raise UserError if it does not fit its description."""
-    import onnxruntime
+def _package(federation: Federation, k: int, name: str) -> Package:
+    """Return the description of client k's model."""
+    config, scenario = federation.config, federation.scenario
+    images = scenario.images
+    kind = PIXELS if not scenario.arrays else NUMBERS if images.is_floating_point() else TOKENS
+    square = kind == PIXELS and images.shape[-1] == images.shape[-2]
+    package = version = ""
+    if config.has_own_model:
+        with suppress(UserError):  # a network that no installed package declares is given to `load_network`
+            found = find_installed(config.model)
+            package, version = found.package, found.version
+    return Package(
+        name=name,
+        method=config.method,
+        model=config.model,
+        classes=scenario.clients[k].classes,
+        image_size=images.shape[-1] if kind == PIXELS else 0,
+        channels=images.shape[1] if kind == PIXELS else 0,
+        mean=scenario.mean,
+        std=scenario.std,
+        **{option: getattr(config, option) for option in ARCHITECTURE},
+        package=package,
+        version=version,
+        inputs=kind,
+        shape=() if square else tuple(images.shape[1:]),
+    )
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+
+def _scores_of_onnx(path: Path, package: Package, inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor | None:
+    """Return the ONNX model's scores; remove the file, warn and return None if they are not the wanted ones."""
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the exceptions of ONNX Runtime have no common base class
-        raise UserError(f"The model '{path}' cannot be read ({error}): export it again.") from None
-
-    takes, gives = session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]
-    size = package.image_size
-    if [*takes, *gives] != [package.channels, size, size, len(package.classes)]:
-        raise UserError(f"'{path.parent / ABOUT}' does not fit the model '{path}': export it again.")
-
-    def scores(pixels: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
-
-    return scores
+        got = _scores(onnx_scores(path, package), inputs)
+        _compare(wanted, got, "ONNX")
+        return got
+    except Exception as error:  # whatever ONNX Runtime raises for operations that it cannot compute
+        if package.model in MODELS:
+            raise
+        path.unlink()
+        warn_without_onnx(package, error)
+        return None
 
 
 @torch.no_grad()
@@ -216,7 +258,15 @@ def _model_card(package: Package, config: Config, trained: int, train: int, expo
     }
     card = METHODS[config.method].card
     return environment.from_string(template).render(
-        package=package, config=config, card=card, trained=trained, train=train, exported=exported
+        package=package,
+        config=config,
+        card=card,
+        trained=trained,
+        train=train,
+        exported=exported,
+        built_in=package.model in MODELS,
+        name=PIXELS if package.inputs == PIXELS else "inputs",
+        dtype=str(INPUTS[package.inputs]).removeprefix("torch."),
     )
 
 
@@ -224,32 +274,3 @@ def _quote(name: str) -> str:
     """Return a class name as a quoted text of Markdown: HTML, links and unprintable characters in it stay text."""
     printable = "".join(char if char.isprintable() else "?" for char in name)
     return json.dumps(re.sub(r"([<>&*_`\[\]|#])", lambda found: f"&#{ord(found[0])};", printable), ensure_ascii=False)
-
-
-def _write_onnx(model: nn.Module, path: Path, channels: int, size: int) -> bool:
-    """Write the ONNX file and return True, or warn and return False if its libraries are not installed."""
-    with plain_errors(path.parent):
-        path.unlink(missing_ok=True)
-    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
-        warnings.warn('No ONNX file was made: pip install "factorized-fl[onnx]" for that.', stacklevel=3)
-        return False
-    example = torch.zeros(2, channels, size, size, dtype=torch.uint8)
-    silenced = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                model,
-                (example,),
-                input_names=["pixels"],
-                output_names=["scores"],
-                dynamic_shapes={"pixels": {0: torch.export.Dim("images")}},
-                dynamo=True,
-                verbose=False,
-            )
-    finally:
-        logging.disable(silenced)
-    assert program is not None
-    write_atomically(path, program.model_proto.SerializeToString())
-    return True

@@ -7,7 +7,8 @@ README.md           the model card
 """
 
 import json
-from dataclasses import dataclass, fields
+import warnings
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 import safetensors.torch
@@ -19,8 +20,13 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.options import make
 from factorized_fl.core.stack import load_untied
 from factorized_fl.nn import build_model
+from factorized_fl.nn.installed import find_installed
+from factorized_fl.nn.models import MODELS
+from factorized_fl.nn.own import Factory, make_own_model
 from factorized_fl.tasks.augment import normalise
 
+PIXELS, NUMBERS, TOKENS = "pixels", "numbers", "tokens"
+INPUTS = {PIXELS: torch.uint8, NUMBERS: torch.float32, TOKENS: torch.int64}  # the types of a model's inputs
 WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "model.json", "README.md"
 ARCHITECTURE = ("width", "head_layers", "head_norm", "head_width")  # options of a network
 
@@ -41,13 +47,46 @@ class Package:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     head_width: int = 0
+    package: str = ""  # the installed package of a network that is not built in, and its version
+    version: str = ""
+    inputs: str = PIXELS  # the kind of input: raw pixels, or numbers or tokens that the network takes as they are
+    shape: tuple[int, ...] = ()  # of one input; empty for square images of image_size
 
-    def network(self, weights: dict[str, torch.Tensor]) -> nn.Module:
-        """Return the network with these weights; its input is raw pixels."""
-        options = {option: getattr(self, option) for option in ARCHITECTURE}
-        network = build_model(self.model, len(self.classes), channels=self.channels, **options)
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Return the shape of one input."""
+        return self.shape or (self.channels, self.image_size, self.image_size)
+
+    def example(self) -> torch.Tensor:
+        """Return a batch of one input, all zeros, of the type that the exported model takes."""
+        return torch.zeros(1, *self.input_shape, dtype=INPUTS[self.inputs])
+
+    def network(self, weights: dict[str, torch.Tensor], factory: Factory | None = None) -> nn.Module:
+        """Return the network with these weights, from its inputs to class scores.
+
+        `factory` makes a network that is not built in; without it an installed package must declare the network.
+        """
+        if self.model in MODELS:
+            options = {option: getattr(self, option) for option in ARCHITECTURE}
+            network = build_model(self.model, len(self.classes), channels=self.channels, **options)
+        else:
+            example = self.prepared(nn.Identity())(self.example())
+            made = factory or self._installed()
+            network = make_own_model(made, self.model, example, len(self.classes), self.name)
         load_untied(network, weights)
-        return FromPixels(network, self.mean, self.std).eval()
+        return self.prepared(network).eval()
+
+    def prepared(self, network: nn.Module) -> nn.Module:
+        """Return the network with the preprocessing of its inputs."""
+        return FromPixels(network, self.mean, self.std) if self.inputs == PIXELS else network
+
+    def _installed(self) -> Factory:
+        found = find_installed(self.model)
+        if self.version and (found.package, found.version) != (self.package, self.version):
+            was = f"{self.package} {self.version}"
+            here = f"{found.package} {found.version}"
+            warnings.warn(f"The model was trained with {was}, and {here} is installed here.", stacklevel=4)
+        return found.factory()
 
 
 class FromPixels(nn.Module):
@@ -70,9 +109,13 @@ def read_package(folder: Path | str) -> Package:
     """Return the content of a folder's model.json."""
     folder = Path(folder)
     try:
-        content = {"head_width": 0, **json.loads((folder / ABOUT).read_text(encoding="utf-8"))}  # older models lack it
-        package = make(Package, {field.name: content[field.name] for field in fields(Package)}, "entry")
-        if {len(package.mean), len(package.std)} != {package.channels}:
+        content = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        needed = {field.name for field in fields(Package) if field.default is MISSING}  # older models lack the others
+        known = {field.name for field in fields(Package)} & (content.keys() | needed)
+        package = make(Package, {name: content[name] for name in known}, "entry")
+        if package.inputs not in INPUTS:
+            raise ValueError(f"inputs = {package.inputs!r} must be one of {', '.join(INPUTS)}")
+        if package.inputs == PIXELS and {len(package.mean), len(package.std)} != {package.channels}:
             raise ValueError("mean and std must have a number for each channel")
         return package
     except FileNotFoundError:
@@ -83,11 +126,11 @@ def read_package(folder: Path | str) -> Package:
         raise UserError(f"'{folder / ABOUT}' is damaged ({error}): export the model again.") from None
 
 
-def load_network(folder: Path | str, package: Package) -> nn.Module:
-    """Return the trained network; its input is raw pixels."""
+def load_network(folder: Path | str, package: Package, factory: Factory | None = None) -> nn.Module:
+    """Return the trained network, from its inputs to class scores; `factory` makes a network that is not built in."""
     folder = Path(folder)
     try:
-        return package.network(safetensors.torch.load_file(folder / WEIGHTS))
+        return package.network(safetensors.torch.load_file(folder / WEIGHTS), factory)
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"'{folder / WEIGHTS}' does not fit its description ({reason}): export it again.") from None

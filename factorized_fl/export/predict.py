@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.folder import image_files, subfolders
 from factorized_fl.data.images import Unreadable, decode_each
-from factorized_fl.export.export import Scores, onnx_scores
-from factorized_fl.export.package import ONNX, load_network, read_package
+from factorized_fl.export.onnx import Scores, onnx_scores
+from factorized_fl.export.package import INPUTS, ONNX, PIXELS, Package, load_network, read_package
+from factorized_fl.nn.own import Factory
 
 _BATCH = 64
 RUNTIMES = ("auto", "onnx", "torch")
@@ -22,18 +24,30 @@ RUNTIMES = ("auto", "onnx", "torch")
 class Prediction:
     """Every class with its probability for one image, most likely first."""
 
-    image: Path
+    image: Path  # or the .npy file
     classes: tuple[tuple[str, float], ...]
+    row: int | None = None  # the position in a .npy file
 
 
-def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list[Prediction]:
-    """Return predictions for images, also those in folders and their subfolders, in order; warn of unreadable ones."""
+def predict(
+    folder: Path, images: Sequence[Path], runtime: str = "auto", factory: Factory | None = None
+) -> list[Prediction]:
+    """Return predictions for images, also those in folders and their subfolders, in order; warn of unreadable ones.
+
+    A file .npy holds a batch of inputs; a network that takes no pixels takes nothing else. `factory` makes a network
+    that is neither built in nor declared by an installed package; ONNX Runtime does without it.
+    """
     package = read_package(folder)
+    if any(image.suffix == ".npy" for image in images) or package.inputs != PIXELS:
+        return _predict_arrays(package, find_runtime(folder, runtime, factory), images)
+    if len({*package.input_shape[1:]}) > 1:
+        size = " x ".join(map(str, package.input_shape[1:]))
+        raise UserError(f"This model takes images of {size} pixels, and files are cropped to squares: give .npy files.")
     files = [file for image in images for file in _files(image)]
     unreadable: list[tuple[Path, Unreadable]] = []
     if not files:
         raise UserError("There is no image to classify: name image files, or a folder with some.")
-    scores = find_runtime(folder, runtime)
+    scores = find_runtime(folder, runtime, factory)
     predictions = []
     for first in range(0, len(files), _BATCH):
         batch = files[first : first + _BATCH]
@@ -44,17 +58,41 @@ def predict(folder: Path, images: Sequence[Path], runtime: str = "auto") -> list
             else:
                 decoded.append((file, torch.from_numpy(pixels.copy())))
         if decoded:
-            with torch.no_grad():
-                shares = torch.softmax(scores(torch.stack([pixels for _, pixels in decoded])).double(), dim=1)
-            for (file, _), row in zip(decoded, shares, strict=True):
-                order = row.argsort(descending=True, stable=True).tolist()
-                predictions.append(Prediction(file, tuple((package.classes[c], float(row[c])) for c in order)))
+            found = _ranked(package, scores, torch.stack([pixels for _, pixels in decoded]))
+            predictions += [Prediction(file, classes) for (file, _), classes in zip(decoded, found, strict=True)]
     if not predictions:
         file, why = unreadable[0]
         raise UserError(f"None of the {len(unreadable)} images can be read; {file} {why}.")
     for file, why in unreadable:
         warnings.warn(f"{file} is left out, as it {why}.", stacklevel=2)
     return predictions
+
+
+def _predict_arrays(package: Package, scores: Scores, files: Sequence[Path]) -> list[Prediction]:
+    """Return predictions for the inputs in .npy files."""
+    predictions = []
+    for file in files:
+        wanted = f"{INPUTS[package.inputs]} [N, {', '.join(map(str, package.input_shape))}]".removeprefix("torch.")
+        try:
+            inputs = torch.from_numpy(np.load(file, allow_pickle=False))
+        except (OSError, ValueError, TypeError, EOFError) as error:
+            raise UserError(f"'{file}' cannot be read ({error}): save an array {wanted} with numpy.save.") from None
+        if inputs.dtype == torch.float64:
+            inputs = inputs.float()
+        if inputs.dtype != INPUTS[package.inputs] or tuple(inputs.shape[1:]) != package.input_shape:
+            found = f"{inputs.dtype} {list(inputs.shape)}".removeprefix("torch.")
+            raise UserError(f"'{file}' holds {found}, but this model takes {wanted}.")
+        classes = [ranks for batch in inputs.split(_BATCH) if len(batch) for ranks in _ranked(package, scores, batch)]
+        predictions += [Prediction(file, each, row) for row, each in enumerate(classes)]
+    return predictions
+
+
+def _ranked(package: Package, scores: Scores, inputs: torch.Tensor) -> list[tuple[tuple[str, float], ...]]:
+    """Return the classes of each input with their probabilities, most likely first."""
+    with torch.no_grad():
+        shares = torch.softmax(scores(inputs).double(), dim=1)
+    order = shares.argsort(dim=1, descending=True, stable=True).tolist()
+    return [tuple((package.classes[c], float(row[c])) for c in ranks) for row, ranks in zip(shares, order, strict=True)]
 
 
 def _files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
@@ -69,8 +107,8 @@ def _files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     return image_files(path) + [file for folder in subfolders(path) for file in _files(folder, (*above, whole))]
 
 
-def find_runtime(folder: Path, runtime: str = "auto") -> Scores:
-    """Return the model as a function from raw pixels to class scores."""
+def find_runtime(folder: Path, runtime: str = "auto", factory: Factory | None = None) -> Scores:
+    """Return the model as a function from its inputs to class scores."""
     package = read_package(folder)
     if runtime not in RUNTIMES:
         raise UserError(f"There is no runtime '{runtime}': choose {', '.join(RUNTIMES)}.")
@@ -81,4 +119,4 @@ def find_runtime(folder: Path, runtime: str = "auto") -> Scores:
         raise UserError(f"The model cannot be run by ONNX Runtime: {missing}, or use --runtime auto.")
     if runtime != "torch" and installed and there:
         return onnx_scores(folder / ONNX, package)
-    return load_network(folder, package)
+    return load_network(folder, package, factory)

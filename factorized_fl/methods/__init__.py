@@ -11,13 +11,25 @@ from factorized_fl.core.method import Method
 from factorized_fl.core.options import make
 from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
 from factorized_fl.methods.clustered_fl import ClusteredFL
+from factorized_fl.methods.ditto import Ditto
 from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
+from factorized_fl.methods.fedala import FedALA
+from factorized_fl.methods.fedamp import FedAMP
+from factorized_fl.methods.fedap import FedAP
 from factorized_fl.methods.fedavg import FedAvg
+from factorized_fl.methods.fedavgm import FedAvgM
+from factorized_fl.methods.fedbn import FedBN
+from factorized_fl.methods.fedcac import FedCAC
 from factorized_fl.methods.fedfomo import FedFOMO
+from factorized_fl.methods.fedper import FedPer
 from factorized_fl.methods.fedprox import FedProx
+from factorized_fl.methods.fedrep import FedRep
+from factorized_fl.methods.mr_mtl import MRMTL
 from factorized_fl.methods.peers import FactorizedPeers
 from factorized_fl.methods.per_fedavg import PerFedAvg
+from factorized_fl.methods.pfedme import PFedMe
 from factorized_fl.methods.pfedpara import PFedPara
+from factorized_fl.methods.scaffold import Scaffold
 from factorized_fl.methods.stand_alone import StandAlone
 
 METHODS: dict[str, type[Method]] = {}
@@ -51,6 +63,7 @@ INSTALLED: frozenset[str] = frozenset()  # the names of the package's own method
 for _method in (
     *(StandAlone, FedAvg, FedProx, ClusteredFL, PerFedAvg, FedFOMO, PFedPara, FactorizedFL, FactorizedFLBeta),
     *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout, FactorizedPeers),
+    *(FedPer, FedRep, FedBN, Ditto, MRMTL, PFedMe, FedALA, FedAMP, FedCAC, Scaffold, FedAvgM, FedAP),
 ):
     register(_method)
 INSTALLED = frozenset(METHODS)

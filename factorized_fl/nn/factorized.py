@@ -79,7 +79,7 @@ def factorize(
     threshold: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Factorise every Linear and convolution of a model in place, and return the model.
+    """Factorise every Linear and convolution of a model in place, and return the model; frozen weights stay dense.
 
     Raises UserError if an option is unknown or a layer cannot be factorised; after any exception, also one raised
     while factors are computed, the model is as it was before.
@@ -116,7 +116,7 @@ def factorize(
         else:
             u, v = (xavier(shape, weight, generator) for shape in (u_shape, v_shape))
         part = RankOneSparse(u, v, weight.shape, mu=mu, threshold=float(threshold))
-        parts.append((layer, part.requires_grad_(weight.requires_grad), v))
+        parts.append((layer, part, v))
     for layer, part, v in parts:
         parametrize.register_parametrization(layer, "weight", part)
         if init == "xavier":
@@ -221,6 +221,9 @@ def _select(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Module]:
     chosen = layers(model)
     if not chosen:
         raise UserError("The model has no Linear or convolution layer to factorise.")
+    chosen = {name: layer for name, layer in chosen.items() if not is_frozen(layer)}
+    if not chosen:
+        raise UserError("All layers of the model are frozen: set requires_grad of a weight, or fold the model first.")
     known = ", ".join(chosen)
     for entry in skip:
         skipped = layers_under(model, entry) if entry else []
@@ -231,6 +234,12 @@ def _select(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Module]:
     if not chosen:
         raise UserError("skip leaves no layer to factorise; name fewer layers in it.")
     return chosen
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Return whether the layer's weight is not trained: it stays dense, because factors would replace its values."""
+    weight = layer._parameters.get("weight")
+    return weight is not None and not weight.requires_grad
 
 
 def _check(name: str, layer: nn.Module, model: nn.Module, init: str) -> None:

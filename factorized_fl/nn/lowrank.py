@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.roles import layers, layers_under
+from factorized_fl.nn.factorized import is_frozen
 
 
 class LowRankHadamard(nn.Module):
@@ -30,6 +31,9 @@ class LowRankHadamard(nn.Module):
 
     def forward(self, *factors: Tensor) -> Tensor:
         """Return the weight, W1 * (W2 + 1)."""
+        # A product of matrices can differ in its last bit with their place in memory. A client's factors are parts of
+        # the stack of all clients, so their place depends on how many there are; a copy has a place of its own.
+        factors = tuple(factor.clone() for factor in factors)
         return self._half(*factors[: self.per_half]) * (self._half(*factors[self.per_half :]) + 1)
 
     def _half(self, x: Tensor, y: Tensor, core: Tensor | None = None) -> Tensor:
@@ -85,10 +89,10 @@ def low_rank(
     skip: Iterable[str] = (),
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Parametrise every Linear and convolution of a model in place, those under `skip` excepted; return the model."""
+    """Parametrise every Linear and convolution of a model in place, except frozen ones and those under `skip`."""
     skipped = {name for entry in skip for name in layers_under(model, entry)}
     for name, layer in layers(model).items():
-        if name in skipped:
+        if name in skipped or is_frozen(layer):
             continue
         weight: Tensor = layer.weight  # type: ignore[assignment]
         r = rank(weight.shape, gamma, capacity)

@@ -184,7 +184,9 @@ def _curves(run: RunFiles) -> Document:
         up[at] += record["up_bytes"]
         down[at] += record["down_bytes"]
         if record["accuracy"] is not None:
-            accuracy[record["client"], at] = round(10_000 * record["accuracy"])
+            accuracy[record["client"], at] = round(
+                10_000 * min(max(record["accuracy"], 0.0), 1.0)
+            )  # scores of other metrics may be outside
     seconds = [run.seconds.get(at) for at in range(1, rounds + 1)]
     return {"accuracy": to_base64(accuracy), "up": up, "down": down, "seconds": seconds}
 

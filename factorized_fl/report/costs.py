@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.core.ledger import formula_bytes
+from factorized_fl.core.ledger import EXTRA, formula_bytes
 from factorized_fl.core.payload import measure
 from factorized_fl.core.roles import roles
+from factorized_fl.core.views import Tensors
 from factorized_fl.methods import METHODS, Method
 from factorized_fl.nn import build_model
 
@@ -33,22 +34,27 @@ def method_cost(method: Method) -> MethodCost:
     }
     cost = method.card.cost(method, tensors, role_of)
     formula = formula_bytes((round_number, cost.up, cost.down) for round_number in range(1, ROUNDS + 1))
-    shared = {
-        name: (tuple(tensors[name].shape), tensors[name].dtype, tensors[name].numel())
-        for name, role in role_of.items()
-        if role.kind != "stat" and method.shares(role)
-    }
+    travels = [name for name, role in role_of.items() if role.kind != "stat" and method.shares(role)]
+    shared = _full({name: tensors[name] for name in travels})
+    to, back = (hook(tensors, frozenset(travels)) for hook in (method.extra_up, method.extra_down))
     down = measure(shared)[1] * method.card.models_down(method)
+    if back:
+        down += measure(shared | _full(back, EXTRA))[1] - measure(shared)[1]
     vector = method.fingerprint(tensors, role_of) if shared else None
     if vector is not None and not method.fingerprint_is_shared:
         shared["fingerprint"] = (tuple(vector.shape), vector.dtype, vector.numel())
-    up = measure(shared)[1]
+    up = measure(shared | _full(to, EXTRA))[1]
     return MethodCost(
         formula_a=formula["formula_a_bytes"] * CLIENTS / 1e9,
         formula_b=formula["formula_b_bytes"] * CLIENTS / 1e9,
         serialised=(up * ROUNDS + down * (ROUNDS - 1)) * CLIENTS / 1e9,
         published=method.card.published_gb,
     )
+
+
+def _full(tensors: Tensors, prefix: str = "") -> dict[str, tuple[tuple[int, ...], torch.dtype, int]]:
+    """Return shapes, types and numbers of entries as `measure` takes them, with every entry counted as not zero."""
+    return {prefix + name: (tuple(t.shape), t.dtype, t.numel()) for name, t in tensors.items()}
 
 
 def method_costs() -> dict[str, MethodCost]:

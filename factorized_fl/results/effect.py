@@ -14,7 +14,14 @@ from factorized_fl.results.control import BASELINE
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.right import Graded, read_graded
 from factorized_fl.results.schema import FinalResult
-from factorized_fl.results.statistic import PairedTest, Word, compare_paired, holm, paired_from_counts
+from factorized_fl.results.statistic import (
+    PairedTest,
+    Word,
+    compare_paired,
+    holm,
+    paired_from_counts,
+    paired_from_errors,
+)
 
 CONTROL = "control"  # the name of a reference that is the run's own control
 
@@ -132,9 +139,10 @@ def measure_effect(runs: Sequence[RunFiles], references: Sequence[RunFiles], nam
         bits, others = read_graded(run.path, run.notes), read_graded(reference.path, reference.notes)
         for result in run.final:
             if (k := result["client"]) in theirs:
-                results.setdefault(k, []).append((result, theirs[k]))
                 test = _with_bits(k, run.seed, (result, bits.get(k)), (theirs[k], others.get(k)))
-                tests.append(test or _with_counts(k, run.seed, result, theirs[k]))
+                if test := test or _without_bits(k, run.seed, result, theirs[k]):
+                    tests.append(test)
+                    results.setdefault(k, []).append((result, theirs[k]))
     found = compare_paired(tests)
     if found is None:
         return None
@@ -169,6 +177,13 @@ def _with_bits(
     return PairedTest(k, seed, right.right.astype(np.int8) - reference.right.astype(np.int8), right.images)
 
 
-def _with_counts(k: int, seed: int, result: FinalResult, reference: FinalResult) -> PairedTest:
-    ours, theirs = ((one["correct"], one["total"]) for one in (result, reference))
-    return paired_from_counts(k, seed, ours, theirs, result["domain"])
+def _without_bits(k: int, seed: int, result: FinalResult, reference: FinalResult) -> PairedTest | None:
+    """Return the test by counts or, for another metric than accuracy, by standard errors; None if they are unknown."""
+    domain = result["domain"]
+    if result["correct"] is not None and reference["correct"] is not None:
+        ours, theirs = (result["correct"], result["total"]), (reference["correct"], reference["total"])
+        return paired_from_counts(k, seed, ours, theirs, domain)
+    if result["score_error"] is None or reference["score_error"] is None:
+        return None
+    errors = result["score_error"], reference["score_error"]
+    return paired_from_errors(k, seed, result["accuracy"] - reference["accuracy"], errors, domain)

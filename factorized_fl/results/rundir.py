@@ -8,6 +8,7 @@ import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import safetensors.torch
@@ -269,17 +270,24 @@ def describe_clients(scenario: Scenario) -> list[Record]:
         # Whatever they are used for: this mark is the same for methods that split them differently.
         everything = torch.cat(list(parts.values())).unique()
         own = client.labelling if client.own_labelling is None else client.own_labelling
+        targets = partial(_targets, scenario.labels, own)
         described.append(
             {
                 "name": client.name,
                 "domain": client.domain,
                 "classes": list(client.classes),
                 **{part: len(positions) for part, positions in parts.items()},
-                "split": _mark(part for at in parts.values() for part in (at, own[scenario.labels[at]])),
-                "images": _mark((pixels[everything], own[scenario.labels[everything]])),
+                "split": _mark(part for at in parts.values() for part in (at, targets(at))),
+                "images": _mark((pixels[everything], targets(everything))),
             }
         )
     return described
+
+
+def _targets(labels: torch.Tensor, labelling: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the classes at the positions in the client's own numbering, or the bits of numbers that are no classes."""
+    found = labels[positions]
+    return found.view(torch.int32) if found.is_floating_point() else labelling[found]
 
 
 def _mark(several: Iterable[torch.Tensor]) -> str:

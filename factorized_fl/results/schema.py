@@ -61,9 +61,10 @@ class MetricsLine(TypedDict):
     effective_peers: float | None  # None if the client received nothing; absent in older runs
     up_roles: dict[str, int]  # bytes by role
     down_roles: dict[str, int]
-    accuracy: float | None  # None, like the next two, if the client was not tested
-    correct: int | None
+    accuracy: float | None  # the score by the primary metric; None, like the next two, if the client was not tested
+    correct: int | None  # None as well if the primary metric is not accuracy
     total: int | None
+    score_error: float | None  # standard error of such a metric; None for accuracy
     loss: NotRequired[float | None]  # None if it is not finite; absent in older summaries
 
 
@@ -73,9 +74,10 @@ class FinalResult(TypedDict):
     client: int
     domain: str
     round: int
-    accuracy: float
-    correct: int
+    accuracy: float  # the score by the primary metric
+    correct: int | None
     total: int
+    score_error: float | None
     diverged: bool
 
 
@@ -92,7 +94,12 @@ class Summary(TypedDict):
 
 def diverged(record: Mapping[str, Any]) -> bool:
     """Return whether a test of metrics.jsonl or summary.json has no finite loss; False where no loss is recorded."""
-    return record["accuracy"] is not None and record.get("loss", 0.0) is None
+    return score_of(record) is not None and record.get("loss", 0.0) is None
+
+
+def score_of(record: Mapping[str, Any]) -> float | None:
+    """Return the score of a test of metrics.jsonl or summary.json by its primary metric; None without a test."""
+    return record.get("score", record["accuracy"])
 
 
 def number(value: Any) -> float | None:
@@ -143,7 +150,9 @@ def clean_metrics(line: Mapping[str, Any], clients: int = MOST_CLIENTS) -> Metri
     if whole(line.get("client")) is None or not (1 <= found["round"] <= MOST_ROUNDS and 0 <= found["client"] < clients):
         return None
     correct, total = found["correct"], found["total"]
-    if correct is None or not total or found["accuracy"] is None or not 0 <= correct <= total:
+    if "score" in line:  # the primary metric is not accuracy
+        found["accuracy"], found["correct"] = number(line["score"]) if total else None, None
+    elif correct is None or not total or found["accuracy"] is None or not 0 <= correct <= total:
         found["accuracy"] = found["correct"] = found["total"] = None
     elif "loss" in line:
         found["loss"] = line["loss"]

@@ -20,6 +20,7 @@ Word = Literal["helped", "harmed", "undecided"]
 LEVEL = 0.05  # probability that a comparison without any effect names some client; 1 - LEVEL is that of intervals
 PRIOR = 2.0  # degrees of freedom with which the clients' pooled seed variance counts in that of a single client
 CORRELATION = 0.5  # assumed between clients, of the deviations that a seed causes
+_EXAMPLES = 10_000  # gains of a test of which only standard errors are known
 _MOST_FREEDOM = 1e6  # degrees of freedom at which Student's distribution is the normal one
 
 
@@ -29,7 +30,7 @@ class PairedTest:
 
     client: Hashable
     seed: Hashable
-    gain: Array  # for each image 1 where only the run is right, -1 where only the reference is, else 0: int8 [n]
+    gain: Array  # for each image 1 where only the run is right, -1 where only the reference is, else 0: [n]
     images: Array  # marks that are equal for equal images, [n]
 
     @property
@@ -57,6 +58,19 @@ def paired_from_counts(
     gain[only_ours : only_ours + only_theirs] = -1
     start = zlib.crc32(repr((group, seed, size)).encode()) << 24
     return PairedTest(client, seed, gain, np.arange(start, start + size))
+
+
+def paired_from_errors(
+    client: Hashable, seed: Hashable, difference: float, errors: tuple[float, float], group: Hashable
+) -> PairedTest:
+    """Return a test of which only the difference and both scores' standard errors are known.
+
+    Its gains alternate around the difference with the variance of two independent tests.
+    """
+    variance = errors[0] ** 2 + errors[1] ** 2
+    swing = np.sqrt(_EXAMPLES * variance) * np.resize([1.0, -1.0], _EXAMPLES)
+    start = zlib.crc32(repr((group, seed)).encode()) << 24
+    return PairedTest(client, seed, difference + swing, np.arange(start, start + _EXAMPLES))
 
 
 @dataclass(frozen=True)

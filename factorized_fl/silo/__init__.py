@@ -2,6 +2,7 @@
 
 agreement    the terms that all parties agree on (sites.toml), and the kit of each party
 kits         make all kits of a new federation
+pinned       the network of an installed package, as the agreement pins it
 settings     a site's own choices
 preflight    checks before a start: the kit, the port, the connection
 messages     the messages between a site and the coordinator

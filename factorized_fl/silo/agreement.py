@@ -31,6 +31,8 @@ NOISE_SEED = "noise-seed"  # a file of a site's kit
 _MAY_DIFFER = ("address", "port", "quorum", "deadline")  # only the coordinator acts on these
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_MADE = {"sites", "id", "largest", "package", "version", "tensors"}  # not options of a federation
+_NETWORK = ("width", "head_layers", "head_norm", "head_width")  # options of the built-in networks
 _FIXED = (
     *("dataset", "preset", "clients", "clients_per_domain", "images_per_client", "partition", "alpha"),
     *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score", "control", "oracle"),
@@ -49,6 +51,9 @@ class Agreement:
     sites: tuple[str, ...] = ()
     largest: int = 0  # limit on the bytes of a message
     id: str = ""  # random, distinguishes this federation's messages and files from those of others
+    package: str = ""  # the installed package of a network that is not built in, and its version
+    version: str = ""
+    tensors: tuple[str, ...] = ()  # of that network: name, type, shape, a digest of frozen values
 
     def __post_init__(self) -> None:
         check(self)
@@ -134,7 +139,7 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     if fixed := [name for name in _FIXED if name in table]:
         raise UserError(f"{path} sets {fixed[0]}, which follows from the sites and their own data: leave it out.")
     names = _site_names(table.pop("sites", []), path)
-    own = {field.name for field in dataclasses.fields(Agreement)} - {"sites", "id", "largest"}
+    own = {field.name for field in dataclasses.fields(Agreement)} - _MADE
     known = own | {field.name for field in dataclasses.fields(Config)} - set(_FIXED)
     if strange := [key for key in table if key not in known]:
         raise unknown("option", strange[0], {*known, "sites"})
@@ -148,6 +153,8 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     missing += ["channels to 1 or 3"] if config.channels not in (1, 3) else []
     if missing:
         raise UserError(f"{path} must set {' and '.join(missing)}: all sites train the same network.")
+    if config.has_own_model and (unused := [name for name in _NETWORK if name in table]):
+        raise UserError(f"{path} sets {unused[0]}, which has no effect on {config.model}: leave it out.")
     if config.method not in INSTALLED:
         raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")
     return agreement, config

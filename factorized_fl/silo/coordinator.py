@@ -24,6 +24,7 @@ from factorized_fl.silo.checks import Update, read_result, read_update
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
+from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
@@ -40,6 +41,10 @@ class Coordinator:
     def __init__(self, kit: Kit, mailbox: Mailbox, log: Callable[[str], None]) -> None:
         self.kit, self.mailbox, self.log = kit, mailbox, log
         self.config, self.agreement, self.sites = kit.config, kit.agreement, kit.agreement.sites
+        try:
+            check_model(kit)
+        except UserError as error:
+            raise CannotContinue(f"Error: {error}") from None
         self.memory = Memory(self.config, self.sites)
         self.told = kit.run / "told.json"  # the sites that have been notified of the end
         mailbox.told_before = read_json(self.told, list) or []

@@ -14,6 +14,7 @@ from factorized_fl.methods import METHODS
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import AUTHORITY, Agreement, Kit, read_agreement, write_kit
 from factorized_fl.silo.checks import largest_message
+from factorized_fl.silo.pinned import pin_model
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.build import initial_model, travelling
 
@@ -22,7 +23,7 @@ def make_kits(sites: Path, out: Path) -> Agreement:
     """Write all kits of a federation to a new folder, and the authority's key to a folder beside them."""
     transport = network()
     agreement, config = read_agreement(sites)
-    agreement = replace(agreement, largest=_largest(config))
+    agreement = replace(pin_model(agreement, config), largest=_largest(config))
     with plain_errors(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UserError(f"'{out}' is there already: choose another folder with --out.")
@@ -42,11 +43,12 @@ def make_kits(sites: Path, out: Path) -> Agreement:
 
 
 def _largest(config: Config) -> int:
-    """A limit on the bytes of a message: a whole model, the method's extra payloads, and some more."""
+    """A limit on the bytes of a message: the trained part of a model, the method's extra payloads, and some more."""
     method, model = config.build_method(), initial_model(config, 2, config.channels, labels_agree=False)
-    tensors = model.state_dict()
-    shared = {name: tensors[name] for name in travelling(method, model, labels_agree=False)[1]}
-    up, down = method.extra_up(shared), method.extra_down(shared)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+    shared = frozenset(travelling(method, model, labels_agree=False)[1])
+    up, down = method.extra_up(tensors, shared), method.extra_down(tensors, shared)
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
     return largest_message(tensors | extra)
 

@@ -33,6 +33,7 @@ from factorized_fl.results.rundir import RunDirectory, describe_clients
 from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
+from factorized_fl.silo.pinned import check_model
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import make_record
@@ -53,7 +54,11 @@ def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
 def site_federation(
     kit: Kit, scenario: Scenario, device: str = "cpu", engine: str = "reference", noise_seed: int = 0
 ) -> Federation:
-    """The site as a federation of one client at its start; raises UserError if its data changed since it trained."""
+    """The site as a federation of one client at its start.
+
+    Raises UserError if its data changed since it trained, or if its installed network is not that of the agreement.
+    """
+    check_model(kit)
     federation = build_federation(kit.config, scenario, torch.device(device), engine, noise_seed)
     RunDirectory(kit.run).refuse_other_data(describe_clients(federation.scenario))
     return federation
@@ -211,8 +216,7 @@ class Site:
         fields |= self._reported(result, trained)
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
-        share = f"{100 * result.accuracy:.2f}% of own test images"
-        self.log(f"trained round {round_number} of {self.config.rounds}: {share}")
+        self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}")
         return answer
 
     def _reported(self, result: Evaluated, trained: Trained | None) -> dict[str, object]:

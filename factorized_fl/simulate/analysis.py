@@ -20,12 +20,14 @@ def trace(federation: Federation) -> Tensors:
     for kind in ("u", "v"):
         names = _names(federation, kind, head=False)
         if names:
+            federation.clients.complete({names[-1]: federation.clients.state.common[names[-1]]})
             similarity = cosine(federation.clients.state.common[names[-1]].flatten(1))
             similarity[~federation.clients.trained] = similarity[:, ~federation.clients.trained] = torch.nan
             found[f"cosine.{kind}"] = similarity
     if layers := _names(federation, "mu"):
         threshold = getattr(federation.method, "sparsity", 0.0)
         found["mu"] = torch.stack([_kept(federation, name, threshold) for name in layers], dim=1).cpu()
+        federation.clients.complete({"mu": found["mu"]})
     return found
 
 
@@ -46,8 +48,9 @@ def analyse(federation: Federation) -> dict[str, Any]:
 
     `sizes` holds for u, v and mu, where a method has them, the number of entries in each layer, client by client.
     """
-    tested = federation.clients.trained.nonzero().flatten().tolist()
-    counts = federation.engine.confusion(federation.config.rounds, tested, federation.clients)
+    classified = not federation.scenario.labels.is_floating_point()
+    tested = federation.clients.trained.nonzero().flatten().tolist() if classified else []
+    counts = federation.engine.confusion(federation.config.rounds, tested, federation.clients) if classified else []
     of = {k: matrix.tolist() for k, matrix in zip(tested, counts, strict=True)}
     confusion = [of.get(k) for k in range(len(federation.clients.state))]
     layers = [name.split(".parametrizations.")[0] for name in _names(federation, "mu")]

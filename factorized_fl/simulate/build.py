@@ -11,6 +11,7 @@ from torch import nn
 from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.roles import Role, roles, trainable
 from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
@@ -29,14 +30,18 @@ from factorized_fl.data.scenarios import (
     try_validation,
 )
 from factorized_fl.data.sources import load, normalisation
-from factorized_fl.engine import Task
+from factorized_fl.engine import Work
 from factorized_fl.engine.choice import build_engine
 from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
+from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
+from factorized_fl.simulate.training import task_of
 from factorized_fl.tasks.augment import normalise
+
+_REFERENCE = 2  # outputs of the network whose initial values all clients take outside their classifiers
 
 
 @dataclass
@@ -109,16 +114,20 @@ def build_federation(
     engine: str = "auto",
     noise_seed: int | None = None,
     factory: Factory | None = None,
+    ranks: Ranks = ALONE,
+    brought: Brought = NOTHING,
 ) -> Federation:
     """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
-    `factory` makes the network where the configuration names one that cannot be imported.
+    `factory` makes the network where the configuration names one that cannot be imported; `brought` holds other
+    functions of the caller by option. `ranks` are the processes that run this federation together.
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
     method = config.build_method()
     scenario = scenario_for(method, config, scenario)
+    task = task_of(config, scenario, brought)
     models = initial_models(config, scenario, factory)
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
@@ -134,8 +143,7 @@ def build_federation(
     if method.looks_at_images:
         seed = config.seed if noise_seed is None else noise_seed
         _fingerprint_images(seed, method, scenario, models, state)
-    templates = {name: torch.zeros_like(common[name]) for name in common if name in shared}
-    clients = ClientState(
+    clients = (RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
         shared,
@@ -145,8 +153,8 @@ def build_federation(
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
         models=method.further_models,
-        extra_up=method.extra_up(templates),
-        extra_down=method.extra_down(templates),
+        extra_up=method.extra_up(common, shared),
+        extra_down=method.extra_down(common, shared),
     )
 
     def server_of(ks: slice) -> ServerState:
@@ -165,8 +173,12 @@ def build_federation(
     apart = separate_clients(config, scenario)
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
-    task = Task(config, method, scenario, models, role_of, shared, device)
-    return Federation(config, scenario, method, role_of, shared, clients, server, build_engine(engine, task))
+    work = Work(config, method, scenario, models, role_of, shared, device, task)
+    built = build_engine(engine, work)
+    if isinstance(clients, RankedClients):
+        clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
+        built = RankedEngine(built, clients)
+    return Federation(config, scenario, method, role_of, shared, clients, server, built)
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
@@ -203,9 +215,12 @@ def _fingerprint_images(
         tensors = state.client(k)
         device = tensors[fingerprints.NAME].device
         images = model_inputs(scenario, scenario.images[client.train].to(device))
-        labels = client.labelling[scenario.labels[client.train]].to(device)
+        labels = scenario.targets(k, client.train).to(device)
         rows = fingerprints.first_layer(models[len(client.classes)].eval(), tensors, images)
-        found = fingerprints.describe_images(rows, labels, len(client.classes))
+        if labels.is_floating_point():  # no classes whose means could be compared
+            found = fingerprints.describe_images(rows, torch.zeros_like(labels[:, 0], dtype=torch.int64), 1)
+        else:
+            found = fingerprints.describe_images(rows, labels, len(client.classes))
         generator = torch_rng(seed, "fingerprint", client.draws_as(k))
         tensors[fingerprints.NAME].copy_(method.hide(found, generator))
 
@@ -226,24 +241,42 @@ def initial_models(config: Config, scenario: Scenario, factory: Factory | None) 
     if not config.has_own_model:
         channels = scenario.images.shape[1]
         return {count: initial_model(config, count, channels, agree) for count in {*first}}
-    made, name = factory or import_factory(config.model), config.model
+    examples = {
+        count: (model_inputs(scenario, scenario.images[client.train[:1]]), client.name)
+        for count, client in first.items()
+    }
+    if not agree:  # the initial values outside the classifier depend neither on the first client nor on the driver
+        examples = {_REFERENCE: next(iter(examples.values())), **examples}
+    models = _own_models(config, factory or import_factory(config.model), examples, agree)
+    return {count: models[count] for count in first}
+
+
+def _own_models(
+    config: Config, factory: Factory, examples: Mapping[int, tuple[torch.Tensor, str]], labels_agree: bool
+) -> dict[int, nn.Module]:
+    """A network for each number of outputs, given an example and the name of a client that has so many classes."""
     models = {}
-    for count, client in first.items():
-        example = model_inputs(scenario, scenario.images[client.train[:1]])
+    for count, (example, name) in examples.items():
         with global_rng(config.seed, "model"):
-            models[count] = make_own_model(made, name, example, count, client.name)
-    names = {count: client.name for count, client in first.items()}
+            models[count] = make_own_model(factory, config.model, example, count, name)
+    names = {count: name for count, (_, name) in examples.items()}
     equalise(models, names)  # before factors are drawn: names and shapes are those that the caller knows
     for count, model in models.items():
-        models[count] = config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), agree)
+        generator = torch_rng(config.seed, "parametrisation")
+        models[count] = config.build_method().parametrize(model, generator, labels_agree)
     equalise(models, names)
     return models
 
 
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
-    """The configured network with the method's parametrisation: the start of every client with so many classes."""
-    if config.has_own_model:  # only simulations have an example to give to a factory
-        raise UserError(f"Organisations cannot train '{config.model}' together yet: use resnet9, resnet18 or cnn.")
+    """The configured network with the method's parametrisation: the start of every client with so many classes.
+
+    A factory is called with a black image as its example: organisations have no image that all of them know.
+    """
+    if config.has_own_model:
+        black = torch.zeros(1, channels, config.image_size, config.image_size)
+        examples = dict.fromkeys((_REFERENCE, classes), (black, "all sites"))
+        return _own_models(config, import_factory(config.model), examples, labels_agree)[classes]
     with global_rng(config.seed, "model"):
         model = build_model(
             config.model,

@@ -9,6 +9,7 @@ from torch import nn
 
 from factorized_fl.config import Config, resolve
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.stack import load_untied
 from factorized_fl.data.clients import OWN, ClientData, own_scenario
 from factorized_fl.data.scenarios import Scenario, score_validation
@@ -53,10 +54,15 @@ class Run(RunDirectory):
     """A run directory, with the data and the network that a model is made from."""
 
     def __init__(
-        self, path: Path, scenario: Scenario | None = None, data: Path | None = None, factory: Factory | None = None
+        self,
+        path: Path,
+        scenario: Scenario | None = None,
+        data: Path | None = None,
+        factory: Factory | None = None,
+        brought: Brought = NOTHING,
     ) -> None:
         super().__init__(path)
-        self._scenario, self._data, self._factory = scenario, data, factory
+        self._scenario, self._data, self.factory, self.brought = scenario, data, factory, brought
 
     @property
     def scenario(self) -> Scenario:
@@ -87,7 +93,9 @@ class Run(RunDirectory):
             raise UserError(f"There is no client {client!r}: clients are numbered from 1 to {count}.")
         if not (rounds := self.checkpoint_round()):
             raise UserError(f"'{self.path}' holds no checkpoint: run it again, or restore the file.")
-        federation = build_federation(config, self.scenario, torch.device("cpu"), "reference", factory=self._factory)
+        federation = build_federation(
+            *(config, self.scenario, torch.device("cpu"), "reference"), factory=self.factory, brought=self.brought
+        )
         self.refuse_other_data(describe_run(federation))
         with self.reading_checkpoint():
             federation.load(self.load_checkpoint())
@@ -95,7 +103,7 @@ class Run(RunDirectory):
             raise UserError(f"Client {client} has not taken part in a round of '{self.path}': it has no model yet.")
         tensors = federation.engine.tested(rounds, client - 1, federation.clients)
         classes = len(federation.scenario.clients[client - 1].classes)
-        model = initial_models(config, federation.scenario, self._factory)[classes]
+        model = initial_models(config, federation.scenario, self.factory)[classes]
         load_untied(model, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
         plain = fold(model.eval())
         if fingerprints.NAME in dict(plain.named_buffers(recurse=False)):

@@ -63,8 +63,7 @@ def run_round(
     for k in sorted({*sampled, *tested}):
         traffic = Traffic()
         if k in sampled and federation.config.exchanges:
-            cost = federation.method.card.cost(federation.method, clients.state.client(k), federation.roles)
-            traffic = count_traffic(down[k], up.get(k), cost)
+            traffic = count_traffic(down[k], up.get(k), clients.cost(k))
         domain = federation.scenario.clients[k].domain
         records.append(make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic, peers.get(k)))
     return records, downloads.mixing
@@ -91,11 +90,22 @@ def make_record(
         "correct": result.correct if result else None,
         "total": result.total if result else None,
         "loss": _finite(result.loss) if result else None,
+        **(scores(result) if result else {}),
         "train_loss": _finite(trained.loss) if trained else None,
         "steps": trained.steps if trained else 0,
         "effective_peers": peers,
         **asdict(cost),
     }
+
+
+def scores(result: Evaluated) -> Record:
+    """The entries of a test by other metrics than accuracy alone; empty where that is the only one."""
+    found: Record = {}
+    if result.primary is not None:
+        found = {"score": _finite(result.primary), "score_error": _finite(result.error or math.nan)}
+    if result.metrics:
+        found["metrics"] = {name: _finite(value) for name, value in result.metrics.items()}
+    return found
 
 
 def _finite(value: float) -> float | None:

@@ -14,13 +14,16 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import total_traffic
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.views import Evaluated
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.nn.own import Factory
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.results.schema import score_of
 from factorized_fl.simulate.analysis import analyse, trace
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, scenario_for
+from factorized_fl.simulate.ranks import Follower, Ranks, find_ranks
 from factorized_fl.simulate.rounds import run_round
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
@@ -54,20 +57,24 @@ def run_federation(
     observers: Sequence[Observer] = (),
     device: str = "auto",
     factory: Factory | None = None,
+    brought: Brought = NOTHING,
 ) -> RunDirectory:
     """Runs a federation in the directory `out`, from the beginning or from its checkpoint, and returns the directory.
 
     A complete run is returned as it is, even if its checkpoint was removed. Without `scenario` the configured one is
-    made from `data`; without `factory` the configured network is made. Raises UserError if the directory, the data or
-    the configuration do not fit.
+    made from `data`; without `factory` the configured network is made. `brought` holds other functions of the caller by
+    option. Raises UserError if the directory, the data or the configuration do not fit.
+
+    Processes that torchrun or `ffl run --processes` started simulate the federation together; the first of them writes.
     """
     config.refuse_unkept()
-    directory = RunDirectory(out)
+    ranks = find_ranks()
+    directory = RunDirectory(out) if ranks.leads else Follower(out)
     device = find_device(device)
     place = torch.device(device)
     with directory.lock():
-        done = directory.rounds_done(config, resume)
-        if directory.summary():
+        done, complete = ranks.same((directory.rounds_done(config, resume), bool(directory.summary())))
+        if complete:
             if data is not None:
                 warnings.warn(f"'{directory.path}' was already complete; '{data}' was ignored.", stacklevel=2)
             if scenario is not None:
@@ -76,15 +83,17 @@ def run_federation(
             return directory
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
-        federation = build_federation(config, scenario or build_scenario_of(config, data), place, factory=factory)
+        scenario = scenario or build_scenario_of(config, data)
+        federation = build_federation(config, scenario, place, factory=factory, brought=brought, ranks=ranks)
         described = describe_run(federation)
         directory.refuse_other_data(described)
-        size = _restore(federation, directory) if done else None
+        size = _restore(federation, directory, ranks) if done else None
         environment = describe_environment(config.seed, device) | federation.engine.describe()
         directory.begin(config, environment, described, done, size)
+        observers = observers if ranks.leads else ()
         for observer in observers:
             observer.started(federation, done)
-        _go_on(federation, directory, done, observers, place)
+        _go_on(federation, directory, done, observers, place, ranks)
     return directory
 
 
@@ -116,7 +125,12 @@ def peak_memory(device: torch.device) -> Record:
 
 
 def _go_on(
-    federation: Federation, directory: RunDirectory, done: int, observers: Sequence[Observer], device: torch.device
+    federation: Federation,
+    directory: RunDirectory,
+    done: int,
+    observers: Sequence[Observer],
+    device: torch.device,
+    ranks: Ranks,
 ) -> None:
     config = federation.config
     writing, written = 0.0, time.monotonic()
@@ -138,48 +152,55 @@ def _go_on(
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
         directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **peak_memory(device)}])
-        due = round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written)
+        due = ranks.same(round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written))
         if due:
             _save(federation, directory, round_number)
             written = time.monotonic()
             writing = written - now
+        stopped: Stopped | None = None
         try:
             for observer in observers:
                 observer.round_done(round_number, records)
-        except Stopped:
+        except Stopped as stop:
+            stopped = stop
+        if stopped := ranks.same(stopped):
             if not due:
                 _save(federation, directory, round_number)
-            raise
+            raise stopped
     directory.save_analysis(analyse(federation))
-    directory.save_summary(summarise(directory))
+    if ranks.leads:
+        directory.save_summary(summarise(directory))
 
 
-def _restore(federation: Federation, directory: RunDirectory) -> int | None:
+def _restore(federation: Federation, directory: RunDirectory, ranks: Ranks) -> int | None:
     """Goes back to the checkpoint; returns the size that metrics.jsonl had then, if it is recorded."""
     with directory.reading_checkpoint():
-        tensors = directory.load_checkpoint()
+        tensors = ranks.same(directory.load_checkpoint() if ranks.leads else {})
         federation.load(tensors)
         return int(tensors[_METRICS_SIZE]) if _METRICS_SIZE in tensors else None
 
 
 def _save(federation: Federation, directory: RunDirectory, round_number: int) -> None:
+    federation.clients.complete_all()
     size = torch.tensor(directory.metrics_size())
     directory.save_checkpoint(round_number, {**federation.tensors, _METRICS_SIZE: size})
 
 
 def summarise(directory: RunDirectory) -> Record:
-    """The final accuracies and the total traffic, from the run's metrics."""
+    """The final accuracies and the total traffic, from the run's metrics; and the scores by another primary metric."""
     records = directory.metrics()
-    last = {record["client"]: record for record in records if record["accuracy"] is not None}
+    last = {record["client"]: record for record in records if score_of(record) is not None}
     clients = [last[k] for k in sorted(last)]
-    accuracies = [record["accuracy"] for record in clients]
+    accuracies = [record["accuracy"] for record in clients if record["accuracy"] is not None]
+    scored = {"metric": next(iter(clients[0]["metrics"]))} if clients and "metrics" in clients[0] else {}
+    if scored:
+        scored |= {"score_mean": statistics.fmean(score_of(record) or 0.0 for record in clients)}
+    names = ("client", "domain", "accuracy", "correct", "total", "loss", "round", "score", "score_error", "metrics")
     return {
         "method": directory.config().method,
-        "clients": [
-            {name: record[name] for name in ("client", "domain", "accuracy", "correct", "total", "loss", "round")}
-            for record in clients
-        ],
-        "accuracy_mean": statistics.fmean(accuracies) if clients else None,
-        "accuracy_spread": statistics.pstdev(accuracies) if clients else None,
+        **scored,
+        "clients": [{name: record[name] for name in names if name in record} for record in clients],
+        "accuracy_mean": statistics.fmean(accuracies) if accuracies else None,
+        "accuracy_spread": statistics.pstdev(accuracies) if accuracies else None,
         **total_traffic(records),
     }

@@ -116,7 +116,7 @@ def averaging(federation: Federation, rounds: int, names: Sequence[str]) -> list
         correct = []
         for averaged in ((), names):
             average(federation, averaged)
-            correct.append(federation.engine.evaluate(number, [0], federation.clients)[0].correct)
+            correct.append(federation.engine.evaluate(number, [0], federation.clients)[0].correct or 0)
         counts.append(correct)
     return counts
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from factorized_fl.core.clients import Engine
-from factorized_fl.engine import Task, choice
+from factorized_fl.engine import Work, choice
 from factorized_fl.engine.choice import one_by_one, trains_otherwise
 from factorized_fl.methods import METHODS, Method
 from factorized_fl.methods.fedprox import FedProx
@@ -20,9 +20,9 @@ def test_every_method_of_the_package_is_computed_side_by_side(name: str) -> None
 def test_the_fast_engine_refuses_no_method_of_the_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons: list[str | None] = []
 
-    def look(engine: str, task: Task) -> Engine:
-        reasons.append(choice._why_not(task))
-        return choice.build_engine(engine, task)
+    def look(engine: str, work: Work) -> Engine:
+        reasons.append(choice._why_not(work))
+        return choice.build_engine(engine, work)
 
     monkeypatch.setattr(build, "build_engine", look)
     config = tiny_config(name, permuted=False)

@@ -137,7 +137,7 @@ def test_recalibration_does_not_depend_on_the_momentum_of_batch_norm(momentum: f
             norm.register_forward_hook(
                 lambda m, given, out, name=name, inputs=inputs: inputs.setdefault(name, []).append(given[0])
             )
-        batches = federation.engine.task.plain_batches(k)
+        batches = federation.engine.work.plain_batches(k)
         assert len(batches) > 1
         with torch.no_grad():
             for chosen in batches:

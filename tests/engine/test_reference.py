@@ -158,7 +158,7 @@ def test_recalibration_changes_only_statistics_and_uses_images_without_augmentat
         norm.train()
         norm.register_forward_hook(lambda module, given, out: inputs.append(given[0]))
     scenario = recalibrated.scenario
-    batches = recalibrated.engine.task.plain_batches(0)
+    batches = recalibrated.engine.work.plain_batches(0)
     assert batches.shape == (2, 8)
     assert set(batches.flatten().tolist()) < set(scenario.clients[0].train.tolist())
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_images_sorted_by_class_are_shuffled_for_recalibration() -> None:
     scenario = tiny_scenario(config, (ordered, tiny_set("lines", 3, 300, seed=1)))
     own = scenario.labels[scenario.clients[0].train]
     assert torch.equal(own, own.sort().values)
-    task = build_federation(config, scenario, torch.device("cpu")).engine.task
+    task = build_federation(config, scenario, torch.device("cpu")).engine.work
     for batch in task.plain_batches(0):
         assert torch.bincount(scenario.labels[batch], minlength=3).min() >= 3
     again = task.plain_batches(0)

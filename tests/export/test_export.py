@@ -3,10 +3,12 @@
 import json
 import shutil
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from PIL import Image
@@ -14,11 +16,13 @@ from PIL import Image
 from factorized_fl import api
 from factorized_fl.core.errors import UserError
 from factorized_fl.export import export, predict
-from factorized_fl.export.package import read_package
+from factorized_fl.export.package import load_network, read_package
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.simulate.build import Federation
+from factorized_fl.simulate.own import Run
 from factorized_fl.simulate.rounds import run_round
 from factorized_fl.simulate.run import Stopped
+from tests.own.nets import CASES, own_clients, rows, table_net
 from tests.tiny import tiny_config, tiny_federation
 
 
@@ -26,7 +30,7 @@ from tests.tiny import tiny_config, tiny_federation
 def run(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Path:
     out = tmp_path_factory.mktemp("runs")
     for method in ("factorized-fl", "stand-alone"):
-        api.run(tiny_config(method, epochs=3), out / method, data=images)
+        api.run(tiny_config(method, epochs=6), out / method, data=images)
     return out
 
 
@@ -65,7 +69,7 @@ def test_the_code_on_the_card_runs_as_it_stands(
 ) -> None:
     """Each block after the one that makes pixels gives the scores of the exported model."""
     if not onnx:
-        monkeypatch.setattr(export, "_write_onnx", lambda *_: False)
+        monkeypatch.setattr(export, "write_onnx", lambda *_: False)
     export.export_run(run / "factorized-fl", 4, tmp_path / "model", data=images)
     monkeypatch.chdir(tmp_path / "model")
     text = Path("README.md").read_text()
@@ -198,9 +202,9 @@ def test_a_card_compares_with_a_model_that_was_trained_alone_for_as_long(
     run: Path, images: Path, tmp_path: Path
 ) -> None:
     api.run(tiny_config("stand-alone", epochs=1), tmp_path / "short", data=images)
-    api.run(tiny_config("stand-alone", epochs=3, seed=2), tmp_path / "seed2", data=images)
+    api.run(tiny_config("stand-alone", epochs=6, seed=2), tmp_path / "seed2", data=images)
     for alone, words in (
-        (tmp_path / "short", "trained differently \\(epochs 1 instead of 3\\)"),
+        (tmp_path / "short", "trained differently \\(epochs 1 instead of 6\\)"),
         (tmp_path / "seed2", "their seeds differ"),
         (run / "factorized-fl", "give a control, or a run of Stand-Alone"),
     ):
@@ -286,3 +290,54 @@ def test_a_model_no_better_than_the_largest_class_is_at_chance(correct: int, at_
     """With 60 of 100 images in one class, two standard errors are 9.8 images."""
     exported = export.Exported(Path(), False, 100, 0.0, 100, correct, 0.6)
     assert exported.at_chance is at_chance
+
+
+def own_run(out: Path, model: Any = table_net, make: Any = rows) -> Run:
+    return api.run(own_clients(make), out, model=model, method="factorized-fl", rounds=1, epochs=1, batch_size=4)
+
+
+@pytest.mark.parametrize("case", ["mlp", "vit", "series"])
+def test_a_network_and_data_from_python_can_be_taken_away(case: str, tmp_path: Path) -> None:
+    model, make = CASES[case]
+    run = own_run(tmp_path / "run", model, make)
+    with warnings.catch_warnings(action="ignore"):  # ONNX cannot hold the attention of this ViT for any batch
+        assert api.export(run, 2, tmp_path / "model").onnx is (case != "vit")
+    client = run.scenario.clients[1]
+    inputs = run.scenario.images[client.test]
+    numpy.save(tmp_path / "inputs.npy", inputs.numpy())
+    wanted = torch.softmax(run.model(2)(run.inputs(inputs)).double(), 1).max(1).values
+    for runtime in ("auto", "torch"):
+        found = predict.predict(tmp_path / "model", [tmp_path / "inputs.npy"], runtime, factory=model)
+        assert [each.row for each in found] == list(range(len(inputs)))
+        assert [each.classes[0][1] for each in found] == pytest.approx(wanted.tolist(), abs=1e-4)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"{model.__module__}:{model.__qualname__}" in card
+    with pytest.raises(UserError, match="No installed package declares the model"):
+        predict.predict(tmp_path / "model", [tmp_path / "inputs.npy"], "torch")
+    numpy.save(tmp_path / "inputs.npy", numpy.zeros((2, 99), numpy.float32))
+    with pytest.raises(UserError, match=r"inputs\.npy' holds float32 \[2, 99\], but this model takes .* \[N, "):
+        predict.predict(tmp_path / "model", [tmp_path / "inputs.npy"], factory=model)
+
+
+class NoOnnx(torch.nn.Module):
+    """A network whose way depends on its input, which no export can follow."""
+
+    def __init__(self, example: torch.Tensor, outputs: int) -> None:
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(5, 4), torch.nn.Linear(4, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x) if x.sum().item() > 0 else self.body(-x))
+
+
+def test_where_onnx_cannot_hold_a_network_one_sentence_says_so(tmp_path: Path) -> None:
+    run = own_run(tmp_path / "run", NoOnnx)
+    with pytest.warns(
+        UserWarning, match=r"^ONNX cannot hold the network .*NoOnnx \(.*\): use model\.safetensors"
+    ) as said:
+        exported = api.export(run, 1, tmp_path / "model")
+    assert len(said) == 1
+    assert not exported.onnx
+    assert not (tmp_path / "model" / "model.onnx").exists()
+    weights = load_network(tmp_path / "model", read_package(tmp_path / "model"), NoOnnx).state_dict()
+    assert all(weights[name].equal(tensor) for name, tensor in run.model(1).state_dict().items())

@@ -1,13 +1,25 @@
-"""Views of servers and clients made by hand, so that a test can look at one property of a method."""
+"""Computations by hand, to compare methods with.
 
+Views of servers and clients, so that a test can look at one property of a method; and plain PyTorch loops over models
+of their own, which take from the package only the images of each batch and the participants of each round.
+"""
+
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-from factorized_fl.core.views import Batch, Local, Server, Tensors
+from factorized_fl.core.views import Batch, Local, Phase, Server, Tensors
 from factorized_fl.nn import Role
+from factorized_fl.simulate.build import Federation, build_federation
+from factorized_fl.simulate.rounds import run_round, sampling_of
+from tests.tiny import tiny_config, tiny_scenario, tiny_set
+
+Numbers = dict[str, torch.Tensor]
 
 
 def no_loss(client: int, tensors: Tensors) -> float:
@@ -26,8 +38,12 @@ def server(
     state: Tensors | None = None,
     loss: Callable[[int, Tensors], float] = no_loss,
     seed: int = 0,
+    extra: Tensors | None = None,
 ) -> Server:
-    """A server that has received from all clients; by default all participate, and training began at zero."""
+    """A server that has received from all clients; by default all participate, and training began at zero.
+
+    The clients that it has received from are those that trained in the round before.
+    """
     tensors = {n: torch.as_tensor(t) for n, t in (stack if isinstance(stack, Mapping) else {"w": stack}).items()}
     count = len(next(iter(tensors.values())))
     return Server(
@@ -41,6 +57,9 @@ def server(
         state=state or {},
         rng=np.random.default_rng(seed),
         validation_losses=each(loss),
+        initial={n: torch.zeros_like(t[0]) for n, t in tensors.items()},
+        updated=torch.tensor([True] * count if received is None else received),
+        extra=extra or {},
     )
 
 
@@ -67,3 +86,120 @@ def local(
 
 
 NOTHING = Batch(torch.empty(0), torch.empty(0))
+
+
+# -- whole rounds
+
+
+def federation_of(method: str, agree: bool, **settings: Any) -> Federation:
+    """Four clients over one domain whose labels agree, or over two domains whose labels do not."""
+    given = {"weight_decay": 1e-2, "momentum": 0.5, "epochs": 2, "permuted": not agree, **settings}
+    config = tiny_config(method, **given)
+    domains = (tiny_set("bars", 3, 90),) if agree else None
+    scenario = tiny_scenario(config, domains)
+    assert scenario.labels_agree == agree
+    return build_federation(config, scenario, torch.device("cpu"))
+
+
+class Hand:
+    """Every client's own module and momentum, and SGD as the configuration says."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation, self.config = federation, federation.config
+        self.clients = range(self.config.clients)
+        self.models = [self.module(k) for k in self.clients]
+        self.momentum = [self.zeros(model) for model in self.models]
+        self.weights = [float(len(client.train)) for client in federation.scenario.clients]
+        agree = federation.scenario.labels_agree
+        self.shared = [n for n, _ in self.models[0].named_parameters() if agree or not n.startswith("head.")]
+        self.updated: list[int] = []  # the clients that trained in the round before
+        self.server = self.numbers(self.models[0], self.shared)
+
+    def module(self, k: int) -> nn.Module:
+        """A copy of a client's model as it is now."""
+        model = copy.deepcopy(self.federation.engine.models[len(self.federation.scenario.clients[k].classes)])
+        model.load_state_dict({name: t.clone() for name, t in self.federation.clients.state.client(k).items()})
+        return model.train()
+
+    @staticmethod
+    def zeros(model: nn.Module) -> Numbers:
+        return {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+
+    @staticmethod
+    def numbers(model: nn.Module, names: list[str]) -> Numbers:
+        return {name: p.detach().clone() for name, p in model.named_parameters() if name in names}
+
+    def participants(self, number: int) -> list[int]:
+        """The clients that train in a round; the draws are the run's own."""
+        return sampling_of(self.federation).draw(number)[1]
+
+    @torch.no_grad()
+    def download(self, k: int, given: Numbers) -> None:
+        for name, p in self.models[k].named_parameters():
+            if name in given:
+                p.copy_(given[name])
+
+    def train(
+        self,
+        number: int,
+        k: int,
+        model: nn.Module,
+        momentum: Numbers,
+        *,
+        phase: Phase | None = None,
+        index: int = 0,
+        only: Callable[[str], bool] = lambda name: True,
+        more: Callable[[str, torch.Tensor], Any] = lambda name, p: 0.0,
+    ) -> int:
+        """SGD with momentum and weight decay; `more` is added to the gradient. Returns the number of steps."""
+        steps = 0
+        for batch in self.federation.engine.batches(number, k, phase, index):
+            model.zero_grad()
+            cross_entropy(model(batch.images), batch.labels).backward()
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    if only(name):
+                        step = p.grad + more(name, p) + self.config.weight_decay * p
+                        momentum[name] = self.config.momentum * momentum[name] + step
+                        p -= self.config.lr * momentum[name]
+            steps += 1
+        return steps
+
+    def mean(self, clients: list[int], name: str, weights: list[float]) -> torch.Tensor:
+        """The weighted mean of a parameter over the clients' models."""
+        total = sum(weights[k] for k in clients)
+        return sum(weights[k] / total * dict(self.models[k].named_parameters())[name].detach() for k in clients)
+
+    def average(self, weights: list[float]) -> None:
+        """The server's model becomes the mean of the last round's clients, if there were any."""
+        if self.updated:
+            self.server = {name: self.mean(self.updated, name, weights) for name in self.server}
+
+
+def correct_answers(hand: Hand, k: int, model: nn.Module) -> int:
+    scenario, client = hand.federation.scenario, hand.federation.scenario.clients[k]
+    images = ((scenario.images[client.test].float() / 255 - 0.5) / 0.25).double()
+    with torch.no_grad():
+        logits = copy.deepcopy(model).eval()(images)
+    return int((logits.argmax(1) == client.labelling[scenario.labels[client.test]]).sum())
+
+
+def assert_equal(got: Numbers, wanted: nn.Module | Numbers, what: str) -> None:
+    expected = wanted.state_dict() if isinstance(wanted, nn.Module) else wanted
+    assert got.keys() >= expected.keys()
+    for name, tensor in expected.items():
+        assert tensor.dtype in (torch.float64, torch.int64)
+        torch.testing.assert_close(got[name], tensor, rtol=1e-9, atol=1e-12, msg=f"{what}: {name}")
+
+
+def compare(federation: Federation, hand: Hand, number: int, one_client: Callable[[int, int], None]) -> list[dict]:
+    """Runs a round both ways; `one_client` trains client k by hand. Returns the round's records."""
+    records, _ = run_round(federation, number)
+    hand.updated = hand.participants(number)
+    for k in hand.updated:
+        one_client(number, k)
+    for k in hand.clients:
+        assert_equal(federation.clients.state.client(k), hand.models[k], f"round {number}, client {k}")
+        momentum = federation.clients.momentum.client(k)
+        assert_equal(momentum, {n: t.detach() for n, t in hand.momentum[k].items()}, f"momentum of client {k}")
+    return records

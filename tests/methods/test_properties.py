@@ -1,6 +1,7 @@
 """Properties of the mixing of every method, for random tensors of clients."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ VARIANTS = [(name, OPTIONS.get(name, {})) for name in METHODS] + [
     ("factorized-fl", {"sequential": True, "tau": -1.0}),
     ("factorized-fl-beta", {"tau": 0.99, "minimum": 3}),
     ("worst-matching", {"others": 3}),
+    ("fedamp", {"weights": "distance", "sigma": 3.0}),
+    ("fedap", {"warm_up": 30}),
 ]
 IDS = [f"{name} {options}" for name, options in VARIANTS]
 OWN_RANDOMNESS = {
@@ -36,7 +39,18 @@ OWN_RANDOMNESS = {
 }
 
 
-def population(seed: int, participated: list[bool]) -> Server:
+def payloads(name: str, options: dict, asked: Server, draw: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What clients last sent besides their tensors: positive, as variances are, and zero before they sent anything."""
+    model = {n: t[0] for n, t in asked.stack.items()}
+    model |= {f"norm.running_{kind}": torch.zeros(3, dtype=torch.float64) for kind in ("mean", "var")}
+    declared = make_method(name, options).extra_up(model, frozenset(asked.stack))
+    received = asked.received.double()
+    return {n: torch.einsum("k,k...->k...", received, draw(*like.shape).abs()) for n, like in declared.items()}
+
+
+def population(
+    seed: int, participated: list[bool], name: str = "fedavg", options: dict[str, Any] | None = None
+) -> Server:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -51,7 +65,7 @@ def population(seed: int, participated: list[bool]) -> Server:
     # A client that never participated still has its initial tensors.
     stack = {n: start[n] + torch.einsum("k,k...->k...", received.double(), moved[n]) for n in start}
     sizes = torch.randint(1, 100, (K,), generator=generator).tolist()
-    return server(
+    found = server(
         stack,
         start=start,
         received=participated,
@@ -61,6 +75,7 @@ def population(seed: int, participated: list[bool]) -> Server:
         round_number=30,
         seed=seed,
     )
+    return dataclasses.replace(found, extra=payloads(name, options or {}, found, draw))
 
 
 def renumbered(old: Server, order: list[int]) -> Server:
@@ -72,6 +87,8 @@ def renumbered(old: Server, order: list[int]) -> Server:
         fingerprints=old.fingerprints[order],
         sizes=old.sizes[order],
         received=old.received[order],
+        updated=old.updated[order],
+        extra={name: tensor[order] for name, tensor in old.extra.items()},
     )
 
 
@@ -84,7 +101,7 @@ participation = st.lists(st.booleans(), min_size=K, max_size=K).filter(any)
 def test_rows_are_means_over_clients_that_participated(
     name: str, options: dict, seed: int, participated: list[bool]
 ) -> None:
-    asked = population(seed, participated)
+    asked = population(seed, participated, name, options)
     matrix = make_method(name, options).mix(asked).matrix
     assert matrix.shape == (K, K)
     assert matrix.dtype == torch.float64
@@ -105,7 +122,7 @@ def test_numbering_does_not_matter(
             pytest.skip(reason)
     if name == "clustered-fl" and options:
         participated = [True] * K  # which half of a cluster a client without an update stays in is arbitrary
-    method, asked = make_method(name, options), population(seed, participated)
+    method, asked = make_method(name, options), population(seed, participated, name, options)
     mixing, other = method.mix(asked), method.mix(renumbered(asked, order))
     assert torch.allclose(other.matrix, mixing.matrix[order][:, order], atol=1e-9)
     if mixing.revert is not None:
@@ -115,9 +132,9 @@ def test_numbering_does_not_matter(
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 def test_mixing_does_not_change_the_server(name: str, options: dict) -> None:
-    asked, untouched = (population(3, [True, False, True, True, True]) for _ in range(2))
+    asked, untouched = (population(3, [True, False, True, True, True], name, options) for _ in range(2))
     make_method(name, options).mix(asked)
-    for field in ("stack", "start"):
+    for field in ("stack", "start", "extra"):
         for key, tensor in getattr(asked, field).items():
             assert torch.equal(tensor, getattr(untouched, field)[key])
     assert torch.equal(asked.received, untouched.received)
@@ -127,9 +144,10 @@ def test_mixing_does_not_change_the_server(name: str, options: dict) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_state_of_a_method_has_the_same_shapes_in_all_rounds(name: str) -> None:
-    method, state = make_method(name, OPTIONS.get(name, {})), None
+    options = OPTIONS.get(name, {})
+    method, state = make_method(name, options), None
     for round_number in range(3):
-        asked = dataclasses.replace(population(round_number, [True] * K), state=state or {})
+        asked = dataclasses.replace(population(round_number, [True] * K, name, options), state=state or {})
         found = method.mix(asked).state
         shapes = {key: (tensor.shape, tensor.dtype) for key, tensor in found.items()}
         if state is not None:

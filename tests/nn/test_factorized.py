@@ -170,15 +170,19 @@ def test_fold_works_on_any_parametrisation_and_on_a_lone_layer():
     assert list(plain.state_dict()) == ["weight", "bias"]
 
 
-def test_fold_keeps_frozen_layers_frozen():
+def test_frozen_weights_stay_dense_and_keep_their_values():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model[0].weight.requires_grad_(False)
+    before = model[0].weight.detach().clone()
     factorize(model)
-    assert not part_of(model[0]).u.requires_grad
+    assert type(model[0]) is nn.Linear
+    assert torch.equal(model[0].weight, before)
     assert part_of(model[1]).u.requires_grad
     plain = fold(model)
     assert not plain[0].weight.requires_grad
     assert plain[1].weight.requires_grad
+    with pytest.raises(UserError, match="All layers of the model are frozen"):
+        factorize(nn.Linear(3, 4).requires_grad_(False))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

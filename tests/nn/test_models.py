@@ -171,3 +171,33 @@ def test_a_factorised_network_learns(name):
 def test_mistakes_are_explained(name, classes, options, message):
     with pytest.raises(UserError, match=message):
         build_model(name, classes, **options)
+
+
+def test_the_small_network_sees_the_whole_image():
+    torch.manual_seed(0)
+    model = build_model("cnn", 3, channels=1).eval()
+    x = torch.randn(1, 1, 16, 16, requires_grad=True)
+    hidden = []
+    model.conv3.conv.register_forward_hook(lambda _, __, out: hidden.append(out))
+    model(x)
+    (seen,) = torch.autograd.grad(hidden[0][0, 0, 0, 0], x)
+    rows, columns = (seen[0, 0] != 0).nonzero().T
+    assert (int(rows.max() - rows.min()), int(columns.max() - columns.min())) == (15, 15)
+
+
+def test_the_small_network_learns_digits_from_few_images():
+    from factorized_fl.data.sources import load
+
+    torch.manual_seed(0)
+    images = next(domain for domain in load("embedded", None, size=None, channels=1) if domain.name == "digits")
+    x, y = images.images.float() / 64 - 2, images.labels
+    model = build_model("cnn", len(images.classes), channels=1)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(25):
+        for at in torch.randperm(80).split(16):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x[at]), y[at]).backward()
+            optimiser.step()
+    with torch.no_grad():
+        right = (model.eval()(x[80:680]).argmax(1) == y[80:680]).float().mean()
+    assert right > 0.65  # the network with a global maximum had less than half of them right

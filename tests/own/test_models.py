@@ -201,7 +201,9 @@ def test_a_built_in_network_takes_own_images_and_a_preset_an_own_network(tmp_pat
 def test_the_page_is_written_and_export_ends_in_a_sentence(tmp_path: Path) -> None:
     run = ffl.run(own_clients(), tmp_path / "run", model=table_net, **QUICK)
     assert "tests.own.nets:table_net" in ffl.report(run.path, tmp_path / "page.html").read_text()
-    with pytest.raises(ffl.UserError, match=r"has a network or data from Python, .* ffl.run\(..., resume=True\).model"):
+    with pytest.raises(
+        ffl.UserError, match=r"has data from Python: .* ffl.export\(ffl.run\(..., resume=True\), client=1"
+    ):
         export(run.path, 1)
     with pytest.raises(ffl.UserError, match="This run has data from Python"):
         ffl.run(run.path / "config.toml", tmp_path / "other")
@@ -261,6 +263,8 @@ def test_a_verdict_needs_a_comparable_stand_alone_run(tmp_path: Path) -> None:
         run.verdict(alone)
 
 
-def test_organisations_are_told_that_they_need_a_built_in_network() -> None:
-    with pytest.raises(ffl.UserError, match="Organisations cannot train 'package:Net' together yet"):
-        initial_model(tiny_config(model="package:Net"), 2, 3, labels_agree=False)
+def test_organisations_make_a_network_without_any_of_their_images() -> None:
+    config = tiny_config(model="tests.own.nets:GroupNormCNN")
+    few, many = (initial_model(config, classes, 3, labels_agree=False).state_dict() for classes in (2, 9))
+    assert all(few[name].equal(many[name]) for name in few if not name.startswith("head."))
+    assert many["head.bias"].shape == (9,)

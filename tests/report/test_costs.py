@@ -31,3 +31,9 @@ def test_a_published_cost_is_not_inherited_by_a_method_of_ones_own(
     cost = method_cost(method())
     assert cost.published == published
     assert cost.formula_a == pytest.approx(20.388, abs=5e-4)
+
+
+def test_extra_payloads_count_as_serialised() -> None:
+    fedavg, scaffold, fedcac = (method_cost(METHODS[name]()).serialised for name in ("fedavg", "scaffold", "fedcac"))
+    assert scaffold == pytest.approx(2 * fedavg, rel=1e-3)
+    assert fedcac == pytest.approx((1 + 50 / 99) * fedavg, rel=1e-3)  # marks of every parameter up, in 50 rounds

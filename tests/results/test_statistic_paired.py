@@ -12,6 +12,7 @@ from factorized_fl.results.statistic import (
     compare_paired,
     holm,
     paired_from_counts,
+    paired_from_errors,
 )
 
 
@@ -93,6 +94,12 @@ def test_counts_without_bits_have_the_discordant_images_of_independent_tests() -
     other = paired_from_counts(1, 2, (70, 100), (60, 100), "d")
     assert np.array_equal(test.images, same.images)
     assert not set(test.images) & set(other.images)
+
+
+def test_another_metric_has_its_own_standard_errors() -> None:
+    found = compared(paired_from_errors(0, 1, 0.2, (0.03, 0.04), "d"))
+    assert found.mean.value == pytest.approx(0.2)
+    assert found.mean.error == pytest.approx(0.05, rel=1e-3)
 
 
 @given(st.integers(0, 50), st.integers(0, 50))

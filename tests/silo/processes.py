@@ -65,7 +65,7 @@ def write_sites(path: Path, **settings: Any) -> Path:
         "deadline": PATIENCE,
         **settings,
     }
-    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if value is not None]
     path.write_text("\n".join(lines + [f'[[sites]]\nname = "{name}"' for name in NAMES]) + "\n")
     return path
 

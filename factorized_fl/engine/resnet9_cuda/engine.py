@@ -34,7 +34,7 @@ class CudaEngine:
 
     def __init__(self, reference: ReferenceEngine, lanes: int | None = None) -> None:
         self.reference = reference
-        self.task, self.config, self.method = reference.task, reference.config, reference.method
+        self.work, self.config, self.method = reference.work, reference.config, reference.method
         self.scenario, self.device, self.images = reference.scenario, reference.device, reference.images
         self.normalisation = self.scenario.mean, self.scenario.std
         self.receive, self.tested = reference.receive, reference.tested  # hooks run one client at a time
@@ -81,7 +81,7 @@ class CudaEngine:
         return {k: results[k] for k in ks}
 
     def _steps(self, k: int) -> int:
-        return max(1, self.task.batch_count(k) // self.method.batches_per_step)
+        return max(1, self.work.batch_count(k) // self.method.batches_per_step)
 
     def _train_lanes(
         self, round_number: int, stays: Sequence[Stay], clients: ClientState, done: Callable[[int], None]
@@ -113,7 +113,7 @@ class CudaEngine:
         for stay in stays:
             client = self.scenario.clients[stay.client]
             count = (stay.end - stay.first) * need
-            batches = list(islice(self.task.batches(round_number, stay.client), count))
+            batches = list(islice(self.work.batches(round_number, stay.client), count))
             while len(batches) < need:  # too few images for one step of distinct batches
                 batches += batches[: need - len(batches)]
             own = torch.stack([chosen for chosen, _ in batches])
@@ -164,7 +164,7 @@ class CudaEngine:
         """Return the positions of a group's plain batches [n, G, B] and their number per lane [G, 1], on the device."""
         for k in group:
             if k not in self.plain_batches:
-                self.plain_batches[k] = self.task.plain_batches(k).to(self.device)
+                self.plain_batches[k] = self.work.plain_batches(k).to(self.device)
         own = [self.plain_batches[k] for k in group]
         counts = torch.tensor([[len(batches)] for batches in own]).pin_memory()
         return pad_sequence(own), counts.to(self.device, non_blocking=True)

@@ -22,7 +22,7 @@ class Step:
     """The graph of a step, and the static tensors that it reads and writes."""
 
     def __init__(self, engine: "CudaEngine", clients: ClientState) -> None:
-        self.engine, task, config = engine, engine.task, engine.config
+        self.engine, work, config = engine, engine.work, engine.config
         lanes, need, size = engine.lanes, engine.method.batches_per_step, config.batch_size
         height, width = engine.images.shape[2:]
         device = engine.device
@@ -38,7 +38,7 @@ class Step:
         self.loss = torch.zeros(lanes, device=device)
         self.losses: list[Tensor] = []
         self.local = Local(
-            self.loss_gradient, task.roles, task.shared, self.start, lr=config.lr, trained=frozenset(self.parameters)
+            self.loss_gradient, work.roles, work.shared, self.start, lr=config.lr, trained=frozenset(self.parameters)
         )
         self._capture()
 
