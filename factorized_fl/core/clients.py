@@ -27,11 +27,22 @@ class Engine(Protocol):
     ) -> dict[int, Trained]:
         """Trains each client for its local epochs and calls `done` after each."""
 
-    def evaluate(self, round_number: int, ks: Sequence[int], clients: "ClientState") -> dict[int, Evaluated]:
-        """Tests each client's own model on its test images under its own labels."""
+    def evaluate(
+        self,
+        round_number: int,
+        ks: Sequence[int],
+        clients: "ClientState",
+        *,
+        recalibrate: bool | None = None,
+        part: str = "test",
+    ) -> dict[int, Evaluated]:
+        """Tests each client's own model under its own labels, on its test images or on another part of its images.
 
-    def tested(self, round_number: int, k: int, clients: "ClientState") -> Tensors:
-        """Returns the tensors of the model of client k that `evaluate` tests."""
+        `recalibrate` replaces the option of the run with this name.
+        """
+
+    def tested(self, round_number: int, k: int, clients: "ClientState", recalibrate: bool | None = None) -> Tensors:
+        """Returns the tensors of the model of client k that `evaluate` tests; the client's own are not changed."""
 
     def confusion(self, round_number: int, ks: Sequence[int], clients: "ClientState") -> list[torch.Tensor]:
         """Returns for each client the counts by true class (rows) and predicted class: int64 [C, C] on the CPU."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from factorized_fl.core.answers import checked_mixing
-from factorized_fl.core.dominance import effective_peers, keep_own_below
+from factorized_fl.core.dominance import effective_peers, keep_own_below, others_share
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT, Load, Payloads
 from factorized_fl.core.method import Method
 from factorized_fl.core.seeds import numpy_rng
@@ -77,10 +77,20 @@ class Downloads:
         """The number of effective peers of each participant; empty if nothing is mixed in this round."""
         if self.mixing is None:
             return {}
-        found = effective_peers(self.mixing.weights, self.clients).tolist()
-        if self.mixing.revert is not None:
-            found = [0.0 if self.mixing.revert[k] else peers for k, peers in zip(self.clients, found, strict=True)]
-        return dict(zip(self.clients, found, strict=True))
+        return self._unless_reverted(effective_peers(self.mixing.weights, self.clients))
+
+    def from_others(self) -> dict[int, float]:
+        """The share of other clients in what each participant receives; empty if nothing is mixed in this round."""
+        if self.mixing is None:
+            return {}
+        return self._unless_reverted(others_share(self.mixing.weights, self.clients))
+
+    def _unless_reverted(self, found: torch.Tensor) -> dict[int, float]:
+        """The numbers by participant, 0 for those that go back to where their last training began."""
+        assert self.mixing is not None
+        back = self.mixing.revert
+        pairs = zip(self.clients, found.tolist(), strict=True)
+        return {k: 0.0 if back is not None and back[k] else value for k, value in pairs}
 
 
 class ServerState:

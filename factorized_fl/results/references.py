@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from factorized_fl.config import Config, from_table
+from factorized_fl.config import Config, from_table, upgrade
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.control import BASELINE, control_of
 from factorized_fl.results.effect import CONTROL, Effect, measure_effect
@@ -119,7 +119,7 @@ def find_baseline(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
 def _config_of(run: RunFiles) -> Config | None:
     """Return a run's configuration without its preset; None if it is incomplete or of a method that is not loaded."""
     try:
-        return from_table({**run.config, "options": run.options, "preset": ""})
+        return from_table({**upgrade({**run.config, "options": run.options}), "preset": ""})
     except UserError:
         return None
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from factorized_fl.config import Config, from_table, read_table
+from factorized_fl.config import Config, from_table, read_table, resolve, upgrade
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.options import check, make, option
@@ -76,7 +76,7 @@ class Kit:
     @cached_property
     def config(self) -> Config:
         """The training configuration. Imports PyTorch; raises UserError if this version does not accept it."""
-        return from_table(self.table)
+        return from_table(upgrade(self.table))
 
     @property
     def is_coordinator(self) -> bool:
@@ -148,7 +148,7 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     _check_names(agreement)
     if agreement.needed > len(names):
         raise UserError(f"quorum = {agreement.quorum} can never be met by {len(names)} sites.")
-    config = from_table({**table, "dataset": "folder", "clients": len(names)})
+    config = resolve({**table, "dataset": "folder", "clients": len(names)})
     missing = ["image_size"] if not config.image_size else []
     missing += ["channels to 1 or 3"] if config.channels not in (1, 3) else []
     if missing:
