@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Word = Literal["helped", "harmed", "undecided"]
 
 LEVEL = 0.05  # probability that a comparison without any effect names some client; 1 - LEVEL is that of intervals
-PRIOR = 2.0  # degrees of freedom with which the clients' pooled seed variance counts in that of a single client
+PRIOR = 1.0  # degrees of freedom with which the clients' pooled seed variance counts in that of a single client
 CORRELATION = 0.5  # assumed between clients, of the deviations that a seed causes
 _EXAMPLES = 10_000  # gains of a test of which only standard errors are known
 _MOST_FREEDOM = 1e6  # degrees of freedom at which Student's distribution is the normal one
