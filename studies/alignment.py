@@ -174,9 +174,8 @@ def main() -> None:
         write_measured(given.out / "matching.json", configure(PRESETS[0], seed=seeds[0]), "cpu", measure)
         return
     settings = {"rounds": given.rounds} if given.rounds else {}
-    jobs = plan_runs(
-        given.out, *(text.split(",") for text in (given.presets, given.methods, given.align)), seeds, settings
-    )
+    presets, methods, aligned = (text.split(",") for text in (given.presets, given.methods, given.align))
+    jobs = plan_runs(given.out, presets, methods, aligned, seeds, settings)
     clock = Clock(None if given.minutes is None else 60 * given.minutes)
     for progress in run_jobs(jobs, given.work, data=given.data, clock=clock, device="cpu"):
         record = progress.record or {}
