@@ -142,3 +142,16 @@ def test_a_tracker_that_is_missing_or_unknown(tmp_path: Path, monkeypatch) -> No
         ffl.run(own_clients(), tmp_path, trackers=["mlflow"], **QUICK)
     with pytest.raises(UserError, match=r"Unknown tracker 'mlfow'\. Did you mean 'mlflow'"):
         ffl.run(own_clients(), tmp_path, trackers=["mlfow"], **QUICK)
+
+
+def test_a_verdict_runs_the_control_once(tmp_path: Path) -> None:
+    settings = {**QUICK, "method": "factorized-fl", "rounds": 2}
+    run = ffl.run(own_clients(), tmp_path / "one", **settings)
+    first = run.verdict()
+    written = (tmp_path / "one-control-seed1" / "summary.json").stat().st_mtime_ns
+    assert run.verdict() == first
+    assert (tmp_path / "one-control-seed1" / "summary.json").stat().st_mtime_ns == written
+    control = ffl.run(own_clients(), tmp_path / "control", control=True, **settings)
+    assert run.verdict(control) == first
+    with pytest.raises(UserError, match="is its own control: give a reference"):
+        control.verdict()
