@@ -154,6 +154,14 @@ class Method:
 
     # -- aggregation
 
+    @property
+    def reads_tensors(self) -> bool:
+        """Whether `mix` or the fingerprint reads shared tensors, which are not there in an encrypted aggregation.
+
+        A method with a `mix` of its own declares False here if its weights come from sizes and fingerprints alone.
+        """
+        return type(self).mix is not Method.mix
+
     def mix(self, server: Server) -> Mixing:
         """With which weights each client receives the tensors of the others in this round."""
         return Mixing(own_tensors(len(server.sizes)))
