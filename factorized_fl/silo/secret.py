@@ -2,9 +2,9 @@
 
 A site makes an exchange key (X25519) and signs it with the key of its certificate: its offer. A site that has the
 secret checks certificate and signature of each offer, encrypts the secret for that exchange key, and signs the result.
-The coordinator relays offers and wrapped secrets and cannot read the secret. The party that made the kits cannot read them
-either, although it knows the certificates' keys: with these it could only impersonate a site while the secret is handed
-over, which would show in the mark that sites can compare.
+The coordinator relays offers and wrapped secrets and cannot read the secret. A copy of the certificates' keys, as the
+party that made the kits may have kept, does not open what was relayed. With such keys, that party and the coordinator
+together could impersonate a site while the secret is handed over.
 """
 
 import base64
@@ -59,7 +59,7 @@ class SecretKeeper:
             self._write(SECRET, secrets.token_bytes(LENGTH))
 
     def offer(self) -> Offer:
-        """This site's certificate and its signed exchange key."""
+        """The site's certificate and its signed exchange key."""
         public = _encoded(self._exchange_key().public_key().public_bytes_raw())
         certificate = self._files.certificate.read_text(encoding="ascii")
         signed = self._sign(_offer_text(self.kit, self.kit.party, public))
@@ -80,7 +80,7 @@ class SecretKeeper:
         return found
 
     def take(self, wrapped: Mapping[str, Any]) -> None:
-        """Stores the secret that another site wrapped; raises BadMessage if it does not come from a site for this one."""
+        """Stores the secret that another site wrapped; raises BadMessage if it is not from a site, and for this one."""
         if self.secret is not None:
             return
         try:
@@ -122,7 +122,7 @@ class SecretKeeper:
         return found
 
     def _exchange_key(self) -> X25519PrivateKey:
-        """This site's exchange key, made when it is first needed and kept until the secret is here."""
+        """The site's exchange key, made when it is first needed and kept until the secret is here."""
         path = self.kit.path / EXCHANGE_KEY
         if not path.exists():
             self._write(EXCHANGE_KEY, X25519PrivateKey.generate().private_bytes_raw())
