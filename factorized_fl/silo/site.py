@@ -25,6 +25,7 @@ from factorized_fl.data.local_images import read_local_images
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
+from factorized_fl.results.classes import save_classes
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.silo.agreement import NOISE_SEED, Kit
@@ -193,11 +194,14 @@ class Site:
         down, received = Load(), dict[str, torch.Tensor]()
         if request.fields.get("download"):
             # The growth of a tensor is measured from its value in `due`.
-            due = self._shared() | {EXTRA + name: like for name, like in clients.expected_down.items()}
+            due = self._shared() | {
+                EXTRA + name: like for name, like in (clients.expected_down | clients.class_down).items()
+            }
             read = read_tensors(request.payload, due)
             received, load = measured(((name, t[None]) for name, t in read.items()), federation.roles)
             down = load * request.whole("models", high=10_000)
         clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
+        save_classes(self.directory.path, round_number, clients.reports)
         trained = clients.train(round_number, [0], engine)[0]
         peers = request.number("peers")
         began_with = {name: tensor for name, tensor in received.items() if not name.startswith(EXTRA)}
