@@ -38,7 +38,8 @@ class Agent:
         trainer = Trainer(self.kit, self.journal)
         hello = trainer.hello()
         self.about["agreement"] = hello.fields.get("agreement")
-        ready = Message("ready", self.kit.agreement.id, {"train": hello.whole("train", low=1)})
+        fields = {"train": hello.whole("train", low=1), "done": hello.fields.get("done", 0)}
+        ready = Message("ready", self.kit.agreement.id, fields)
         news = ready
         while True:
             reply = self.exchange(news)
@@ -61,6 +62,8 @@ class Agent:
                 name = str(reply.fields.get("request", ""))[:60]
                 write_status(self.kit, f"at work on {name}")
                 news = trainer.ask(reply, partial(self.alive, name))
+                if news.fields.get("result") == "trained" and reply.kind == "round":
+                    ready = replace(ready, fields=ready.fields | {"done": news.fields["round"]})
 
     def alive(self, name: str) -> None:
         """Report to the coordinator and in the status that the trainer is at work on a request."""

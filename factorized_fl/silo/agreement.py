@@ -28,7 +28,7 @@ AUTHORITY = "authority"  # the folder, beside the kits, with the key that signs 
 _RESERVED = (COORDINATOR, AUTHORITY, "server")  # the transport uses the last one for the coordinator
 LOOPBACK = ("localhost", "127.0.0.1")
 NOISE_SEED = "noise-seed"  # a file of a site's kit
-_MAY_DIFFER = ("address", "port", "quorum", "deadline")  # only the coordinator acts on these
+_MAY_DIFFER = ("address", "port", "quorum", "deadline", "change_limit")  # only the coordinator acts on these
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _MADE = {"sites", "id", "largest", "package", "version", "tensors"}  # not options of a federation
@@ -48,6 +48,9 @@ class Agreement:
     port: int = option(8443, "the coordinator's port, the only one that must be reachable", low=1, high=65535)
     quorum: int = option(0, "answers that a round needs to end; 0: more than half of the sites", low=0)
     deadline: float = option(3600.0, "seconds after which a round goes on without the missing sites", low=1)
+    change_limit: float = option(
+        3.0, "a site's change in a round counts up to so many times the group's median; 0: no limit", low=0, high=1e6
+    )
     sites: tuple[str, ...] = ()
     largest: int = 0  # limit on the bytes of a message
     id: str = ""  # random, distinguishes this federation's messages and files from those of others

@@ -9,29 +9,35 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.ledger import Load, Traffic, count_traffic
+from factorized_fl.core.outliers import limit_changes, shorten
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo import control
 from factorized_fl.silo.agreement import Kit, read_json
+from factorized_fl.silo.catch_up import HELD, REQUEST, last_uploads, reached
 from factorized_fl.silo.checks import Update, read_result, read_update
+from factorized_fl.silo.checksum import digest_of
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
+from factorized_fl.silo.overview import seconds_left, site_rows
 from factorized_fl.silo.pinned import check_model
-from factorized_fl.silo.sharing import PATIENCE, shared_with, warn_if_nothing_is_shared
+from factorized_fl.silo.sharing import PATIENCE, warn_if_nothing_is_shared
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import summarise
 
 FAREWELL = 60.0  # seconds that a finished coordinator keeps serving sites that have not heard of the end
+REJOIN = 3.0  # seconds for the sites to be heard after a restart
 _LAST_ANSWER = 0.5  # seconds
 _LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 
@@ -75,7 +81,7 @@ class Coordinator:
         """Runs all remaining rounds; returns whether the federation is complete."""
         with self.directory.lock():
             self._count_on()
-            self.memory.restore(self.directory, self.log)
+            self.memory.restore(self.directory, self.agreement.id, self.log)
             done = self._rounds_done()
             if (aside := control.recall_aside(self.kit)) is not None:
                 self.memory.trust_all_but(aside)
@@ -88,6 +94,7 @@ class Coordinator:
             self.round = done
             if not done:
                 self._gather()
+            done = self._catch_up(done)
             for round_number in range(done + 1, self.config.rounds + 1):
                 self._one_round(round_number)
                 if self.stop.is_set():
@@ -126,6 +133,43 @@ class Coordinator:
             self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
             self.stop.wait(0.2)
 
+    def _catch_up(self, done: int) -> int:
+        """Continues after the round that a quorum of sites has done, if this coordinator's run is much older."""
+        if done == self.config.rounds:
+            return done
+        until = time.monotonic() + REJOIN
+        lines = self.mailbox.lines
+        while not self.stop.is_set() and time.monotonic() < until:
+            there = [site for site in self.sites if self.mailbox.connected(site)]
+            if len(there) == len(self.sites):
+                break
+            self._tell(f"waiting for sites: {len(there)} of {len(self.sites)} are here")
+            self.stop.wait(0.1)
+        theirs = reached((line.done for line in lines.values()), self.agreement.needed, self.config.rounds)
+        if theirs <= done + (HELD if done else HELD - 1):
+            return done
+        self.log(f"this coordinator's last round is {done}, the sites' is {theirs}: continuing from what they hold")
+        request = Message(REQUEST, self.agreement.id, {"request": f"{REQUEST}-{theirs}"})
+        ks = {site: k for k, site in enumerate(self.sites) if not self.memory.aside[k]}
+        found = self._collect(dict.fromkeys(ks, request), self.agreement.needed, self.agreement.deadline, self._tell)
+        self._learn_sizes()
+        answers = {ks[site]: answer for site, answer in found.items()}
+        for k, update in last_uploads(answers, lambda k: self.memory.server.expected(k, {}), self._say).items():
+            self.memory.keep(k, update.tensors, {})
+        self._save(theirs)
+        return theirs
+
+    def _say(self, k: int, words: str) -> None:
+        self.log(f"{self.sites[k]}: {words}")
+
+    def _save(self, round_number: int) -> None:
+        """Saves the state after a round, and keeps that of the round before."""
+        self.directory.keep_previous()
+        tensors = self.memory.tensors
+        tags = {"federation": self.agreement.id, "digest": digest_of(tensors)}
+        self.directory.save_checkpoint(round_number, tensors, **tags)
+        write_atomically(self.kit.run / "clients.json", json.dumps(self.memory.describe(), indent=2).encode())
+
     def _one_round(self, round_number: int) -> None:
         began, before = time.monotonic(), self.mailbox.wire_bytes
         self.round, self.mixing, self.sent, self.good = round_number, None, {}, {}
@@ -135,8 +179,7 @@ class Coordinator:
         others = self.others = dict[str, float]()
         again = True
         while again:
-            for k in range(len(self.sites)):
-                self._learn_size(k)
+            self._learn_sizes()
             self._tell("mixing")
             asked = [k for k in chosen if k not in self.good and not self.memory.aside[k]]
             downloads, mixed = self.memory.prepare(round_number, asked, self._losses)
@@ -147,6 +190,7 @@ class Coordinator:
             again = self._ask(chosen)
         if self.stop.is_set():
             return
+        self._limit()
         records = self._keep(loads)
         if round_number == self.config.rounds:
             ever = self.memory.received.nonzero().flatten().tolist()
@@ -161,9 +205,7 @@ class Coordinator:
         timing = {"round": round_number, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down}
         self.timing.append(timing | {"from_others": others})
         self.directory.append("timing.jsonl", self.timing[-1:])
-        self.directory.keep_previous()
-        self.directory.save_checkpoint(round_number, self.memory.tensors, federation=self.agreement.id)
-        write_atomically(self.kit.run / "clients.json", json.dumps(self.memory.describe(), indent=2).encode())
+        self._save(round_number)
         missing = [self.sites[k] for k in chosen if k not in self.good]
         without = f", without {', '.join(missing)}" if missing else ""
         received = ", ".join(f"{site} {share:.1%}" for site, share in others.items())
@@ -217,6 +259,10 @@ class Coordinator:
             update = read_update(answer, self.memory.server.expected(k, self.sent.get(k, {})))
             self.memory.check(update.tensors)
             self.good[k], self.memory.strikes[k] = update, 0
+            if update.declined:
+                self.log(f"{self.sites[k]}: did not use what it received, as {update.declined}; it trained its own")
+                self.sent[k] = self.memory.own(k, self.sent.get(k, {}))
+                self.others[self.sites[k]] = 0.0
         except BadMessage as error:
             self._strike(k, str(error))
 
@@ -234,6 +280,17 @@ class Coordinator:
         fields |= {"peers": self.peers.get(k), "from_others": self.others.get(self.sites[k])}
         return Message("round", self.agreement.id, fields, encode(tensors) if tensors else b"")
 
+    def _limit(self) -> None:
+        """Shortens updates that changed far more than those of the group."""
+        limit = self.agreement.change_limit
+        begun = {k: self.memory.own(k, update.tensors) | self.sent.get(k, {}) for k, update in self.good.items()}
+        for k, factors in limit_changes(begun, {k: update.tensors for k, update in self.good.items()}, limit).items():
+            tensors = self.good[k].tensors
+            shorter = {name: shorten(begun[k][name], tensors[name], factor) for name, factor in factors.items()}
+            self.good[k] = replace(self.good[k], tensors=tensors | shorter)
+            least = min(factors.values())
+            self._say(k, f"changed far more than the group: its change is shortened, to {least:.1%} at least")
+
     def _keep(self, loads: Mapping[int, Load]) -> list[Record]:
         """Keeps the round's updates; returns the records of all sites that were asked."""
         self.memory.server.begin_updates()
@@ -243,7 +300,7 @@ class Coordinator:
             result, trained, traffic = None, None, count_traffic(load, None, Cost(0, 0))
             if update is not None:
                 if not self.memory.received[k]:  # it may have connected and declared its size during the round
-                    self._learn_size(k)
+                    self._learn_sizes()
                 up = self.memory.keep(k, update.tensors, self.sent.get(k, {}))
                 traffic = count_traffic(load, up, self.memory.formula(update.tensors))
                 result, trained = update.result, update.trained
@@ -302,16 +359,11 @@ class Coordinator:
 
     # -- what the operator asks, and what is written
 
-    def _learn_size(self, k: int) -> None:
-        """Takes a site's declared number of training images, which is fixed with the site's first update."""
-        declared, before = self.mailbox.lines[self.sites[k]].train, int(self.memory.sizes[k])
-        if declared is None or declared == before:
-            return
-        if self.memory.received[k]:
-            told = f"declares {declared} training images; it counts with {before}, as before"
-            self.mailbox.note(self.sites[k], told)
-        else:
-            self.memory.sizes[k] = declared
+    def _learn_sizes(self) -> None:
+        """Takes each site's declared number of training images, which is fixed with the site's first update."""
+        declared = {k: line.train for k, line in enumerate(self.mailbox.lines.values()) if line.train is not None}
+        for k, words in self.memory.learn_sizes(declared).items():
+            self.mailbox.note(self.sites[k], words)
 
     def _control(self) -> bool:
         """Carries out the operator's requests; returns whether the download must be computed again."""
@@ -342,24 +394,8 @@ class Coordinator:
     def _tell(self, note: str | None = None) -> None:
         """Writes the status."""
         self.note = note or self.note
-        to_do = 0 if self.note == "complete" else self.config.rounds - len(self.timing)
-        rows = [
-            {
-                "name": site,
-                "connected": self.mailbox.connected(site) and not self.mailbox.closed,
-                "doing": "set aside" if self.memory.aside[k] else self.mailbox.doing(site),
-                "images": self.memory.images(k, line.train),
-                "strikes": int(self.memory.strikes[k]),
-                "accuracy": self.accuracy.get(k),
-                "peers": self.peers.get(k),
-                "shared": shared_with(self.timing, site).words,
-                "up_bytes": line.up,
-                "down_bytes": line.down,
-            }
-            for k, (site, line) in enumerate(self.mailbox.lines.items())
-        ]
-        spent = sum(line["seconds"] for line in self.timing)
-        left = to_do * spent / len(self.timing) if self.timing else None
+        rows = site_rows(self.memory, self.mailbox, self.peers, self.accuracy, self.timing)
+        left = seconds_left(self.timing, 0 if self.note == "complete" else self.config.rounds - len(self.timing))
         more = {"round": self.round, "rounds": self.config.rounds, "seconds_left": left, "sites": rows}
         write_status(self.kit, self.note, more)
 

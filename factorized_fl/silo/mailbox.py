@@ -31,6 +31,7 @@ class Connection:
     answer: Message | None = None  # the answer to the last request
     seen: float = 0.0
     busy: str = ""
+    done: int = 0  # its last complete round, as it says
     train: int | None = None  # number of training images that it declared
     marks: tuple[str, str] = ("", "")  # sessions of its last two processes
     marked: float = 0.0  # time at which the later session was first seen
@@ -109,6 +110,7 @@ class Mailbox:
         line.busy = news.text("request") if news.kind == "busy" else ""
         if news.kind == "ready":
             line.train = news.whole("train", low=1, high=10**9)
+            line.done = news.whole("done") if "done" in news.fields else line.done
         elif news.kind == "answer":
             name = news.text("request")
             line.slow = False

@@ -68,7 +68,8 @@ def answer_requests(folder: Path) -> None:
             from factorized_fl.silo.site import Site
 
             site = Site(kit, settings.data, log, device=settings.device, report=settings.report)
-            write_frame(answers, Message("hello", federation, {"train": site.train_images, "agreement": kit.mark}))
+            hello = {"train": site.train_images, "agreement": kit.mark, "done": site.done}
+            write_frame(answers, Message("hello", federation, hello))
             while (request := read_frame(requests, federation)) is not None:
                 if request.kind == "end":
                     site.finish(settings.alone)
