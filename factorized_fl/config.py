@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.named import is_named
 from factorized_fl.core.options import check, make, option
 from factorized_fl.core.seeds import PERMUTATION_SEED
 from factorized_fl.profiles import DEFAULT_PROFILE, PROFILES, profile_settings
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from factorized_fl.methods import Method
 
 DEFAULT_ALPHA = 0.5
+ALIGNMENTS = ("off", "statistics", "classifier", "true")
 ORACLES = ("none", "groups", "aligned", "centralised")
+AUGMENTS = ("paper", "none")
 BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
 # Options of methods that are newer than some runs, with the values that describe those runs.
-_EARLIER = {"pfedpara": {"head": "low-rank"}}
+_EARLIER = {"fedfomo": {"statistics": "own"}, "clustered-fl": {"rule": "norms"}, "pfedpara": {"head": "low-rank"}}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Config:
     clients: int = option(20, "number of clients", low=1)
     clients_per_domain: tuple[int, ...] = option((), "clients of each domain; empty: equal numbers", low=1)
     images_per_client: int = option(0, "largest number of training images of a client; 0: no limit", low=0)
-    test_images: int = option(0, "largest number of test and of validation images of a domain; 0: no limit", low=0)
+    test_images: int = option(
+        0, "largest number of test and of validation images of a domain or own client; 0: no limit", low=0
+    )
     scrambled: int = option(0, "number of clients, counted from the last, with random training labels", low=0)
     train_share: float = option(
         0.8, "share for training; validation and test get half of the rest each", above=0, high=0.98
@@ -65,15 +70,26 @@ class Config:
     fraction: float = option(1.0, "share of the clients that is sampled in a round", above=0, high=1)
     dropout: float = option(0.0, "probability that a sampled client fails in a round", low=0, high=0.95)
     batch_size: int = option(256, "images per step; the last incomplete batch of an epoch is dropped", low=2)
-    lr: float = option(1e-3, "learning rate of SGD", above=0, high=1e30)
+    optimizer: str = option("sgd", "sgd, adamw or another of torch.optim in small letters, or package.module:name")
+    lr: float = option(1e-3, "learning rate", above=0, high=1e30)
     momentum: float = option(0.9, "momentum of SGD, kept by each client across rounds", low=0, high=0.9999)
-    weight_decay: float = option(1e-6, "weight decay of SGD", low=0)
+    weight_decay: float = option(1e-6, "weight decay", low=0)
+    schedule: str = option(
+        "constant", "learning rate over the run: constant, cosine, linear, warm-up-cosine, or package.module:function"
+    )
+    clip_norm: float = option(0.0, "largest norm of a gradient; 0: any", low=0)
+    ema: float = option(
+        0.0,
+        "weight of the past in averaged weights, which are tested in place of the last; 0: none",
+        low=0,
+        high=0.99999,
+    )
     loss: str = option(
         "cross-entropy", "cross-entropy, balanced-cross-entropy, binary, squared-error, or package.module:function"
     )
     class_weights: tuple[float, ...] = option((), "weights of the classes in the loss; empty: equal", above=0)
     metrics: tuple[str, ...] = option((), "metrics of the tests, the first decides verdicts; empty: accuracy or r2")
-    augment: str = option("paper", "the authors' augmentation, or none", choices=("paper", "none"))
+    augment: str = option("paper", "the authors' augmentation (paper), none, or package.module:function")
     precision: str = option(
         "bf16", "precision of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "tf32", "fp32")
     )
@@ -83,12 +99,24 @@ class Config:
     score: str = option(
         "test", "the split that is scored; use validation to choose options", choices=("test", "validation")
     )
+    test_every: int = option(1, "rounds from one test of the clients to the next; the last round has one", low=1)
     recalibrate: bool = option(
         False,
         "test and export models whose BatchNorm statistics are measured again on training images without augmentation",
     )
     control: bool = option(
         False, "each client aggregates with itself alone: what the method reaches without the other clients"
+    )
+    align: str = option(
+        "off",
+        "find out which class of one client is which class of another, and aggregate classifiers by class: by "
+        "statistics of images, by changes of the classifier, or as it is in truth (simulations only)",
+        choices=ALIGNMENTS,
+    )
+    align_confidence: float = option(0.1, "least confidence of a match that is used", low=0, high=1)
+    align_noise: float = option(0.0, "Gaussian noise on the statistics, in units of their spread between images", low=0)
+    align_classes: int = option(
+        0, "room for the classes of each client in what is sent; 0: as many as any client has", low=0
     )
     oracle: str = option(
         "none",
@@ -99,6 +127,11 @@ class Config:
     min_peers: float = option(
         0.0, "a client with fewer effective peers receives its own tensors back; 0: no minimum", low=0, high=100_000
     )
+    protect: str = option(
+        "none",
+        "encrypt: the server computes weighted sums of ciphertexts and never sees a shared tensor",
+        choices=("none", "encrypt"),
+    )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 
@@ -107,6 +140,10 @@ class Config:
         if self.model not in BUILT_IN and not self.has_own_model:
             raise UserError(
                 f"model = {self.model!r} must be one of {', '.join(BUILT_IN)}, or a factory 'package.module:name'."
+            )
+        if self.augment not in AUGMENTS and not is_named(self.augment):
+            raise UserError(
+                f"augment = {self.augment!r} must be one of {', '.join(AUGMENTS)}, or a function 'package.module:name'."
             )
         if self.alpha != DEFAULT_ALPHA and self.partition != "dirichlet":
             raise UserError(
@@ -117,18 +154,51 @@ class Config:
                 f"oracle = '{self.oracle}' has no effect with control = true, in which no client meets another: "
                 "leave one of them out."
             )
-        object.__setattr__(self, "options", dataclasses.asdict(self.build_method()))
+        if self.align != "off" and self.oracle != "none":
+            raise UserError(
+                f"align = '{self.align}' and oracle = '{self.oracle}' both decide which classes are the same: "
+                "leave one of them out."
+            )
+        if self.align_noise and self.align != "statistics":
+            raise UserError(
+                f"align_noise = {self.align_noise:g} has no effect where no statistics travel: "
+                "set align = 'statistics'."
+            )
+        method = self.build_method()
+        object.__setattr__(self, "options", dataclasses.asdict(method))
+        if self.protect == "encrypt":
+            self._refuse_unencryptable(method)
 
     @property
     def exchanges(self) -> bool:
         """Whether clients receive anything from each other; otherwise no traffic is counted."""
         return not self.control and self.oracle != "centralised"
 
+    def _refuse_unencryptable(self, method: "Method") -> None:
+        """Raise a UserError if encrypted aggregation cannot serve this run."""
+        from factorized_fl.methods import encryptable
+
+        if self.oracle != "none":
+            raise UserError(
+                f"oracle = '{self.oracle}' reveals to the server what encryption hides: use protect = 'none'."
+            )
+        if self.align != "off":
+            raise UserError(f"align = '{self.align}' sends tensors that are not encrypted: use protect = 'none'.")
+        if method.reads_tensors:
+            raise UserError(
+                f"The weights of {method.name} are computed from the shared tensors, which protect = 'encrypt' hides "
+                f"from the server. Methods that work: {', '.join(encryptable())}."
+            )
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether clients encrypt what they share; without an exchange between clients there is nothing to encrypt."""
+        return self.protect == "encrypt" and self.exchanges
+
     @property
     def has_own_model(self) -> bool:
         """Whether the network is the caller's own, made by a factory "module:name"."""
-        module, separator, name = self.model.partition(":")
-        return bool(module and separator and name)
+        return is_named(self.model)
 
     def build_method(self) -> "Method":
         """An instance of the configured method."""

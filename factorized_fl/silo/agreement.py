@@ -35,7 +35,17 @@ _MADE = {"sites", "id", "largest", "package", "version", "tensors"}  # not optio
 _NETWORK = ("width", "head_layers", "head_norm", "head_width")  # options of the built-in networks
 _FIXED = (
     *("dataset", "preset", "clients", "clients_per_domain", "images_per_client", "partition", "alpha"),
-    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score", "control", "oracle"),
+    *(
+        "permuted",
+        "permutation_seed",
+        "partition_seed",
+        "scrambled",
+        "dropout",
+        "score",
+        "control",
+        "oracle",
+        "test_every",
+    ),
 )
 
 

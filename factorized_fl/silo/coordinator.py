@@ -34,7 +34,7 @@ from factorized_fl.silo.sharing import PATIENCE, warn_if_nothing_is_shared
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
-from factorized_fl.simulate.run import summarise
+from factorized_fl.simulate.run import activation, summarise
 
 FAREWELL = 60.0  # seconds that a finished coordinator keeps serving sites that have not heard of the end
 REJOIN = 3.0  # seconds for the sites to be heard after a restart
@@ -99,7 +99,8 @@ class Coordinator:
                 self._one_round(round_number)
                 if self.stop.is_set():
                     return False
-            self.directory.save_summary(summarise(self.directory))
+            memory = activation(self.memory.method, self.memory.server.state)
+            self.directory.save_summary(summarise(self.directory) | memory)
             self.mailbox.end()
             self._tell("complete")
         return True

@@ -14,10 +14,13 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import total_traffic
+from factorized_fl.core.method import Method
 from factorized_fl.core.named import NOTHING, Brought
-from factorized_fl.core.views import Evaluated
+from factorized_fl.core.server import ServerState
+from factorized_fl.core.views import Evaluated, Tensors
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.nn.own import Factory
+from factorized_fl.results.classes import save_classes
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.results.schema import score_of
@@ -27,6 +30,7 @@ from factorized_fl.simulate.ranks import Follower, Ranks, find_ranks
 from factorized_fl.simulate.rounds import SCORES, run_round
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
+_DROPPED_SHARE = 0.25  # of an epoch may be dropped without a warning
 _CHECKPOINT_SHARE = 0.01  # of a run's time may be spent on checkpoints; small ones are written every round
 
 
@@ -95,11 +99,29 @@ def run_federation(
         size = _restore(federation, directory, ranks) if done else None
         environment = describe_environment(config.seed, device) | federation.engine.describe()
         directory.begin(config, environment, described, done, size)
+        if ranks.leads:
+            _warn_of_dropped(federation)
         observers = observers if ranks.leads else ()
         for observer in observers:
             observer.started(federation, done)
         _go_on(federation, directory, done, observers, place, ranks)
     return directory
+
+
+def _warn_of_dropped(federation: Federation) -> None:
+    """Warn if some client's last, incomplete batch, which is dropped, is a large share of its epoch."""
+    size, lost = federation.config.batch_size, {}
+    for client in federation.scenario.clients:
+        if (count := len(client.train)) > size and (left := count % size) > _DROPPED_SHARE * count:
+            lost[client.name] = f"{left} of its {count} training examples"
+    if lost:
+        name, share = next(iter(lost.items()))
+        others = f", as {len(lost) - 1} other clients do" if len(lost) > 1 else ""
+        warnings.warn(
+            f"{name} leaves out {share} in each epoch{others}, because the last incomplete batch is dropped: "
+            f"batch_size = {size} does not suit this number.",
+            stacklevel=3,
+        )
 
 
 def describe_run(federation: Federation) -> list[Record]:
@@ -154,9 +176,12 @@ def _go_on(
         if mixing is not None:
             directory.save_mixing(round_number, mixing)
         directory.save_trace(round_number, trace(federation))
+        if federation.server.classes is not None and ranks.leads:
+            save_classes(directory.path, round_number, federation.server.classes.reports)
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
-        directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **peak_memory(device)}])
+        more = peak_memory(device) | federation.encryption_seconds()
+        directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **more}])
         due = ranks.same(round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written))
         if due:
             _save(federation, directory, round_number)
@@ -174,7 +199,8 @@ def _go_on(
             raise stopped
     directory.save_analysis(analyse(federation))
     if ranks.leads:
-        directory.save_summary(summarise(directory))
+        state = federation.server.state if isinstance(federation.server, ServerState) else {}
+        directory.save_summary(summarise(directory) | activation(federation.method, state))
 
 
 def _restore(federation: Federation, directory: RunDirectory, ranks: Ranks) -> int | None:
@@ -189,6 +215,12 @@ def _save(federation: Federation, directory: RunDirectory, round_number: int) ->
     federation.clients.complete_all()
     size = torch.tensor(directory.metrics_size())
     directory.save_checkpoint(round_number, {**federation.tensors, _METRICS_SIZE: size})
+
+
+def activation(method: Method, state: Tensors) -> Record:
+    """Whether the method did what distinguishes it, as an entry of the summary; empty if it has no condition for it."""
+    found = method.activated(state) if state else None
+    return {} if found is None else {"activated": found}
 
 
 def summarise(directory: RunDirectory) -> Record:
