@@ -81,7 +81,7 @@ def test_a_coordinator_remembers_how_many_images_sites_have(data: Path, tmp_path
     assert Loopback(kits, {}).run()  # nobody declares anything any more
     assert told_images(kits[COORDINATOR]) == images
     fresh = Loopback(kits_of(tmp_path / "fresh", trio_config()), {})
-    fresh.coordinator._tell("waiting")
+    fresh.coordinator.tell("waiting")
     assert told_images(fresh.kits[COORDINATOR]) == [None, None, None]
 
 
