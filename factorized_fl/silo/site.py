@@ -25,8 +25,12 @@ from factorized_fl.data.local_images import read_local_images
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
+from factorized_fl.results.control import control_of
+from factorized_fl.results.effect import Effect, measure_effect
 from factorized_fl.results.environment import describe_environment
-from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.results.reading import read_run
+from factorized_fl.results.references import reference_name
+from factorized_fl.results.rundir import RunDirectory, describe_clients
 from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.catch_up import REQUEST
 from factorized_fl.silo.checks import check_growth, read_tensors
@@ -101,10 +105,19 @@ def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
         found = "its checkpoints are damaged" if damaged else "it has trained no round yet"
         raise UserError(f"{kit.party} has no model to export: {found}.")
     ended = directory.summary() is not None
-    baseline = RunDirectory(kit.alone).summary() if ended and kit.alone.exists() else None
+    effect = effect_over_alone(kit) if ended else None
     count = directory.rounds_trained(0, rounds)
     told = shared_with(directory.timing(), kit.party).words
-    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, baseline, shared=told)
+    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, effect, shared=told)
+
+
+def effect_over_alone(kit: Kit) -> Effect | None:
+    """Returns what the federation added to the model that the site trained without it; None without such a model."""
+    ours, alone = RunDirectory(kit.run), RunDirectory(kit.alone)
+    if ours.summary() is None or not kit.alone.exists() or alone.summary() is None:
+        return None
+    reference = read_run(kit.alone)
+    return measure_effect([read_run(kit.run)], [reference], reference_name(reference))
 
 
 def export_control(kit: Kit, scenario: Scenario, out: Path) -> Exported:
@@ -308,12 +321,13 @@ class Site:
             self.directory.save_analysis(analyse(self.federation))
         self.directory.save_summary(summarise(self.directory))
         trained = self.directory.rounds_trained(0, self.done)
-        baseline = self._train_alone(trained or self.config.rounds) if alone else None
+        if alone:
+            self._train_alone(trained or self.config.rounds)
         if self.done:
             told = shared_with(self.directory.timing(), self.kit.party).words
             self.log(f"{self.kit.party} {told}")
-            place, party = self.kit.model, self.kit.party
-            exported = export_client(self.federation, 0, self.done, trained, place, party, baseline, shared=told)
+            place, party, effect = self.kit.model, self.kit.party, effect_over_alone(self.kit) if alone else None
+            exported = export_client(self.federation, 0, self.done, trained, place, party, effect, shared=told)
         elif alone:
             self.log("took part in no round: the model is the one that was trained alone")
             exported = export_control(self.kit, self.scenario, self.kit.model)
@@ -323,8 +337,8 @@ class Site:
         self.log(f"model: {100 * exported.accuracy:.2f}% on {exported.images} own test images")
         return exported
 
-    def _train_alone(self, rounds: int) -> Record | None:
-        """Trains a Stand-Alone model for as many rounds as this site trained; more would be an unfair comparison."""
+    def _train_alone(self, rounds: int) -> None:
+        """Trains the control: the same method, without other sites, for as many rounds as this site trained."""
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
-        config = replace(self.config, method="stand-alone", options={}, clients=1, fraction=1.0, rounds=rounds)
-        return run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
+        config = control_of(replace(self.config, clients=1, fraction=1.0, dropout=0.0, rounds=rounds))
+        run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device)
