@@ -12,7 +12,7 @@ import typer
 from factorized_fl.cli.common import console, show_warnings_as_notes
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo import control, journal, status, supervise
+from factorized_fl.silo import audit, control, journal, status, supervise
 from factorized_fl.silo.agreement import AUTHORITY, LOOPBACK, Kit, read_kit
 from factorized_fl.silo.preflight import refuse_leftovers, refuse_links
 from factorized_fl.silo.settings import Settings, has_settings, read_settings
@@ -175,6 +175,16 @@ def exclude(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]
     """Leave a harmful site out: it gets no more requests, and its tensors are given to no other site."""
     _ask(kit, "exclude", site)
     _show(f"{site} will be left out; `ffl federation readmit` lets it in again.")
+
+
+@app.command("audit")
+def audit_log(kit: KitFolder) -> None:
+    """Verify the audit log of a party: what it sent, received, refused and decided."""
+    party = read_kit(kit)
+    found = audit.verify(party)
+    counts = ", ".join(f"{count} {event}" for event, count in sorted(found.events.items()))
+    _show(f"{party.party} of {party.agreement.name}: {found.lines} lines, the chain is unbroken ({counts})")
+    _show(f"Digest of the last line: {found.last}")
 
 
 def _ask(kit: Path, kind: str, site: str) -> None:

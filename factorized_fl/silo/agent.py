@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 from factorized_fl import __version__
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.audit import Audit
 from factorized_fl.silo.finish import finish
 from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.keeper import Trainer
@@ -29,6 +31,7 @@ class Agent:
         self.kit, self.journal, self.line = kit, journal, line
         self.reachable = True
         self.twice = False
+        self.audit = Audit(kit)
         self.about: dict[str, Any] = {"version": __version__}
         limit = site_limit(kit) * 1e6 / 8  # bytes per second
         self.courier = Courier(self._ask, kit.agreement.id, kit.agreement.largest, Pace(limit))
@@ -52,8 +55,10 @@ class Agent:
                 why = "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
                 if theirs != __version__:
                     why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
+                self.audit("refused", words=why)
                 raise CannotContinue(f"refused: {why}")
             if reply.kind == "end":
+                self.audit("end")
                 finish(self.kit, self.journal, trainer)
                 return
             if reply.kind == "wait":
@@ -61,7 +66,9 @@ class Agent:
             else:
                 name = str(reply.fields.get("request", ""))[:60]
                 write_status(self.kit, f"at work on {name}")
+                self.audit.message("received", reply, **{"from": COORDINATOR})
                 news = trainer.ask(reply, partial(self.alive, name))
+                self.audit.message("answered", news, to=COORDINATOR)
                 if news.fields.get("result") == "trained" and reply.kind == "round":
                     ready = replace(ready, fields=ready.fields | {"done": news.fields["round"]})
 

