@@ -19,12 +19,14 @@ from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.results.schema import CONFIG
 from factorized_fl.silo import control
 from factorized_fl.silo.agreement import Kit, read_json
 from factorized_fl.silo.audit import Audit
 from factorized_fl.silo.catch_up import continue_from_sites
 from factorized_fl.silo.checks import Update, read_update
 from factorized_fl.silo.checksum import digest_of
+from factorized_fl.silo.keys import read_notice
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
@@ -87,6 +89,7 @@ class Coordinator:
             done = self._rounds_done()
             if (aside := control.recall_aside(self.kit)) is not None:
                 self.memory.trust_all_but(aside)
+            self._revoke()
             if done:
                 self.log(f"going on after round {done}")
             environment = describe_environment(self.config.seed, "cpu")
@@ -111,6 +114,9 @@ class Coordinator:
     def _rounds_done(self) -> int:
         """The last complete round; raises CannotContinue if the configuration has changed since the start."""
         try:
+            path = self.directory.path / CONFIG
+            if path.exists() and replace(self.directory.config(), clients=self.config.clients) == self.config:
+                write_atomically(path, self.config.to_toml().encode())  # sites were added
             return self.directory.rounds_done(self.config, resume=True)
         except UserError as error:
             raise CannotContinue(str(error)) from None
@@ -126,12 +132,13 @@ class Coordinator:
         """Before the first round: waits for all sites, or for the deadline and a quorum."""
         until, logged = time.monotonic() + self.agreement.deadline, -1
         while not self.stop.is_set():
-            connected = [site for site in self.sites if self.mailbox.connected(site)]
+            members = [site for site in self.sites if site not in self.mailbox.revoked]
+            connected = [site for site in members if self.mailbox.connected(site)]
             there = len(connected)
             if there != logged:
                 self.log(f"{there} of {len(self.sites)} sites are connected: {', '.join(connected) or 'none yet'}")
                 logged = there
-            if there == len(self.sites) or (time.monotonic() > until and there >= self.agreement.needed):
+            if there == len(members) or (time.monotonic() > until and there >= self.agreement.needed):
                 self.log(f"round 1 of {self.config.rounds} begins")
                 return
             self.tell(f"waiting for sites: {there} of {len(self.sites)} are here")
@@ -323,13 +330,26 @@ class Coordinator:
         for k, words in self.memory.learn_sizes(declared).items():
             self.mailbox.note(self.sites[k], words)
 
+    def _revoke(self) -> bool:
+        """Sets aside what the authority revoked; returns whether the download must be computed again."""
+        notice = read_notice(self.kit)
+        revoked = set(notice.revoked) - self.mailbox.revoked if notice else set()
+        for k in (self.sites.index(site) for site in sorted(revoked & {*self.sites})):
+            self.memory.set_aside(k)
+            self.say(k, "revoked by the authority; it gets nothing more, and its tensors are sent to no site")
+        if revoked:
+            self.mailbox.revoke(revoked)
+            self._remember_aside()
+        return bool(revoked)
+
     def _control(self) -> bool:
         """Carries out the operator's requests; returns whether the download must be computed again."""
+        revoked = self._revoke()
         wishes = control.take(self.kit)
         if wishes is None:
             self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
             control.done(self.kit)
-            return False
+            return revoked
         readmitted, excluded = (
             [k for k, site in enumerate(self.sites) if site in wishes.get(kind, ())] for kind in ("readmit", "exclude")
         )
@@ -344,7 +364,7 @@ class Coordinator:
         if wishes:
             self._remember_aside()
             control.done(self.kit)
-        return bool(excluded)
+        return bool(excluded) or revoked
 
     def _remember_aside(self) -> None:
         """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""

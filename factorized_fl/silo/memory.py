@@ -58,11 +58,16 @@ class Memory:
         return self.server.tensors | {"strikes": self.strikes, "aside": self.aside}
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to a checkpoint; raises KeyError or RuntimeError, and changes nothing, if it does not fit."""
-        before = self.server.tensors
-        for name in ("received", "strikes", "aside", *(name for name in before if name.startswith("stack/"))):
-            wanted = (before | {"strikes": self.strikes, "aside": self.aside})[name]
-            if tensors[name].shape != wanted.shape:
+        """Goes back to a checkpoint; sites that are newer than it begin as all sites began."""
+        before = self.tensors
+        count, now = len(tensors["received"]), len(self.sites)
+        if count < now:
+            of_method = [name for name in tensors if name.startswith("method")]  # it may count the sites
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in of_method}
+            padded = {n: torch.cat([t, before[n][count:]]) for n, t in tensors.items() if n in before}
+            tensors = {**tensors, **padded}
+        for name, tensor in before.items():
+            if name in tensors and tensors[name].shape != tensor.shape:
                 raise ValueError(f"{name} has another shape")
         self.server.load(tensors)
         self.strikes.copy_(tensors["strikes"])
