@@ -130,6 +130,8 @@ def add(folder: Path, site: str) -> Register:
             register.approved.pop(site, None)
         elif site in (COORDINATOR, *register.agreement.sites):
             raise UserError(f"{site} is a party of {register.agreement.name} already.")
+        elif register.table.get("protect") == "encrypt":
+            raise UserError(f"{register.agreement.name} encrypts for a fixed number of sites: {site} cannot be added.")
         else:
             agreement = replace(register.agreement, sites=(*register.agreement.sites, site))
             check_names(agreement)
