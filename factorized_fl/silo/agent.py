@@ -32,7 +32,7 @@ class Agent:
         self.reachable = True
         self.twice = False
         self.audit = Audit(kit)
-        self.about: dict[str, Any] = {"version": __version__}
+        self.about: dict[str, Any] = {"version": __version__, "seat": kit.seat}
         limit = site_limit(kit) * 1e6 / 8  # bytes per second
         self.courier = Courier(self._ask, kit.agreement.id, kit.agreement.largest, Pace(limit))
 
@@ -53,7 +53,9 @@ class Agent:
             if reply.kind == "refused":
                 theirs = str(reply.fields.get("version"))[:40]
                 why = "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
-                if theirs != __version__:
+                if reply.fields.get("revoked"):
+                    why = "the authority has revoked this site"
+                elif theirs != __version__:
                     why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
                 self.audit("refused", words=why)
                 raise CannotContinue(f"refused: {why}")

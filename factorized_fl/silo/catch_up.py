@@ -56,6 +56,11 @@ def continue_from_sites(coordinator: "Coordinator", done: int) -> int:
     theirs = reached((line.done for line in mailbox.lines.values()), agreement.needed, rounds)
     if theirs <= done + (HELD if done else HELD - 1):
         return done
+    if coordinator.memory.blind is not None:  # what sites hold is encrypted for its own round
+        coordinator.log(
+            f"the sites' last round is {theirs}: with encryption, restore this coordinator's run from a copy"
+        )
+        return done
     coordinator.log(f"this coordinator's last round is {done}, the sites' is {theirs}: continuing from what they hold")
     request = Message(REQUEST, agreement.id, {"request": f"{REQUEST}-{theirs}"})
     ks = {site: k for k, site in enumerate(coordinator.sites) if not coordinator.memory.aside[k]}

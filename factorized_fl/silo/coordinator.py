@@ -19,18 +19,21 @@ from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.results.schema import CONFIG
 from factorized_fl.silo import control
 from factorized_fl.silo.agreement import Kit, read_json
 from factorized_fl.silo.audit import Audit
 from factorized_fl.silo.catch_up import continue_from_sites
 from factorized_fl.silo.checks import Update, read_update
 from factorized_fl.silo.checksum import digest_of
+from factorized_fl.silo.keys import read_notice
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.overview import seconds_left, site_rows
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.questions import ask_losses, ask_tests
+from factorized_fl.silo.relay import SecretRelay
 from factorized_fl.silo.sharing import PATIENCE, warn_if_nothing_is_shared
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
@@ -53,6 +56,7 @@ class Coordinator:
         except UserError as error:
             raise CannotContinue(f"Error: {error}") from None
         self.memory = Memory(self.config, self.sites)
+        self.relay = SecretRelay(self.agreement.id, log) if self.memory.blind is not None else None
         self.told = kit.run / "told.json"  # the sites that have been notified of the end
         mailbox.told_before = read_json(self.told, list) or []
         self.directory = RunDirectory(kit.run)
@@ -87,6 +91,7 @@ class Coordinator:
             done = self._rounds_done()
             if (aside := control.recall_aside(self.kit)) is not None:
                 self.memory.trust_all_but(aside)
+            self._revoke()
             if done:
                 self.log(f"going on after round {done}")
             environment = describe_environment(self.config.seed, "cpu")
@@ -111,6 +116,9 @@ class Coordinator:
     def _rounds_done(self) -> int:
         """The last complete round; raises CannotContinue if the configuration has changed since the start."""
         try:
+            path = self.directory.path / CONFIG
+            if path.exists() and replace(self.directory.config(), clients=self.config.clients) == self.config:
+                write_atomically(path, self.config.to_toml().encode())  # sites were added
             return self.directory.rounds_done(self.config, resume=True)
         except UserError as error:
             raise CannotContinue(str(error)) from None
@@ -126,12 +134,13 @@ class Coordinator:
         """Before the first round: waits for all sites, or for the deadline and a quorum."""
         until, logged = time.monotonic() + self.agreement.deadline, -1
         while not self.stop.is_set():
-            connected = [site for site in self.sites if self.mailbox.connected(site)]
+            members = [site for site in self.sites if site not in self.mailbox.revoked]
+            connected = [site for site in members if self.mailbox.connected(site)]
             there = len(connected)
             if there != logged:
                 self.log(f"{there} of {len(self.sites)} sites are connected: {', '.join(connected) or 'none yet'}")
                 logged = there
-            if there == len(self.sites) or (time.monotonic() > until and there >= self.agreement.needed):
+            if there == len(members) or (time.monotonic() > until and there >= self.agreement.needed):
                 self.log(f"round 1 of {self.config.rounds} begins")
                 return
             self.tell(f"waiting for sites: {there} of {len(self.sites)} are here")
@@ -162,6 +171,7 @@ class Coordinator:
             self.learn_sizes()
             self.tell("mixing")
             asked = [k for k in chosen if k not in self.good and not self.memory.aside[k]]
+            asked = self._with_secret(asked)
             downloads, mixed = self.memory.prepare(round_number, asked, partial(ask_losses, self))
             self.mixing, self.sent = downloads.mixing or self.mixing, self.sent | mixed
             self.peers |= downloads.peers()
@@ -196,6 +206,27 @@ class Coordinator:
         if round_number == PATIENCE and (warning := warn_if_nothing_is_shared(self.timing, self.config.method)):
             self.log(warning)
 
+    def _with_secret(self, asked: Sequence[int]) -> list[int]:
+        """Those of the sites that have the sites' secret, after handing it over; waits until they are a quorum."""
+        if self.relay is None:
+            return list(asked)
+        names = [self.sites[k] for k in asked]
+        enough = min(self.agreement.needed, len(names))
+        self.tell("the sites exchange their secret")
+
+        def ask(requests: Mapping[str, Message]) -> dict[str, Message]:
+            return self.collect(requests, 0, self.agreement.deadline, self.tell) if requests else {}
+
+        def own(site: str, reason: str) -> None:
+            self.mailbox.note(site, reason)
+
+        while not self.stop.is_set():
+            self.relay.hand_over(names, ask, own)
+            if len(self.relay.marks.keys() & set(names)) >= enough:
+                break
+            self.stop.wait(0.5)
+        return [k for k in asked if self.sites[k] in self.relay.marks]
+
     def _ask(self, chosen: Sequence[int]) -> bool:
         """Asks until a quorum has sent good updates; returns whether the download must be computed again."""
         enough = min(self.agreement.needed, len(chosen))
@@ -206,6 +237,8 @@ class Coordinator:
                 return True
             out = {*self.good, *self.declined}
             ask = {self.sites[k]: k for k in chosen if k not in out and not self.memory.aside[k]}
+            if self.relay is not None:
+                ask = {site: k for site, k in ask.items() if site in self.relay.marks}
             if len(ask) + len(self.good) < enough:
                 self.tell(self._what_helps(enough))
                 self.stop.wait(0.5)
@@ -250,7 +283,7 @@ class Coordinator:
                     )
                 return
             update = read_update(answer, self.memory.server.expected(k, self.sent.get(k, {})))
-            self.memory.check(update.tensors)
+            self.memory.check(update.tensors, self.round)
             self.good[k], self.memory.strikes[k], self.refused[k] = update, 0, 0
             if update.declined:
                 self.say(k, f"did not use what it received, as {update.declined}; it trained its own")
@@ -275,6 +308,8 @@ class Coordinator:
 
     def _limit(self) -> None:
         """Shortens updates that changed far more than those of the group."""
+        if self.memory.blind is not None:  # ciphertexts have no norm
+            return
         limit = self.agreement.change_limit
         begun = {k: self.memory.own(k, update.tensors) | self.sent.get(k, {}) for k, update in self.good.items()}
         for k, factors in limit_changes(begun, {k: update.tensors for k, update in self.good.items()}, limit).items():
@@ -323,13 +358,26 @@ class Coordinator:
         for k, words in self.memory.learn_sizes(declared).items():
             self.mailbox.note(self.sites[k], words)
 
+    def _revoke(self) -> bool:
+        """Sets aside what the authority revoked; returns whether the download must be computed again."""
+        notice = read_notice(self.kit)
+        revoked = set(notice.revoked) - self.mailbox.revoked if notice else set()
+        for k in (self.sites.index(site) for site in sorted(revoked & {*self.sites})):
+            self.memory.set_aside(k)
+            self.say(k, "revoked by the authority; it gets nothing more, and its tensors are sent to no site")
+        if revoked:
+            self.mailbox.revoke(revoked)
+            self._remember_aside()
+        return bool(revoked)
+
     def _control(self) -> bool:
         """Carries out the operator's requests; returns whether the download must be computed again."""
+        revoked = self._revoke()
         wishes = control.take(self.kit)
         if wishes is None:
             self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
             control.done(self.kit)
-            return False
+            return revoked
         readmitted, excluded = (
             [k for k, site in enumerate(self.sites) if site in wishes.get(kind, ())] for kind in ("readmit", "exclude")
         )
@@ -344,7 +392,7 @@ class Coordinator:
         if wishes:
             self._remember_aside()
             control.done(self.kit)
-        return bool(excluded)
+        return bool(excluded) or revoked
 
     def _remember_aside(self) -> None:
         """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""

@@ -4,23 +4,30 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
-from factorized_fl.core.ledger import EXTRA
+from factorized_fl.core.ledger import CIPHERTEXTS, CLAIMED_WEIGHTS, EXTRA
 from factorized_fl.methods import METHODS
+from factorized_fl.protect.ckks import DOWN
+from factorized_fl.protect.packing import Layout, row_size
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import AUTHORITY, Agreement, Kit, read_agreement, write_kit
+from factorized_fl.silo.authority import found
 from factorized_fl.silo.checks import largest_message
 from factorized_fl.silo.pinned import pin_model
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.build import initial_model, travelling
 
 
-def make_kits(sites: Path, out: Path) -> Agreement:
-    """Write all kits of a federation to a new folder, and the authority's key to a folder beside them."""
+def make_kits(sites: Path, out: Path, own_keys: bool = False) -> Agreement:
+    """Write all kits of a federation to a new folder, and the authority's key to a folder beside them.
+
+    With `own_keys` the kits have no private keys: each party makes its own and requests a certificate.
+    """
     transport = network()
     agreement, config = read_agreement(sites)
     agreement = replace(pin_model(agreement, config), largest=_largest(config))
@@ -30,9 +37,15 @@ def make_kits(sites: Path, out: Path) -> Agreement:
         transport.require_installed()
         out.mkdir(parents=True, exist_ok=True)
         out.chmod(0o700)
-        transport.make_credentials(agreement, out)
+        if own_keys:
+            root = found(out / AUTHORITY, agreement, asdict(config))
+        else:
+            transport.make_credentials(agreement, out)
         for party in (COORDINATOR, *agreement.sites):
-            write_kit(Kit(out / party, party, agreement, asdict(config)))
+            if own_keys:
+                write_keyless(Kit(out / party, party, agreement, asdict(config)), root)
+            else:
+                write_kit(Kit(out / party, party, agreement, asdict(config)))
         for folder in (COORDINATOR, *agreement.sites, AUTHORITY):
             write_atomically(out / folder / "README.md", readme(folder, agreement, config).encode())
         for path, _, files in os.walk(out):
@@ -40,6 +53,14 @@ def make_kits(sites: Path, out: Path) -> Agreement:
             for file in files:
                 os.chmod(Path(path) / file, 0o600)
     return agreement
+
+
+def write_keyless(kit: Kit, root: bytes) -> None:
+    """Write a kit that holds the authority's certificate and no key."""
+    place = network().credentials(kit).root
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(place, root)
+    write_kit(kit)
 
 
 def _largest(config: Config) -> int:
@@ -50,6 +71,14 @@ def _largest(config: Config) -> int:
     shared = frozenset(travelling(method, model, labels_agree=False)[1])
     up, down = method.extra_up(tensors, shared), method.extra_down(tensors, shared)
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
+    if config.encrypts:
+        if extra:
+            raise UserError(
+                f"{config.method} sends further payloads besides shared tensors, and protect = 'encrypt' encrypts "
+                "shared tensors only: use protect = 'none', or another method."
+            )
+        rows = row_size(Layout({name: tensors[name] for name in shared}).ciphertexts, DOWN)
+        extra = {CIPHERTEXTS: torch.zeros(rows, dtype=torch.uint8), CLAIMED_WEIGHTS: torch.zeros(3 * config.clients)}
     return largest_message(tensors | extra)
 
 
@@ -59,6 +88,8 @@ def readme(party: str, agreement: Agreement, config: Config) -> str:
     travels = card.row[2]
     if config.build_method().looks_at_images:  # then clients are matched by a fingerprint of their images
         travels = f"{travels.partition(';')[0]}; a fingerprint of the images, averages of what the first layer sees"
+    if config.encrypts:
+        travels = f"{travels}; all shared tensors encrypted, so that the coordinator cannot read them"
     templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined, keep_trailing_newline=True)
     template = templates.get_template(f"{party if party in (COORDINATOR, AUTHORITY) else 'site'}.md")
     what = (

@@ -9,12 +9,15 @@ from safetensors import SafetensorError
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.ledger import FINGERPRINT, Load
+from factorized_fl.core.ledger import CIPHERTEXTS, FINGERPRINT, Load
 from factorized_fl.core.outliers import capped
 from factorized_fl.core.server import Downloads, Losses, Sampling, ServerState
 from factorized_fl.core.stack import untied_state
 from factorized_fl.core.views import Cost, Tensors
 from factorized_fl.methods.fingerprints import plausible
+from factorized_fl.protect.ckks import BadCiphertext
+from factorized_fl.protect.packing import Layout
+from factorized_fl.protect.server import BlindSums
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo.checksum import read_checked
 from factorized_fl.silo.messages import BadMessage
@@ -36,6 +39,8 @@ class Memory:
         self.roles, shared = travelling(self.method, model, labels_agree=False)
         self.body = {name: first[name] for name, role in self.roles.items() if not role.head}
         stack = {name: torch.stack([first[name]] * count) for name in shared}
+        templates = {name: first[name] for name in shared}
+        self.blind = BlindSums(Layout(templates)) if config.encrypts and shared else None
         self.server = ServerState(
             self.method,
             self.roles,
@@ -45,6 +50,7 @@ class Memory:
             sizes=torch.ones(count, dtype=torch.float64),
             start={name: t.clone() for name, t in stack.items()} if self.method.needs_start else {},
             min_peers=config.min_peers,
+            blind=self.blind,
         )
         self.received = self.server.received  # whether each site's last update is used: bool [K]
         self.sizes = self.server.sizes  # the number of training images of each site, float64 [K]
@@ -58,11 +64,16 @@ class Memory:
         return self.server.tensors | {"strikes": self.strikes, "aside": self.aside}
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to a checkpoint; raises KeyError or RuntimeError, and changes nothing, if it does not fit."""
-        before = self.server.tensors
-        for name in ("received", "strikes", "aside", *(name for name in before if name.startswith("stack/"))):
-            wanted = (before | {"strikes": self.strikes, "aside": self.aside})[name]
-            if tensors[name].shape != wanted.shape:
+        """Goes back to a checkpoint; sites that are newer than it begin as all sites began."""
+        before = self.tensors
+        count, now = len(tensors["received"]), len(self.sites)
+        if count < now:
+            of_method = [name for name in tensors if name.startswith("method")]  # it may count the sites
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in of_method}
+            padded = {n: torch.cat([t, before[n][count:]]) for n, t in tensors.items() if n in before}
+            tensors = {**tensors, **padded}
+        for name, tensor in before.items():
+            if name in tensors and tensors[name].shape != tensor.shape:
                 raise ValueError(f"{name} has another shape")
         self.server.load(tensors)
         self.strikes.copy_(tensors["strikes"])
@@ -133,8 +144,13 @@ class Memory:
         sent = {k: {name: rows[row] for name, rows in tensors.items()} for row, k in enumerate(clients)}
         return downloads, sent if downloads.mixing is not None else {}
 
-    def check(self, update: Tensors) -> None:
-        """Raises BadMessage for a fingerprint that no images can have."""
+    def check(self, update: Tensors, round_number: int) -> None:
+        """Raises BadMessage for ciphertexts that are not of this round, and a fingerprint that no images can have."""
+        if self.blind is not None:
+            try:
+                self.blind.check(update[CIPHERTEXTS], round_number)
+            except BadCiphertext as error:
+                raise BadMessage(str(error)) from None
         if self.server.sends_fingerprints and self.method.looks_at_images and not plausible(update[FINGERPRINT]):
             raise BadMessage("its fingerprint has a variance that no images have")
 

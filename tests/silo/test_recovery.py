@@ -11,7 +11,7 @@ import torch
 from factorized_fl.core.payload import encode
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo import catch_up, control, coordinator
+from factorized_fl.silo import catch_up, control, questions
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
@@ -329,7 +329,7 @@ def test_a_slow_site_delays_the_others_by_at_most_the_deadline(data: Path, tmp_p
 def test_a_site_too_slow_to_evaluate_models_is_asked_once_and_keeps_its_own(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_LOSS_DEADLINE", 2.0)
+    monkeypatch.setattr(questions, "_DEADLINE", 2.0)
     kits = kits_of(tmp_path, trio_config("fedfomo", rounds=2, options={"models": 3}))
     sites = make_sites(kits, data)
     parties = Loopback(kits, sites)
