@@ -29,6 +29,7 @@ from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
 from factorized_fl.protect.ckks import Secret
 from factorized_fl.protect.client import BadAggregate, Sealer
+from factorized_fl.results.classes import save_classes
 from factorized_fl.results.control import control_of
 from factorized_fl.results.effect import Effect, measure_effect
 from factorized_fl.results.environment import describe_environment
@@ -276,7 +277,8 @@ class Site:
     def _read(self, round_number: int, request: Message) -> tuple[Tensors, Load]:
         """The tensors of a download and their size; raises BadMessage if they are not in order."""
         # The growth of a tensor is measured from its value in `due`.
-        due = self._shared() | {EXTRA + name: like for name, like in self.federation.clients.expected_down.items()}
+        extra = self.federation.clients.expected_down | self.federation.clients.class_down
+        due = self._shared() | {EXTRA + name: like for name, like in extra.items()}
         sealer = self.federation.sealer
         read = read_tensors(request.payload, due if sealer is None else sealer.due)
         received, load = measured(((name, t[None]) for name, t in read.items()), self.federation.roles)
@@ -290,6 +292,7 @@ class Site:
         began_with = {name: tensor.clone() for name, tensor in (own or received).items() if not name.startswith(EXTRA)}
         clients, engine = self.federation.clients, self.federation.engine
         clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
+        save_classes(self.directory.path, round_number, clients.reports)
         trained = clients.train(round_number, [0], engine)[0]
         try:
             check_growth({name: self._shared()[name] for name in began_with}, began_with)
