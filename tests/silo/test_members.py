@@ -148,7 +148,7 @@ def test_approvals_that_may_not_be_installed(root: Path) -> None:
     with pytest.raises(UserError, match="is older than the certificate in use"):
         install(aster, old)
     make_request(aster, root / "aster.request", new_key=True)
-    with pytest.raises(UserError, match=r"was approved with .* repeat with --new-key"):
+    with pytest.raises(UserError, match=r"was approved with .* repeat with new_key="):
         approved(root, "aster")
     before = setup.credentials(aster).key.read_bytes()
     install(aster, approved(root, "aster", new_key=True))
