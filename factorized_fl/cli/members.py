@@ -17,7 +17,7 @@ def _show(line: str) -> None:
     console.print(line, highlight=False, soft_wrap=True)
 
 
-def request_certificate(
+def request_command(
     kit: KitFolder,
     out: Annotated[Path | None, typer.Option("--out", help="File for it; default: KIT/PARTY.request.")] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Make a new key, which the approval puts in use.")] = False,
@@ -30,7 +30,7 @@ def request_certificate(
     _show(f"Fingerprint of the key, to compare by telephone: {printed}")
 
 
-def approve(
+def approve_command(
     authority: AuthorityFolder,
     party: Annotated[str, typer.Argument(metavar="PARTY", help="The party that sent the request.")],
     request: Annotated[Path, typer.Argument(metavar="REQUEST")],
@@ -46,12 +46,12 @@ def approve(
     _show(f"{out}: send this file to {party}. Fingerprint of its key: {printed}")
 
 
-def install(kit: KitFolder, file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
+def install_command(kit: KitFolder, file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
     """Use an approval or a notice of members from the authority; a running party starts again with it."""
     _show(keys.install(read_kit(kit), file))
 
 
-def add(
+def add_command(
     authority: AuthorityFolder,
     site: Annotated[str, typer.Argument(metavar="SITE")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the new kit and the notice.")] = Path(),
@@ -67,7 +67,7 @@ def add(
     _tell_coordinator(authority, out)
 
 
-def revoke(
+def revoke_command(
     authority: AuthorityFolder,
     site: Annotated[str, typer.Argument(metavar="SITE")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the notice.")] = Path(),
@@ -88,6 +88,11 @@ def _tell_coordinator(authority: Path, out: Path) -> None:
 
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to `ffl federation`."""
-    app.command("request")(request_certificate)
-    for command in (approve, install, add, revoke):
-        app.command(command.__name__)(command)
+    for name, command in (
+        ("request", request_command),
+        ("approve", approve_command),
+        ("install", install_command),
+        ("add", add_command),
+        ("revoke", revoke_command),
+    ):
+        app.command(name)(command)
