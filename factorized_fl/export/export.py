@@ -41,7 +41,8 @@ from factorized_fl.results.comparison import Verdict, check_baseline, client_ver
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.results.schema import clean_summary
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, initial_models
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.networks import initial_models
 
 _BATCH = 500
 _TOLERANCE = 1e-4  # of a class score, between the trained, the folded and the ONNX model

@@ -14,7 +14,7 @@ from factorized_fl.core.views import Cost, Tensors
 from factorized_fl.methods.fingerprints import plausible
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo.messages import BadMessage
-from factorized_fl.simulate.build import initial_model, travelling
+from factorized_fl.simulate.networks import initial_model, travelling
 
 STRIKES = 3  # bad updates in a row after which a site is quarantined
 

@@ -19,7 +19,8 @@ from factorized_fl.nn.own import Factory
 from factorized_fl.results.comparison import Verdict, check_baseline, client_verdicts, difference_lines, read_baseline
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.simulate.build import build_federation, build_scenario_of, initial_models, model_inputs
+from factorized_fl.simulate.build import build_federation, build_scenario_of
+from factorized_fl.simulate.networks import initial_models, model_inputs
 from factorized_fl.simulate.run import describe_run
 
 # Settings of data that the package loads and deals itself.
