@@ -71,8 +71,7 @@ def test_three_sites_with_an_installed_network_and_a_frozen_backbone(
     for site in sites.values():
         assert not any("backbone" in name for name in site.federation.clients.tensors)
     expected = nn.Module()
-    expected.backbone = nn.Linear(*reversed(backbone["weight"].shape)).requires_grad_(False)
-    expected.backbone.load_state_dict(backbone)
+    expected.backbone = nn.ParameterDict(backbone).requires_grad_(False)
     assert {site.federation.frozen for site in sites.values()} == {mark_of_frozen(expected)}
     assert not any("backbone" in name for name in parties.coordinator.memory.server.stack)
     with safe_open(RunDirectory(kits[COORDINATOR].run).checkpoint_path, "pt") as file:

@@ -1,22 +1,24 @@
 // Several runs side by side.
 
 function comparisonPart() {
-  const { variants, reference, headline, downloads } = doc.comparison;
+  const { variants, headline, downloads } = doc.comparison;
   const best = Math.max(...variants.map((v) => v.accuracy ?? -1));
   const top = el(
     "section",
     { class: "card", id: "comparison" },
     el("h1", {}, headline),
+    soft(doc.runs[0].facts.join(" · ")),
+    doc.comparison.command ? command("copy-comparison", doc.comparison.command) : null,
     comparisonTable(variants, best),
     fileButtons(downloads),
   );
-  if (reference !== null)
-    top.append(
-      soft(
-        "helped and harmed: clients that differ from their own Stand-Alone model by more than two standard errors " +
-          "of their tests. Bytes and seconds are per run.",
-      ),
-    );
+  top.append(
+    soft(
+      "Over its control: the mean difference in points from the same method in which every client aggregates with " +
+        "itself alone, with half of its 95% interval. Helped and harmed: clients whose difference is significant at " +
+        "5% over all clients; one seed names none. Bytes and seconds are per run.",
+    ),
+  );
   return [top, differencesCard(variants), curvesCard(variants), paretoCard(variants)].filter(Boolean);
 }
 
@@ -26,21 +28,27 @@ function comparisonTable(variants, best) {
     value: (v) => v[name.key],
     show: (v) => (v[name.key] === null ? "–" : show(v[name.key], v)),
   });
+  const gained = (title, key) => ({
+    title,
+    value: (v) => v[key] && v[key].mean,
+    show: (v) => (v[key] ? `${points(v[key].mean)} ± ${(50 * (v[key].high - v[key].low)).toFixed(1)}` : "–"),
+  });
   const columns = [
     {
       title: "method",
       words: true,
       value: (v) => v.label,
-      show: (v) => v.label + (v.complete ? "" : " (not finished)"),
+      show: (v) => el("span", {}, swatch(colour(variants.indexOf(v))), v.label + (v.complete ? "" : " (not finished)")),
     },
     number({ title: "accuracy", key: "accuracy" }, (x) => percent(x, 2)),
+    gained("over its control", "effect"),
     number({ title: "helped", key: "helped" }, (x) =>
       el("span", { class: x ? "helped" : null }, `${x ? "▲ " : ""}${x}`),
     ),
     number({ title: "harmed", key: "harmed" }, (x) =>
       el("span", { class: x ? "harmed" : null }, `${x ? "▼ " : ""}${x}`),
     ),
-    number({ title: "beat Stand-Alone", key: "better" }, (x, v) => `${x} of ${v.compared}`),
+    gained("over Stand-Alone", "alone"),
     number({ title: "±\u00a0clients", key: "client_spread" }, (x) => (100 * x).toFixed(2)),
     number({ title: "±\u00a0seeds", key: "seed_spread" }, (x) => (100 * x).toFixed(2)),
     number({ title: "up", key: "up" }, bytes),
@@ -54,29 +62,31 @@ function differencesCard(variants) {
   const { differences, reference } = doc.comparison,
     able = Object.keys(differences);
   if (!able.length || variants.length < 2) return null;
-  const base = able.includes(state.reference) ? state.reference : String(reference ?? able[0]);
+  const first = able.includes("control") ? "control" : String(reference ?? able[0]);
+  const base = able.includes(state.reference) ? state.reference : first;
+  const baseName = base === "control" ? "its control" : variants[base].label;
   const rows = variants.flatMap((v, i) => {
     const found = differences[base][i];
-    if (!found || !found.length) return [];
+    if (!found) return [];
     const run = doc.runs[v.runs[0]];
-    const dots = found.map(([k, value, error, word]) => ({
+    const dots = found.clients.map(([k, value, margin, word]) => ({
       value,
-      error,
+      margin,
       word,
-      tell: `${v.label}, ${nameOf(run, k)}\n${points(value)} points ± ${(200 * error).toFixed(1)}: ${word}`,
+      tell: `${v.label}, ${nameOf(run, k)}\n${points(value)} points ± ${(100 * margin).toFixed(1)}: ${word}`,
     }));
-    return [{ name: v.label, dots, mean: mean(dots.map((d) => d.value)) }];
+    return [{ name: v.label, color: colour(i), dots, mean: found.mean, low: found.low, high: found.high }];
   });
   if (!rows.length) return null;
   const picture = figure(
     "paired-differences",
-    "One dot per client, with two standard errors; the vertical line is the mean. " +
-      "▲ better and ▼ worse by more than that; grey dots: the tests cannot tell.",
+    "One mark per client, with its 95% interval; the vertical line and the band are the mean and its interval. " +
+      "▲ helped, ▼ harmed; grey dots: undecided.",
     (width) =>
       strips(width, {
-        label: `Difference of every client from ${variants[base].label}`,
+        label: `Difference of every client from ${baseName}`,
         rows,
-        axis: `points of accuracy against ${variants[base].label}`,
+        axis: `points of accuracy against ${baseName}`,
       }),
     () => rows.length * 46 + 46,
   );
@@ -88,7 +98,7 @@ function differencesCard(variants) {
       selector(
         "reference",
         "Difference from",
-        [{ options: able.map((i) => [i, variants[i].label]) }],
+        [{ options: able.map((i) => [i, i === "control" ? "its control" : variants[i].label]) }],
         base,
         (value) => {
           state.reference = value;
@@ -101,6 +111,7 @@ function differencesCard(variants) {
 }
 
 function curvesCard(variants) {
+  const measure = measureOf(doc.runs);
   const series = () =>
     variants.map((v, i) => {
       const runs = v.runs.map((r) => doc.runs[r]).filter((run) => run.curves.up.length),
@@ -111,37 +122,43 @@ function curvesCard(variants) {
           xs,
           means: xs.map((_, r) =>
             mean(
-              curvesOf(run)
+              curvesOf(run, measure)
                 .map((known) => known[r])
                 .filter((value) => value !== null),
             ),
           ),
         };
       });
-      const points = Array.from({ length: Number.isFinite(rounds) ? rounds : 0 }, (_, r) => [
-        mean(each.map((one) => one.xs[r])),
-        mean(each.map((one) => one.means[r])),
-      ]);
+      const places = Array.from({ length: Number.isFinite(rounds) ? rounds : 0 }, (_, r) => {
+        const values = each.map((one) => one.means[r]).filter((value) => value !== null);
+        return [mean(each.map((one) => one.xs[r])), mean(values), Math.min(...values), Math.max(...values)];
+      }).filter(([x, y]) => Number.isFinite(x) && y !== null);
       return {
         name: v.label,
         color: colour(i),
         dash: dash(i),
-        points: points.filter(([x, y]) => Number.isFinite(x) && y !== null),
+        points: places.map(([x, y]) => [x, y]),
+        band: runs.length > 1 ? places.map(([x, , low, high]) => [x, low, high]) : null,
       };
     });
   const picture = figure(
-    "accuracy-of-methods",
+    `${measure}-of-methods`,
     null,
     (width) =>
       lineChart(width, {
-        label: "Mean accuracy of each method",
+        label: `Mean ${measure} of each method`,
         series: series(),
         x: AXES[state.axis],
-        y: { format: percentLabel, least: 0, most: 1 },
+        y: verticalOf(measure),
       }),
     () => 300,
   );
-  return card("Accuracy", soft("Mean over clients and seeds."), axisChoice("axis-methods"), picture.node);
+  return card(
+    "Accuracy",
+    soft("Mean over clients and seeds; bands reach from the lowest to the highest seed."),
+    el("div", { class: "row" }, measureChoice("measure-methods", doc.runs), axisChoice("axis-methods")),
+    picture.node,
+  );
 }
 
 function paretoCard(variants) {
