@@ -74,7 +74,6 @@ class Factorized(Method):
         self.factorise(model, generator)
         return head_mu_xavier(model, generator) if self.head_mu == "xavier" else model
 
-<<<<<<< HEAD
     def factorise(self, model: nn.Module, generator: torch.Generator, mu: bool = True) -> nn.Module:
         """Factorises the chosen layers of the model in place and returns it."""
         return factorize(
@@ -87,12 +86,11 @@ class Factorized(Method):
             threshold=self.sparsity if mu else 0.0,
             generator=generator,
         )
-=======
+
     @property
     def counts_steps(self) -> bool:
         """Whether the penalty is spread over the steps of an epoch."""
         return self.penalty == "epoch"
->>>>>>> main
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """Cross-entropy plus lambda * ||mu||_1 (paper, Eq. 6), or with penalty=epoch that share of it for each step."""

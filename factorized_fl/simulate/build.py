@@ -61,14 +61,11 @@ class Federation:
     server: ServerState | SeparateServers
     engine: Engine
     sealer: Sealer | None = None  # encrypts what the clients send, and decrypts what they receive
-<<<<<<< HEAD
     frozen: str = ""  # a digest of the part of the network that nobody trains
-=======
     last_round: int = 0  # a callback may end a run early; 0: as configured
 
     def __post_init__(self) -> None:
         self.last_round = self.last_round or self.config.rounds
->>>>>>> main
 
     def parameters(self) -> tuple[dict[str, int], int]:
         """The numbers of the first client's model by role, and how many of them are shared."""
