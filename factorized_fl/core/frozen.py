@@ -56,7 +56,7 @@ def share_frozen(models: Mapping[int, nn.Module]) -> None:
 def mark_of_frozen(model: nn.Module) -> str:
     """Return a digest of the names and values of the frozen part; empty if there is none."""
     names, mark = frozen_names(model), blake2b(digest_size=8)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in sorted(model.state_dict().items()):
         if name in names:
             mark.update(name.encode())
             mark.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
