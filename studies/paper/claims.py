@@ -3,7 +3,8 @@
 A claim holds if all checks that were run come out as claimed and these are at least half of all. It holds in part if at
 least as many come out as claimed as contrary. Otherwise it does not hold, is undecided if no check decides, or is not
 tested if none was run. A claim about every method or case does not hold as soon as one check comes out contrary, and
-never holds in part. Each kind of check in claims.toml is a function of that name here.
+never holds in part. A check of a run whose method did not activate, such as Clustered-FL without a split, counts for
+no claim. Each kind of check in claims.toml is a function of that name here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,9 @@ from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, as_key, expand, publish
 from studies.paper.permutation import nearest_share, permutation_p_value, within_excess
 from studies.paper.table import Compared, Table, bytes_by_round, mean_curve, mean_of, reconstructed
 
-OUTCOMES = AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
+AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
+INACTIVE = "did not activate"
+OUTCOMES = AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN, INACTIVE
 MOST = 0.5  # share of the nearest clients from which on clients are grouped
 BY_CHANCE = 0.05  # p-value below which a similarity is beyond chance
 ON_THE_WAY = (0.7, 0.8, 0.9)  # shares of the final accuracy at which convergence is timed
@@ -54,6 +57,8 @@ def accuracy(table: Table, fields: Fields) -> Check:
     one, other = (as_key(fields[name]) for name in ("one", "other"))
     relation, margin, domain = fields.get("relation", "more"), fields.get("margin", 0.0), fields.get("domain")
     after = ROUND_AFTER[fields.get("epochs", ALL_EPOCHS)]
+    if idle := next((key for key in (one, other) if any(run.inactive for run in table.of(*key))), None):
+        return Check(fields["text"], INACTIVE, f"{title(idle[2])} did not activate")
     check = _judged(fields["text"], table.compare(one, other, after, domain), relation, margin)
     papers = [published(f"domains/{key[2]}/{domain}") if domain else published_mean(*key) for key in (one, other)]
     if papers[0] is None or papers[1] is None:
@@ -188,7 +193,7 @@ class Judged:
     @property
     def ran(self) -> list[Check]:
         """The checks whose cells were run."""
-        return [check for check in self.checks if check.outcome != NOT_RUN]
+        return [check for check in self.checks if check.outcome not in (NOT_RUN, INACTIVE)]
 
     def number(self, outcome: str) -> int:
         """Return how many checks have an outcome."""
@@ -202,8 +207,8 @@ class Judged:
     @property
     def share(self) -> str:
         """How many of the checks that were run came out as claimed, and how many were not run."""
-        left = self.number(NOT_RUN)
-        return f"{self.number(AS_CLAIMED)} of {len(self.ran)} checks" + (f", {left} not run" if left else "")
+        left = [f", {number} {outcome}" for outcome in (NOT_RUN, INACTIVE) if (number := self.number(outcome))]
+        return f"{self.number(AS_CLAIMED)} of {len(self.ran)} checks" + "".join(left)
 
     @property
     def published(self) -> str:
@@ -217,7 +222,7 @@ class Judged:
         if not self.ran:
             return "not tested"
         claimed, contrary = self.number(AS_CLAIMED), self.number(CONTRARY)
-        if claimed == len(self.ran) and 2 * claimed >= len(self.checks):
+        if claimed == len(self.ran) and 2 * claimed >= len(self.checks) - self.number(INACTIVE):
             return "holds"
         if not contrary and (self.claim.every or claimed in (0, len(self.ran))):
             return "undecided"

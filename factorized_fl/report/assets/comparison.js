@@ -1,12 +1,13 @@
 // Several runs side by side.
 
 function comparisonPart() {
-  const { variants, headline, downloads } = doc.comparison;
+  const { variants, headline, banner, downloads } = doc.comparison;
   const best = Math.max(...variants.map((v) => v.accuracy ?? -1));
   const top = el(
     "section",
     { class: "card", id: "comparison" },
     el("h1", {}, headline),
+    ...(banner ? [el("p", { class: "banner", id: "banner" }, banner)] : []),
     comparisonTable(variants, best),
     fileButtons(downloads),
   );
