@@ -15,7 +15,6 @@ def test_a_tutorial_runs(tutorial: Path, tmp_path: Path, monkeypatch: pytest.Mon
         pytest.importorskip("nvflare", reason="FLARE is not installed")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(tutorial, as_version=4)
-
     place = {"metadata": {"path": str(tmp_path)}}
     client.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
 
