@@ -17,5 +17,4 @@ def test_a_tutorial_runs(tutorial: Path, tmp_path: Path, monkeypatch: pytest.Mon
     notebook = nbformat.read(tutorial, as_version=4)
     place = {"metadata": {"path": str(tmp_path)}}
     client.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
-
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
