@@ -6,6 +6,7 @@ python -m studies.alignment runs --data DATA --work DIR    runs; what is finishe
 
 import argparse
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from factorized_fl.core.classes import MEANS, Matches
 from factorized_fl.core.seeds import numpy_rng, torch_rng
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.methods.class_statistics import describe_classes, random_features
-from factorized_fl.methods.correspondence import StatisticsMatcher
+from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes, statistics_evidence
 from factorized_fl.results.classes import matched_classes
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.simulate.alignment import true_labels
@@ -75,6 +76,29 @@ def match_preset(preset: str, seed: int, data: Path, noise: float = 0.0) -> Reco
     return {"preset": preset, "seed": seed, "noise": noise, **score(found, truth)}
 
 
+def match_groups(preset: str, seed: int, data: Path) -> Record:
+    """The score if the true domains were known: matching each alone, and assigning inside each by evidence from all."""
+    scenario = build_scenario_of(configure(preset, seed=seed), data)
+    extra = describe_all(scenario, seed)
+    there = extra[MEANS][:, :, -1] > 0
+    truth = true_labels(scenario, there.shape[1]).where(there, -1)
+    evidence, owner, number = statistics_evidence(extra, there)
+    domains = [client.domain for client in scenario.clients]
+    alone, inside = Matches.none(*truth.shape), Matches.none(*truth.shape)
+    for group, domain in enumerate(dict.fromkeys(domains)):
+        own = [k for k, other in enumerate(domains) if other == domain]
+        found = StatisticsMatcher().match({n: t[own] for n, t in extra.items()}, torch.ones(len(own), dtype=torch.bool))
+        alone.labels[own] = torch.where(found.labels >= 0, found.labels + truth.numel() * group, -1)
+        alone.confidence[own] = found.confidence
+        here = np.isin(owner, own)
+        labels, confidence = assign_classes(evidence[np.ix_(here, here)], owner[here])
+        place = torch.from_numpy(owner[here]), torch.from_numpy(number[here])
+        inside.labels[place] = torch.from_numpy(labels) + truth.numel() * group
+        inside.confidence[place] = torch.from_numpy(confidence)
+    found_inside = inside.but(inside.confidence > 0)
+    return {"preset": preset, "seed": seed, "alone": score(alone, truth), "inside": score(found_inside, truth)}
+
+
 def match_unlike(draw: int, split: bool, data: Path) -> Record:
     """Three clients of one domain with 10, 7 and 4 classes, 4 of them common; or one class of two is two elsewhere.
 
@@ -113,6 +137,7 @@ def measure_matching(data: Path, seeds: Sequence[int]) -> Record:
     """Everything that needs no training."""
     return {
         "presets": [match_preset(preset, seed, data) for preset in PRESETS for seed in seeds],
+        "groups": [match_groups(preset, seed, data) for preset in PRESETS[:2] for seed in seeds],
         "noise": [match_preset(PRESETS[0], seed, data, noise) for noise in NOISES for seed in seeds],
         "unlike": [match_unlike(draw, split, data) for split in (False, True) for draw in range(DRAWS)],
     }
@@ -122,7 +147,10 @@ def measure_run(directory: RunDirectory, start: float) -> Record:
     """The results of one run, and how many of the matches of its last round are right."""
     config, clients = directory.config(), directory.clients()
     last = {line["client"]: line for line in directory.metrics() if line["accuracy"] is not None}
+    environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
     record: Record = {
+        "commit": environment.pop("commit"),
+        "environment": environment,
         "configuration": as_record(config),
         "clients": {
             "domain": [client["domain"] for client in clients],
