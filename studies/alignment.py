@@ -24,6 +24,7 @@ from factorized_fl.methods.class_statistics import describe_classes, random_feat
 from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes, statistics_evidence
 from factorized_fl.results.classes import matched_classes
 from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.results.statistic import PairedSample, paired_difference
 from factorized_fl.simulate.alignment import true_labels
 from factorized_fl.simulate.build import build_scenario_of, model_inputs
 from studies.runner import Clock, Job, as_record, run_jobs, write_measured
@@ -167,6 +168,65 @@ def measure_run(directory: RunDirectory, start: float) -> Record:
     return record
 
 
+def _shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
+    """For each least confidence: the share of equal pairs that were found, and the share of matches that are right."""
+    cells = []
+    for each in least:
+        matched, right = (sum(row[f"{each:g}"][what] for row in rows) for what in ("matched", "right"))
+        cells.append(f"{right / sum(row['same'] for row in rows):.0%} / {f'{right / matched:.0%}' if matched else '-'}")
+    return cells
+
+
+def matching_lines(record: Record) -> list[str]:
+    """The rows of the documentation's tables about matching."""
+    shown = (0.1, 0.5, 0.9)
+    lines = []
+    for preset in PRESETS:
+        rows = [row for row in record["presets"] if row["preset"] == preset]
+        lines.append(f"| `{preset}` | {' | '.join(_shares(rows, shown))} |")
+    for noise in NOISES:
+        rows = [row for row in record["noise"] if row["noise"] == noise]
+        lines.append(f"| {noise:g} | {' | '.join(_shares(rows, shown))} |")
+    for case in ("10-7-4", "split"):
+        rows = [row for row in record["unlike"] if row["case"] == case]
+        false = sum(row["0.9"]["matched"] - row["0.9"]["right"] for row in rows)
+        lines.append(f"| {case} | {' | '.join(_shares(rows, shown))} | {false} in {len(rows)} draws |")
+    for preset, way in itertools.product(PRESETS[:2], ("alone", "inside")):
+        rows = [row[way] for row in record["groups"] if row["preset"] == preset]
+        lines.append(f"| `{preset}` | {way} | {' | '.join(_shares(rows, shown))} |")
+    return lines
+
+
+def run_lines(folder: Path) -> list[str]:
+    """The rows of the documentation's table of runs: accuracy, and the difference from the runs without matching."""
+    found: dict[tuple[str, str], dict[str, dict[int, Record]]] = {}
+    for path in sorted(folder.glob("mini-*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        config = record["configuration"]
+        ways = found.setdefault((config["preset"], config["method"]), {})
+        ways.setdefault(config["align"], {})[config["seed"]] = record
+    lines = []
+    for (preset, method), ways in found.items():
+        for align, records in ways.items():
+            common = sorted(records.keys() & ways.get("off", {}).keys())
+            samples = [_sample(records[seed], ways["off"][seed]) for seed in common]
+            difference = paired_difference(samples) if align != "off" else None
+            change = f"{100 * difference.value:+.1f} ± {200 * difference.error:.1f}" if difference else ""
+            accuracy = 100 * float(np.mean([record["accuracy"] for record in records.values()]))
+            pairs = [record["matches"] for record in records.values() if "matches" in record]
+            matched, right = (sum(each[what] for each in pairs) for what in ("matched", "right"))
+            told = f"{right} of {matched}" if pairs else ""
+            seeds = ", ".join(map(str, sorted(records)))
+            lines.append(f"| `{preset}` | {method} | {align} | {accuracy:.1f} | {change} | {told} | {seeds} |")
+    return lines
+
+
+def _sample(ours: Record, base: Record) -> PairedSample:
+    """Two runs of one seed; clients of one domain share test images."""
+    pairs = zip(ours["correct"], base["correct"], ours["clients"]["scored"], strict=True)
+    return PairedSample([(own - other) / total for own, other, total in pairs], groups=ours["clients"]["domain"])
+
+
 def plan_runs(
     out: Path,
     presets: Sequence[str],
@@ -185,8 +245,8 @@ def plan_runs(
 def main() -> None:
     """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("matching", "runs"))
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("what", choices=("matching", "runs", "show"))
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/align"))
     parser.add_argument("--work", type=Path, default=Path("runs/align"))
     parser.add_argument("--presets", default=PRESETS[0])
@@ -197,6 +257,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float)
     given = parser.parse_args()
     seeds = [int(seed) for seed in given.seeds.split(",")]
+    if given.what == "show":
+        record = json.loads((given.out / "matching.json").read_text(encoding="utf-8"))
+        print("\n".join([*matching_lines(record), *run_lines(given.out)]))
+        return
     if given.what == "matching":
         measure = partial(measure_matching, given.data, seeds)
         write_measured(given.out / "matching.json", configure(PRESETS[0], seed=seeds[0]), "cpu", measure)
