@@ -36,8 +36,9 @@ from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import FEDERATION
 from factorized_fl.sections import flatten, is_nested
 from factorized_fl.silo.agreement import read_kit
+from factorized_fl.silo.own_part import site_scenario
 from factorized_fl.silo.settings import read_settings
-from factorized_fl.silo.site import export_control, export_now, site_scenario
+from factorized_fl.silo.site_export import export_control, export_now
 from factorized_fl.simulate.callbacks import Callback, observers_of
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation

@@ -115,7 +115,7 @@ class Found(NamedTuple):
 def check_data(kit: Path, data: Path, device: str) -> Found:
     """Read a site's images; raises UserError if they cannot be used or are not those of earlier rounds."""
     from factorized_fl.report.progress import images_told
-    from factorized_fl.silo.site import site_federation, site_scenario
+    from factorized_fl.silo.own_part import site_federation, site_scenario
     from factorized_fl.simulate.run import find_device
 
     party = read_kit(kit)

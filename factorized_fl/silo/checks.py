@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import safetensors
 import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import ENCRYPTED, FINGERPRINT
+from factorized_fl.core.outliers import limit_changes, shorten
 from factorized_fl.core.payload import decode
 from factorized_fl.core.views import Evaluated, Tensors, Trained
 from factorized_fl.silo.messages import BadMessage, Message
@@ -106,3 +107,25 @@ def read_result(answer: Message) -> Evaluated | None:
         return None
     loss, total = answer.number("loss"), answer.whole("total", low=1)
     return Evaluated(answer.whole("correct", high=total), total, math.nan if loss is None else loss)
+
+
+def limited(
+    updates: Mapping[int, Update],
+    own: Callable[[int, Tensors], Tensors],
+    sent: Mapping[int, Tensors],
+    limit: float,
+    say: Callable[[int, str], None],
+) -> dict[int, Update]:
+    """The updates, with those shortened that changed far more than those of the group.
+
+    `own` gives a site's tensors before the round, `sent` what it received; `say` is called for each shortened site.
+    """
+    begun = {k: own(k, update.tensors) | sent.get(k, {}) for k, update in updates.items()}
+    good = dict(updates)
+    for k, factors in limit_changes(begun, {k: update.tensors for k, update in updates.items()}, limit).items():
+        tensors = good[k].tensors
+        shorter = {name: shorten(begun[k][name], tensors[name], factor) for name, factor in factors.items()}
+        good[k] = replace(good[k], tensors=tensors | shorter)
+        least = min(factors.values())
+        say(k, f"changed far more than the group: its change is shortened, to {least:.1%} at least")
+    return good

@@ -14,7 +14,6 @@ from functools import partial
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.ledger import Load, count_traffic
-from factorized_fl.core.outliers import limit_changes, shorten
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.classes import save_classes
@@ -25,12 +24,12 @@ from factorized_fl.silo import control
 from factorized_fl.silo.agreement import Kit, read_json
 from factorized_fl.silo.audit import Audit
 from factorized_fl.silo.catch_up import continue_from_sites
-from factorized_fl.silo.checks import Update, read_update
+from factorized_fl.silo.checks import Update, limited, read_update
 from factorized_fl.silo.checksum import digest_of
-from factorized_fl.silo.keys import read_notice
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
+from factorized_fl.silo.operator_requests import carry_out, remember_aside, revoke
 from factorized_fl.silo.overview import seconds_left, site_rows
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.questions import ask_losses, ask_tests
@@ -92,7 +91,7 @@ class Coordinator:
             done = self._rounds_done()
             if (aside := control.recall_aside(self.kit)) is not None:
                 self.memory.trust_all_but(aside)
-            self._revoke()
+            revoke(self)
             if done:
                 self.log(f"going on after round {done}")
             environment = describe_environment(self.config.seed, "cpu")
@@ -165,7 +164,7 @@ class Coordinator:
     def _one_round(self, round_number: int) -> None:
         began, before = time.monotonic(), self.mailbox.wire_bytes
         self.round, self.mixing, self.sent, self.good = round_number, None, {}, {}
-        self._control()
+        carry_out(self)
         chosen, _ = self.memory.sampling.draw(round_number)
         loads: dict[int, Load] = {}
         others = self.others = dict[str, float]()
@@ -183,7 +182,8 @@ class Coordinator:
             again = self._ask(chosen)
         if self.stop.is_set():
             return
-        self._limit()
+        if self.memory.blind is None:  # ciphertexts have no norm
+            self.good = limited(self.good, self.memory.own, self.sent, self.agreement.change_limit, self.say)
         records = self._keep(loads)
         if round_number == self.config.rounds:
             ever = self.memory.received.nonzero().flatten().tolist()
@@ -215,21 +215,13 @@ class Coordinator:
         """Those of the sites that have the sites' secret, after handing it over; waits until they are a quorum."""
         if self.relay is None:
             return list(asked)
-        names = [self.sites[k] for k in asked]
-        enough = min(self.agreement.needed, len(names))
         self.tell("the sites exchange their secret")
 
         def ask(requests: Mapping[str, Message]) -> dict[str, Message]:
             return self.collect(requests, 0, self.agreement.deadline, self.tell) if requests else {}
 
-        def own(site: str, reason: str) -> None:
-            self.mailbox.note(site, reason)
-
-        while not self.stop.is_set():
-            self.relay.hand_over(names, ask, own)
-            if len(self.relay.marks.keys() & set(names)) >= enough:
-                break
-            self.stop.wait(0.5)
+        names = [self.sites[k] for k in asked]
+        self.relay.wait_for(min(self.agreement.needed, len(names)), names, ask, self.mailbox.note, self.stop)
         return [k for k in asked if self.sites[k] in self.relay.marks]
 
     def _ask(self, chosen: Sequence[int]) -> bool:
@@ -237,7 +229,7 @@ class Coordinator:
         enough = min(self.agreement.needed, len(chosen))
         self.declined = set()
         while len(self.good) < enough and not self.stop.is_set():
-            if self._control():
+            if carry_out(self):
                 self.good = {k: update for k, update in self.good.items() if not self.memory.aside[k]}
                 return True
             out = {*self.good, *self.declined}
@@ -282,7 +274,7 @@ class Coordinator:
                 self.refused[k] = self.refused.get(k, 0) + 1
                 if self.refused[k] >= MOST_REFUSED:
                     self.memory.set_aside(k)
-                    self._remember_aside()
+                    remember_aside(self)
                     self.say(
                         k, f"set aside after {MOST_REFUSED} refused rounds; `ffl federation readmit` asks it again"
                     )
@@ -311,19 +303,6 @@ class Coordinator:
         fields |= {"peers": self.peers.get(k), "from_others": self.others.get(self.sites[k])}
         return Message("round", self.agreement.id, fields, encode(tensors) if tensors else b"")
 
-    def _limit(self) -> None:
-        """Shortens updates that changed far more than those of the group."""
-        if self.memory.blind is not None:  # ciphertexts have no norm
-            return
-        limit = self.agreement.change_limit
-        begun = {k: self.memory.own(k, update.tensors) | self.sent.get(k, {}) for k, update in self.good.items()}
-        for k, factors in limit_changes(begun, {k: update.tensors for k, update in self.good.items()}, limit).items():
-            tensors = self.good[k].tensors
-            shorter = {name: shorten(begun[k][name], tensors[name], factor) for name, factor in factors.items()}
-            self.good[k] = replace(self.good[k], tensors=tensors | shorter)
-            least = min(factors.values())
-            self.say(k, f"changed far more than the group: its change is shortened, to {least:.1%} at least")
-
     def _keep(self, loads: Mapping[int, Load]) -> list[Record]:
         """Keeps the round's updates; returns the records of all sites that were asked."""
         self.memory.server.begin_updates()
@@ -345,7 +324,7 @@ class Coordinator:
         aside = self.memory.strike(k)
         self.say(k, f"dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
         if aside:
-            self._remember_aside()
+            remember_aside(self)
             self.say(k, "set aside; `ffl federation readmit` lets it in again")
 
     def farewell(self, seconds: float) -> None:
@@ -362,46 +341,6 @@ class Coordinator:
         declared = {k: line.train for k, line in enumerate(self.mailbox.lines.values()) if line.train is not None}
         for k, words in self.memory.learn_sizes(declared).items():
             self.mailbox.note(self.sites[k], words)
-
-    def _revoke(self) -> bool:
-        """Sets aside what the authority revoked; returns whether the download must be computed again."""
-        notice = read_notice(self.kit)
-        revoked = set(notice.revoked) - self.mailbox.revoked if notice else set()
-        for k in (self.sites.index(site) for site in sorted(revoked & {*self.sites})):
-            self.memory.set_aside(k)
-            self.say(k, "revoked by the authority; it gets nothing more, and its tensors are sent to no site")
-        if revoked:
-            self.mailbox.revoke(revoked)
-            self._remember_aside()
-        return bool(revoked)
-
-    def _control(self) -> bool:
-        """Carries out the operator's requests; returns whether the download must be computed again."""
-        revoked = self._revoke()
-        wishes = control.take(self.kit)
-        if wishes is None:
-            self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
-            control.done(self.kit)
-            return revoked
-        readmitted, excluded = (
-            [k for k, site in enumerate(self.sites) if site in wishes.get(kind, ())] for kind in ("readmit", "exclude")
-        )
-        for k in readmitted:
-            self.memory.readmit(k)
-            self.declined.discard(k)
-            self.refused[k] = 0
-            self.say(k, "readmitted by the operator")
-        for k in excluded:
-            self.memory.set_aside(k)
-            self.say(k, "excluded by the operator; its tensors are no longer sent to any site")
-        if wishes:
-            self._remember_aside()
-            control.done(self.kit)
-        return bool(excluded) or revoked
-
-    def _remember_aside(self) -> None:
-        """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""
-        control.remember_aside(self.kit, [site for k, site in enumerate(self.sites) if self.memory.aside[k]])
 
     def tell(self, note: str | None = None) -> None:
         """Writes the status."""

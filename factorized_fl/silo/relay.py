@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from threading import Event
 
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.secret import read_table_of
@@ -51,6 +52,16 @@ class SecretRelay:
                 self._note(site, answer)
             except BadMessage as error:
                 own(site, f"it did not take the secret ({error})")
+
+    def wait_for(
+        self, enough: int, sites: Sequence[str], ask: Ask, own: Callable[[str, str], None], stop: Event
+    ) -> None:
+        """Hands the secret over until so many of the sites have it, or until `stop` is set."""
+        while not stop.is_set():
+            self.hand_over(sites, ask, own)
+            if len(self.marks.keys() & set(sites)) >= enough:
+                return
+            stop.wait(0.5)
 
     def _note(self, site: str, answer: Message) -> None:
         mark = answer.text("mark", 8)

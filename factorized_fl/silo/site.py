@@ -5,139 +5,40 @@ round, and so is the round before. A repeated request is answered from disk and 
 """
 
 import json
-import secrets
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
-from factorized_fl.config import Config
-from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import EXTRA, Load, Traffic, count_traffic, measured
 from factorized_fl.core.payload import encode
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.views import Evaluated, Tensors, Trained
-from factorized_fl.data.local_images import read_local_images
-from factorized_fl.data.scenarios import Scenario, build_scenario
-from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
 from factorized_fl.protect.ckks import Secret
 from factorized_fl.protect.client import BadAggregate, Sealer
 from factorized_fl.results.classes import save_classes
 from factorized_fl.results.control import control_of
-from factorized_fl.results.effect import Effect, measure_effect
 from factorized_fl.results.environment import describe_environment
-from factorized_fl.results.reading import read_run
-from factorized_fl.results.references import reference_name
 from factorized_fl.results.rundir import RunDirectory, describe_clients
-from factorized_fl.silo.agreement import NOISE_SEED, Kit
+from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.catch_up import REQUEST
 from factorized_fl.silo.checks import check_growth, read_tensors
-from factorized_fl.silo.checksum import digest_of, read_checked
+from factorized_fl.silo.checksum import digest_of
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.own_part import noise_seed_of, restore, site_federation, site_scenario
 from factorized_fl.silo.secret import SecretKeeper, read_table_of
 from factorized_fl.silo.sharing import shared_with
+from factorized_fl.silo.site_export import effect_over_alone, export_control
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.analysis import analyse
-from factorized_fl.simulate.build import Federation, build_federation
+from factorized_fl.simulate.build import Federation
 from factorized_fl.simulate.rounds import SCORES, all_scores, make_record
 from factorized_fl.simulate.run import run_federation, summarise
-
-
-def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
-    """A site's own images, split by the federation's seed unless they are split; labels agree with no other."""
-    images = read_local_images(data, name, size=config.image_size, channels=config.channels)
-    scaling = normalisation("folder", config.channels)
-    scenario = build_scenario([images], scaling, clients=1, train_share=config.train_share, seed=config.seed)
-    (client,) = scenario.clients
-    if not len(client.test):
-        raise UserError(f"{data} has no test images: without any, there is no verdict on whether federation helps.")
-    return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
-
-
-def site_federation(
-    kit: Kit, scenario: Scenario, device: str = "cpu", engine: str = "reference", noise_seed: int = 0
-) -> Federation:
-    """The site as a federation of one client at its start.
-
-    Raises UserError if its data changed since it trained, or if its installed network is not that of the agreement.
-    """
-    check_model(kit)
-    federation = build_federation(kit.config, scenario, torch.device(device), engine, noise_seed, simulated=False)
-    RunDirectory(kit.run).refuse_other_data(describe_clients(federation.scenario))
-    return federation
-
-
-def _noise_seed(kit: Kit) -> int:
-    """The site's private seed of noise, drawn once: noise drawn again could be averaged out."""
-    path = kit.path / NOISE_SEED
-    if not path.exists():
-        write_atomically(path, str(secrets.randbits(63)).encode())
-        path.chmod(0o600)
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except ValueError:
-        raise UserError(f"'{path}' is damaged: restore its number, or take a new kit.") from None
-
-
-def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int:
-    """Loads the last complete round on disk, or the one before it; returns its number, 0 if there is none."""
-    directory = RunDirectory(kit.run)
-    for path in filter(Path.exists, (directory.checkpoint_path, directory.previous_path)):
-        try:
-            round_number, tensors, ours = read_checked(path, kit.agreement.id)
-            if not ours:
-                raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
-            federation.load(tensors)
-            return round_number
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
-            log(f"{path.name} is damaged ({error}): trying the round before")
-    return 0
-
-
-def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
-    """Exports a site's model after its last round, without disturbing running processes."""
-    federation = site_federation(kit, site_scenario(kit.config, kit.party, kit.seat, data))
-    rounds = restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2))
-    directory = RunDirectory(kit.run)
-    if not rounds:
-        damaged = directory.checkpoint_path.exists()
-        found = "its checkpoints are damaged" if damaged else "it has trained no round yet"
-        raise UserError(f"{kit.party} has no model to export: {found}.")
-    ended = directory.summary() is not None
-    effect = effect_over_alone(kit) if ended else None
-    count = directory.rounds_trained(0, rounds)
-    told = shared_with(directory.timing(), kit.party).words
-    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, effect, shared=told)
-
-
-def effect_over_alone(kit: Kit) -> Effect | None:
-    """Returns what the federation added to the model that the site trained without it; None without such a model."""
-    ours, alone = RunDirectory(kit.run), RunDirectory(kit.alone)
-    if ours.summary() is None or not kit.alone.exists() or alone.summary() is None:
-        return None
-    reference = read_run(kit.alone)
-    return measure_effect([read_run(kit.run)], [reference], reference_name(reference))
-
-
-def export_control(kit: Kit, scenario: Scenario, out: Path) -> Exported:
-    """Exports the site's control, the model that it trained without the other sites; raises UserError without one."""
-    directory = RunDirectory(kit.alone)
-    if not kit.alone.exists() or directory.summary() is None:
-        raise UserError(f"{kit.party} has no complete control: it is trained at the end, unless --no-alone is set.")
-    check_model(kit)
-    config = directory.config()
-    federation = build_federation(config, scenario, torch.device("cpu"), "reference")
-    with directory.reading_checkpoint():
-        federation.load(directory.load_checkpoint())
-    return export_client(federation, 0, config.rounds, config.rounds, out, kit.party)
 
 
 class Site:
@@ -181,7 +82,7 @@ class Site:
         return kept if kept.fields.get("request") == f"round-{round_number}" else None
 
     def _start(self) -> Federation:
-        federation = site_federation(self.kit, self.scenario, self.device, "auto", _noise_seed(self.kit))
+        federation = site_federation(self.kit, self.scenario, self.device, "auto", noise_seed_of(self.kit))
         self._attach(federation)
         return federation
 

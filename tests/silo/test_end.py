@@ -17,7 +17,8 @@ from factorized_fl.silo.finish import finish, has_ended, remember_end
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.messages import Message
 from factorized_fl.silo.settings import Settings, save_settings
-from factorized_fl.silo.site import Site, export_now
+from factorized_fl.silo.site import Site
+from factorized_fl.silo.site_export import export_now
 from factorized_fl.silo.status import is_done, read_status, sites_table, status_lines, write_status
 from tests.silo.loopback import Loopback
 from tests.silo.parties import NAMES, kits_of, trio_config, write_trio

@@ -26,7 +26,7 @@ from factorized_fl.silo import supervise, transport
 from factorized_fl.silo.agreement import Kit, read_agreement, read_kit, write_kit
 from factorized_fl.silo.kits import make_kits, readme
 from factorized_fl.silo.settings import Settings, read_settings, save_settings
-from factorized_fl.silo.site import export_now
+from factorized_fl.silo.site_export import export_now
 from factorized_fl.silo.status import is_done, status_lines, write_status
 from tests.silo.parties import NAMES, kits_of, make_sites, trio_config, write_trio
 from tests.silo.test_trust import round_request

@@ -18,7 +18,7 @@ from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import Kit, read_agreement, read_kit, write_kit
 from factorized_fl.silo.kits import _largest
 from factorized_fl.silo.pinned import check_model, pin_model
-from factorized_fl.silo.site import export_now
+from factorized_fl.silo.site_export import export_now
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.networks import initial_model, travelling
 from tests.silo.installed import MODEL, install

@@ -7,7 +7,7 @@ import pytest
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.sharing import Shared, shared_with, warn_if_nothing_is_shared
-from factorized_fl.silo.site import export_control
+from factorized_fl.silo.site_export import export_control
 from factorized_fl.silo.status import status_lines
 from tests.silo.loopback import Loopback
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio

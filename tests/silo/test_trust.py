@@ -23,6 +23,7 @@ from factorized_fl.silo.checks import read_tensors
 from factorized_fl.silo.coordinator import Coordinator
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
+from factorized_fl.silo.operator_requests import carry_out
 from factorized_fl.silo.site import Site
 from tests.silo.loopback import Loopback
 from tests.silo.parties import kits_of, make_sites, same, trio_config, write_trio
@@ -190,8 +191,8 @@ def test_a_readmission_during_the_reading_of_another_is_not_lost(
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", racing)
-    coordinator._control()
-    coordinator._control()
+    carry_out(coordinator)
+    carry_out(coordinator)
     assert coordinator.memory.aside.tolist() == [False, False, True]
 
 
@@ -200,9 +201,9 @@ def test_a_readmission_survives_a_crash_of_the_coordinator_that_reads_it(tmp_pat
     control.ask(coordinator.kit, "readmit", "aster")
     (coordinator.kit.path / "control.json").rename(coordinator.kit.path / "control.taken.json")
     control.ask(coordinator.kit, "readmit", "cedar")
-    coordinator._control()
-    coordinator._control()
-    coordinator._control()
+    carry_out(coordinator)
+    carry_out(coordinator)
+    carry_out(coordinator)
     assert coordinator.memory.aside.tolist() == [False, True, False]
 
 
@@ -211,9 +212,9 @@ def test_the_last_request_about_a_site_counts(tmp_path: Path) -> None:
     control.ask(coordinator.kit, "readmit", "aster")
     control.ask(coordinator.kit, "readmit", "birch")
     control.ask(coordinator.kit, "exclude", "aster")
-    assert coordinator._control()  # what was mixed with its tensors has to be mixed anew
+    assert carry_out(coordinator)  # what was mixed with its tensors has to be mixed again
     assert coordinator.memory.aside.tolist() == [True, False, True]
-    assert not coordinator._control()
+    assert not carry_out(coordinator)
     assert "aster: excluded by the operator; its tensors are no longer sent to any site" in said
     assert control.recall_aside(coordinator.kit) == ["aster", "cedar"]  # for one that is started after a crash
     after_a_crash, _ = waiting_coordinator(tmp_path)
@@ -310,12 +311,12 @@ def _explode(clients: ClientState, round_number: int, ks: list[int], engine: Eng
 def test_an_unreadable_request_of_the_operator_is_logged_and_ignored(content: str, tmp_path: Path) -> None:
     coordinator, said = waiting_coordinator(tmp_path)
     (coordinator.kit.path / "control.json").write_text(content)
-    coordinator._control()
-    coordinator._control()
+    carry_out(coordinator)
+    carry_out(coordinator)
     assert said == ["control.json cannot be read and is ignored: ask again with `ffl federation`"]
     (coordinator.kit.path / "control.json").write_text(content)
     control.ask(coordinator.kit, "readmit", "birch")
-    coordinator._control()
+    carry_out(coordinator)
     assert coordinator.memory.aside.tolist() == [True, False, True]
 
 

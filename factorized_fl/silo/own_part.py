@@ -1,0 +1,72 @@
+"""A site's own part: its data as a scenario, its federation of one client, and its state on disk."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from factorized_fl.config import Config
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.files import write_atomically
+from factorized_fl.data.local_images import read_local_images
+from factorized_fl.data.scenarios import Scenario, build_scenario
+from factorized_fl.data.sources import normalisation
+from factorized_fl.results.rundir import RunDirectory, describe_clients
+from factorized_fl.silo.agreement import NOISE_SEED, Kit
+from factorized_fl.silo.checksum import read_checked
+from factorized_fl.silo.pinned import check_model
+from factorized_fl.simulate.build import Federation, build_federation
+
+
+def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
+    """A site's own images, split by the federation's seed unless they are split; labels agree with no other."""
+    images = read_local_images(data, name, size=config.image_size, channels=config.channels)
+    scaling = normalisation("folder", config.channels)
+    scenario = build_scenario([images], scaling, clients=1, train_share=config.train_share, seed=config.seed)
+    (client,) = scenario.clients
+    if not len(client.test):
+        raise UserError(f"{data} has no test images: without any, there is no verdict on whether federation helps.")
+    return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
+
+
+def site_federation(
+    kit: Kit, scenario: Scenario, device: str = "cpu", engine: str = "reference", noise_seed: int = 0
+) -> Federation:
+    """The site as a federation of one client at its start.
+
+    Raises UserError if its data changed since it trained, or if its installed network is not that of the agreement.
+    """
+    check_model(kit)
+    federation = build_federation(kit.config, scenario, torch.device(device), engine, noise_seed, simulated=False)
+    RunDirectory(kit.run).refuse_other_data(describe_clients(federation.scenario))
+    return federation
+
+
+def noise_seed_of(kit: Kit) -> int:
+    """The site's private seed of noise, drawn once: noise drawn again could be averaged out."""
+    path = kit.path / NOISE_SEED
+    if not path.exists():
+        write_atomically(path, str(secrets.randbits(63)).encode())
+        path.chmod(0o600)
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except ValueError:
+        raise UserError(f"'{path}' is damaged: restore its number, or take a new kit.") from None
+
+
+def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int:
+    """Loads the last complete round on disk, or the one before it; returns its number, 0 if there is none."""
+    directory = RunDirectory(kit.run)
+    for path in filter(Path.exists, (directory.checkpoint_path, directory.previous_path)):
+        try:
+            round_number, tensors, ours = read_checked(path, kit.agreement.id)
+            if not ours:
+                raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
+            federation.load(tensors)
+            return round_number
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+            log(f"{path.name} is damaged ({error}): trying the round before")
+    return 0

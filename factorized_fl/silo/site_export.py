@@ -1,0 +1,57 @@
+"""The models that a site exports: that of the federation, and that of its control."""
+
+import warnings
+from pathlib import Path
+
+import torch
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.data.scenarios import Scenario
+from factorized_fl.export.export import Exported, export_client
+from factorized_fl.results.effect import Effect, measure_effect
+from factorized_fl.results.reading import read_run
+from factorized_fl.results.references import reference_name
+from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.own_part import restore, site_federation, site_scenario
+from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.sharing import shared_with
+from factorized_fl.simulate.build import build_federation
+
+
+def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
+    """Exports a site's model after its last round, without disturbing running processes."""
+    federation = site_federation(kit, site_scenario(kit.config, kit.party, kit.seat, data))
+    rounds = restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2))
+    directory = RunDirectory(kit.run)
+    if not rounds:
+        damaged = directory.checkpoint_path.exists()
+        found = "its checkpoints are damaged" if damaged else "it has trained no round yet"
+        raise UserError(f"{kit.party} has no model to export: {found}.")
+    ended = directory.summary() is not None
+    effect = effect_over_alone(kit) if ended else None
+    count = directory.rounds_trained(0, rounds)
+    told = shared_with(directory.timing(), kit.party).words
+    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, effect, shared=told)
+
+
+def effect_over_alone(kit: Kit) -> Effect | None:
+    """Returns what the federation added to the model that the site trained without it; None without such a model."""
+    ours, alone = RunDirectory(kit.run), RunDirectory(kit.alone)
+    if ours.summary() is None or not kit.alone.exists() or alone.summary() is None:
+        return None
+    reference = read_run(kit.alone)
+    return measure_effect([read_run(kit.run)], [reference], reference_name(reference))
+
+
+def export_control(kit: Kit, scenario: Scenario, out: Path) -> Exported:
+    """Exports the site's control, the model that it trained without the other sites; raises UserError without one."""
+    directory = RunDirectory(kit.alone)
+    if not kit.alone.exists() or directory.summary() is None:
+        raise UserError(f"{kit.party} has no complete control: it is trained at the end, unless --no-alone is set.")
+    check_model(kit)
+    config = directory.config()
+    federation = build_federation(config, scenario, torch.device("cpu"), "reference")
+    with directory.reading_checkpoint():
+        federation.load(directory.load_checkpoint())
+    return export_client(federation, 0, config.rounds, config.rounds, out, kit.party)
