@@ -110,7 +110,8 @@ class RunDirectory(RunReader):
         # Later rounds are computed again, with the same results.
         kept = dict.fromkeys((schema.METRICS, schema.TIMING), b"")
         if done:
-            for name, records in ((schema.METRICS, self.metrics()), (schema.TIMING, self.timing())):
+            for name in kept:
+                records = self._lines(name, "")  # as they are, because the checkpoint knows their size
                 kept[name] = "".join(_line(record) for record in records if record["round"] <= done).encode()
         # Its size at the checkpoint, if that is known.
         if metrics_size not in (None, len(kept[schema.METRICS])):
@@ -142,7 +143,7 @@ class RunDirectory(RunReader):
     def append(self, name: str, records: Iterable[Record]) -> None:
         """Add lines to metrics.jsonl or timing.jsonl and make sure they are on disk."""
         with plain_errors(self.path), (self.path / name).open("a", encoding="utf-8") as file:
-            file.write("".join(_line(record) for record in records))
+            file.write("".join(_line(schema.to_file(record)) for record in records))
             file.flush()
             os.fsync(file.fileno())
 
@@ -202,7 +203,10 @@ class RunDirectory(RunReader):
 
     def save_summary(self, summary: Mapping[str, object]) -> None:
         """Write summary.json, which marks the run as complete."""
-        write_atomically(self.path / schema.SUMMARY, json.dumps(summary, indent=2).encode())
+        clients = summary["clients"]
+        assert isinstance(clients, list)
+        content = {**summary, "clients": [schema.to_file(client) for client in clients]}
+        write_atomically(self.path / schema.SUMMARY, json.dumps(content, indent=2).encode())
 
     # -- reading
 
