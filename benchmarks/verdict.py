@@ -3,9 +3,9 @@
     python benchmarks/verdict.py [--comparisons 600] [--real 200] [--out results/verdict/calibration.json]
 
 Simulated tests: each client has a seed deviation of its own, a part of which all clients share, and images have a
-difficulty that both runs see. Real tests: two controls of the same small federation, which differ in the seed of weights
-and batches only, so that no client has any true difference. Three seeds each. A part whose number is 0 stays as the
-file has it.
+difficulty that both runs see. Real tests: two controls of the same small federation, which differ in the seed of
+weights and batches only, so that no client has any true difference. Three seeds each. A part whose number is 0 stays
+as the file has it.
 """
 
 import argparse
