@@ -16,14 +16,19 @@ from factorized_fl.protect.ckks import DOWN
 from factorized_fl.protect.packing import Layout, row_size
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import AUTHORITY, Agreement, Kit, read_agreement, write_kit
+from factorized_fl.silo.authority import found
 from factorized_fl.silo.checks import largest_message
 from factorized_fl.silo.pinned import pin_model
 from factorized_fl.silo.transport import network
-from factorized_fl.simulate.build import initial_model, travelling
+from factorized_fl.simulate.alignment import network_alignment
+from factorized_fl.simulate.networks import initial_model, travelling
 
 
-def make_kits(sites: Path, out: Path) -> Agreement:
-    """Write all kits of a federation to a new folder, and the authority's key to a folder beside them."""
+def make_kits(sites: Path, out: Path, own_keys: bool = False) -> Agreement:
+    """Write all kits of a federation to a new folder, and the authority's key to a folder beside them.
+
+    With `own_keys` the kits have no private keys: each party makes its own and requests a certificate.
+    """
     transport = network()
     agreement, config = read_agreement(sites)
     agreement = replace(pin_model(agreement, config), largest=_largest(config))
@@ -33,9 +38,15 @@ def make_kits(sites: Path, out: Path) -> Agreement:
         transport.require_installed()
         out.mkdir(parents=True, exist_ok=True)
         out.chmod(0o700)
-        transport.make_credentials(agreement, out)
+        if own_keys:
+            root = found(out / AUTHORITY, agreement, asdict(config))
+        else:
+            transport.make_credentials(agreement, out)
         for party in (COORDINATOR, *agreement.sites):
-            write_kit(Kit(out / party, party, agreement, asdict(config)))
+            if own_keys:
+                write_keyless(Kit(out / party, party, agreement, asdict(config)), root)
+            else:
+                write_kit(Kit(out / party, party, agreement, asdict(config)))
         for folder in (COORDINATOR, *agreement.sites, AUTHORITY):
             write_atomically(out / folder / "README.md", readme(folder, agreement, config).encode())
         for path, _, files in os.walk(out):
@@ -45,14 +56,26 @@ def make_kits(sites: Path, out: Path) -> Agreement:
     return agreement
 
 
+def write_keyless(kit: Kit, root: bytes) -> None:
+    """Write a kit that holds the authority's certificate and no key."""
+    place = network().credentials(kit).root
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(place, root)
+    write_kit(kit)
+
+
 def _largest(config: Config) -> int:
     """A limit on the bytes of a message: the trained part of a model, the method's extra payloads, and some more."""
     method, model = config.build_method(), initial_model(config, 2, config.channels, labels_agree=False)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
-    shared = frozenset(travelling(method, model, labels_agree=False)[1])
+    alignment = network_alignment(config, method, model, 2)
+    shared = frozenset(travelling(method, model, False, alignment)[1])
     up, down = method.extra_up(tensors, shared), method.extra_down(tensors, shared)
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
+    if alignment:
+        of_classes = alignment.sharing().up(tensors) | alignment.down(tensors)
+        extra |= {EXTRA + name: like for name, like in of_classes.items()}
     if config.encrypts:
         if extra:
             raise UserError(
@@ -70,6 +93,10 @@ def readme(party: str, agreement: Agreement, config: Config) -> str:
     travels = card.row[2]
     if config.build_method().looks_at_images:  # then clients are matched by a fingerprint of their images
         travels = f"{travels.partition(';')[0]}; a fingerprint of the images, averages of what the first layer sees"
+    if config.align == "statistics":
+        travels += "; averages of random features of the images of each class, and their rows of the classifier"
+    if config.align == "classifier":
+        travels += "; the rows of the classifier and how training moves them"
     if config.encrypts:
         travels = f"{travels}; all shared tensors encrypted, so that the coordinator cannot read them"
     templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined, keep_trailing_newline=True)

@@ -24,18 +24,22 @@ VARIANTS = {
     "adapted": {"options": {"test": "adapted"}},
     "half": {"fraction": 0.67, "rounds": 4},
     "blurred": {"options": {"blur": 0.1, "general": 1}},
+    "by-images": {"align": "statistics", "align_classes": 7, "align_confidence": 0.0, "rounds": 4},
+    "by-rows": {"align": "classifier", "align_classes": 6, "align_confidence": 0.0, "rounds": 4},
     "open": {"options": {"tried_on": "validation", "fallback": "current"}},
 }
 
 
 CASES = [*METHODS, "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred", "fedfomo open"]
+CASES += ["fedavg by-images", "factorized-peers by-images", "fedavg by-rows", "factorized-fl-beta by-rows"]
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> None:
     name, _, variant = method.partition(" ")
     config = trio_config(name, **VARIANTS.get(variant, {}))
-    kits = kits_of(tmp_path, config)
+    # Weights of rank one change up to eight times as much at one of these sites: the limit would shorten that.
+    kits = kits_of(tmp_path, config, **({"change_limit": 0.0} if name == "without-mu" else {}))
     for site in NAMES:  # one process draws all noise from the seed that all know
         (kits[site].path / NOISE_SEED).write_text(str(config.seed))
     sites = make_sites(kits, data)
@@ -66,5 +70,6 @@ def _comparable(record: dict) -> dict:
 
 
 def _known(record: dict) -> dict:
-    """What the coordinator knows as well: the paper's formula counts classifiers, of which it knows nothing."""
-    return {key: value for key, value in _comparable(record).items() if not key.endswith("_formula")}
+    """What the coordinator knows as well: not the paper's formula, which counts classifiers, and not further scores."""
+    kept = _comparable(record).items()
+    return {key: value for key, value in kept if not key.endswith("_formula") and key != "scores"}
