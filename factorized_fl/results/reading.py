@@ -64,7 +64,7 @@ class RunReader:
     def metrics(self) -> list[Record]:
         """Return all lines of metrics.jsonl, with clients counted from 0."""
         lines = self._lines(schema.METRICS, "so there is nothing to see of the single rounds")
-        return [schema.from_file(line) for line in lines]
+        return [schema.numbered_from_0(line) for line in lines]
 
     def timing(self) -> list[Record]:
         """Return all lines of timing.jsonl."""
@@ -79,7 +79,7 @@ class RunReader:
         if not isinstance(found, dict):
             return None
         clients = found.get("clients")
-        known = [schema.from_file(as_record(one)) for one in clients] if isinstance(clients, list) else clients
+        known = [schema.numbered_from_0(as_record(one)) for one in clients] if isinstance(clients, list) else clients
         return found | {"clients": known} if "clients" in found else found
 
     def analysis(self, missing: str = "") -> Record:

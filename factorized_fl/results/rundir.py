@@ -143,7 +143,7 @@ class RunDirectory(RunReader):
     def append(self, name: str, records: Iterable[Record]) -> None:
         """Add lines to metrics.jsonl or timing.jsonl and make sure they are on disk."""
         with plain_errors(self.path), (self.path / name).open("a", encoding="utf-8") as file:
-            file.write("".join(_line(schema.to_file(record)) for record in records))
+            file.write("".join(_line(schema.numbered_from_1(record)) for record in records))
             file.flush()
             os.fsync(file.fileno())
 
@@ -205,7 +205,7 @@ class RunDirectory(RunReader):
         """Write summary.json, which marks the run as complete."""
         clients = summary["clients"]
         assert isinstance(clients, list)
-        content = {**summary, "clients": [schema.to_file(client) for client in clients]}
+        content = {**summary, "clients": [schema.numbered_from_1(client) for client in clients]}
         write_atomically(self.path / schema.SUMMARY, json.dumps(content, indent=2).encode())
 
     # -- reading

@@ -97,12 +97,12 @@ class Summary(TypedDict):
     clients: list[FinalResult]
 
 
-def to_file(record: Mapping[str, Any]) -> Record:
+def numbered_from_1(record: Mapping[str, Any]) -> Record:
     """Return a line of metrics.jsonl or a client of summary.json as files have it: client 0 is "client 1"."""
     return {**record, "client": f"client {record['client'] + 1}"} if "client" in record else dict(record)
 
 
-def from_file(record: Record) -> Record:
+def numbered_from_0(record: Record) -> Record:
     """Return such a record with its client counted from 0; earlier versions wrote that number."""
     found = re.fullmatch(r"client ([1-9]\d{0,8})", str(record.get("client")))
     return {**record, "client": int(found[1]) - 1} if found else record
