@@ -19,7 +19,7 @@ from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.own import own_config, own_run_scenario
 from factorized_fl.simulate.rounds import run_round
 
-CLIENTS, TRAIN, TEST, BATCH, EPOCHS, REPEATS = 2, 128, 64, 32, 1, 8
+CLIENTS, TRAIN, TEST, BATCH, EPOCHS, REPEATS = 2, 128, 64, 32, 3, 5
 
 
 class Net(nn.Module):
