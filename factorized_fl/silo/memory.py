@@ -46,6 +46,7 @@ class Memory:
             sizes=torch.ones(count, dtype=torch.float64),
             start={name: t.clone() for name, t in stack.items()} if self.method.needs_start else {},
             min_peers=config.min_peers,
+            robust=config.robust,
             blind=self.blind,
         )
         self.received = self.server.received  # whether each site's last update is used: bool [K]
