@@ -21,7 +21,7 @@ TABLE: dict[str, Any] = {
     "dataset": "cifar10",
     "model": "resnet9",
     "permuted": True,
-    "test_images": 100,
+    "test_images": 20,
     "epochs": 1,
     "batch_size": 32,
 }
@@ -86,8 +86,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--images", type=int, default=32)
     given = parser.parse_args()
     found = measure(given.data, given.clients, given.rounds, given.images)
     given.out.parent.mkdir(parents=True, exist_ok=True)
