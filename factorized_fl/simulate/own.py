@@ -22,7 +22,8 @@ from factorized_fl.results.frames import describe_progress, metrics_frame, run_h
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.references import find_control, judge_run
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.simulate.build import build_federation, build_scenario_of, initial_models, model_inputs
+from factorized_fl.simulate.build import build_federation, build_scenario_of
+from factorized_fl.simulate.networks import initial_models, model_inputs
 from factorized_fl.simulate.run import describe_run, run_federation
 
 if TYPE_CHECKING:
@@ -53,8 +54,11 @@ def own_config(clients: Sequence[ClientData], method: str | None, settings: Mapp
 def own_run_scenario(clients: Sequence[ClientData], config: Config) -> Scenario:
     """The scenario of these clients under a configuration of `own_config`."""
     seed = config.partition_seed or config.seed
-    scenario = own_scenario(clients, train_share=config.train_share, test_images=config.test_images, seed=seed)
-    return score_validation(scenario) if config.score == "validation" else scenario
+    validated = config.score == "validation"
+    scenario = own_scenario(
+        clients, train_share=config.train_share, test_images=config.test_images, validated=validated, seed=seed
+    )
+    return score_validation(scenario) if validated else scenario
 
 
 class Run(RunDirectory):
