@@ -28,7 +28,7 @@ def distances(stack: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return square.sqrt().nan_to_num(torch.inf, torch.inf).fill_diagonal_(0.0)
 
 
-def clipped(weights: Weights, apart: torch.Tensor, clients: Sequence[int]) -> Dense:
+def clip_rows(weights: Weights, apart: torch.Tensor, clients: Sequence[int]) -> Dense:
     """The weights of a row-wise clipping to the median distance, given all distances [K, K]."""
     matrix = dense(weights).double().cpu()
     for k in clients:
@@ -53,8 +53,8 @@ def influences(matrix: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
 def clip_mixing(mixing: Mixing, stack: Tensors, clients: Sequence[int]) -> Mixing:
     """The mixing with clipped weights, and the influence of each client on each receiver."""
     apart = distances(stack)
-    others = {name: clipped(weights, apart, clients) for name, weights in mixing.others.items()}
-    weights = clipped(mixing.weights, apart, clients)
+    others = {name: clip_rows(weights, apart, clients) for name, weights in mixing.others.items()}
+    weights = clip_rows(mixing.weights, apart, clients)
     return replace(mixing, weights=weights, others=others, influence=influences(weights.matrix, apart))
 
 

@@ -5,7 +5,7 @@ import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import Dense, Groups, Mean
-from factorized_fl.core.robust import clip_mixing, clipped, distances, influences, robust_rows
+from factorized_fl.core.robust import clip_mixing, clip_rows, distances, influences, robust_rows
 from factorized_fl.core.views import Mixing
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.rounds import run_round
@@ -21,12 +21,12 @@ def test_clipping_by_hand() -> None:
     """Client 1 is 1, 2, 3 and 1000 away from the others: the lower median is 2, so 3 and 1000 are cut to 2."""
     apart = distances(STACK)
     assert apart[0].tolist() == [0, 1, 2, 3, 1000]
-    weights = clipped(FIFTH, apart, range(5))
+    weights = clip_rows(FIFTH, apart, range(5))
     assert not weights.complaint()
     row = weights.matrix[0]
     assert row.tolist() == pytest.approx([1 - 0.2 - 0.2 - 0.4 / 3 - 0.0004, 0.2, 0.2, 0.4 / 3, 0.0004])
     assert float(weights.apply(VALUES, [0])[0]) == pytest.approx(0.2 * (1 + 2 + 2 + 2))
-    assert clipped(FIFTH, apart, [1]).matrix[0].tolist() == [0.2] * 5  # client 1 is no participant
+    assert clip_rows(FIFTH, apart, [1]).matrix[0].tolist() == [0.2] * 5  # client 1 is no participant
 
 
 def test_a_client_moves_a_receiver_at_most_as_far_as_the_median_client() -> None:
