@@ -13,14 +13,17 @@ from factorized_fl.results.schema import Record
 
 
 def run_document(directory: RunDirectory, page: Path | None) -> Record:
-    """Return where a complete run is, its configuration and its summary; clients have numbers from 0, and names."""
+    """Return where a complete run is, its configuration and its summary; clients have names and numbers from 1."""
     summary = directory.summary() or {}
     names = [client["name"] for client in directory.clients()]
     return {
         "directory": str(directory.path),
         "report": str(page) if page else None,
         **summary,
-        "clients": [{"name": names[client["client"]], **client} for client in summary.get("clients", [])],
+        "clients": [
+            {**client, "name": names[client["client"]], "client": client["client"] + 1}
+            for client in summary.get("clients", [])
+        ],
         "configuration": dataclasses.asdict(directory.config()),
     }
 

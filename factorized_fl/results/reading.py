@@ -62,8 +62,9 @@ class RunReader:
         return found if isinstance(found, list) and all(isinstance(client, dict) for client in found) else []
 
     def metrics(self) -> list[Record]:
-        """Return all lines of metrics.jsonl."""
-        return self._lines(schema.METRICS, "so there is nothing to see of the single rounds")
+        """Return all lines of metrics.jsonl, with clients counted from 0."""
+        lines = self._lines(schema.METRICS, "so there is nothing to see of the single rounds")
+        return [schema.numbered_from_0(line) for line in lines]
 
     def timing(self) -> list[Record]:
         """Return all lines of timing.jsonl."""
@@ -75,7 +76,11 @@ class RunReader:
         found = self.read_json(
             schema.SUMMARY, advice, fits=lambda found: isinstance(as_record(found).get("clients"), list)
         )
-        return found if isinstance(found, dict) else None
+        if not isinstance(found, dict):
+            return None
+        clients = found.get("clients")
+        known = [schema.numbered_from_0(as_record(one)) for one in clients] if isinstance(clients, list) else clients
+        return found | {"clients": known} if "clients" in found else found
 
     def analysis(self, missing: str = "") -> Record:
         """Return the content of analysis.json; empty if there is none."""

@@ -110,7 +110,8 @@ class RunDirectory(RunReader):
         # Later rounds are computed again, with the same results.
         kept = dict.fromkeys((schema.METRICS, schema.TIMING), b"")
         if done:
-            for name, records in ((schema.METRICS, self.metrics()), (schema.TIMING, self.timing())):
+            for name in kept:
+                records = self._lines(name, "")  # as they are, because the checkpoint knows their size
                 kept[name] = "".join(_line(record) for record in records if record["round"] <= done).encode()
         # Its size at the checkpoint, if that is known.
         if metrics_size not in (None, len(kept[schema.METRICS])):
@@ -142,7 +143,7 @@ class RunDirectory(RunReader):
     def append(self, name: str, records: Iterable[Record]) -> None:
         """Add lines to metrics.jsonl or timing.jsonl and make sure they are on disk."""
         with plain_errors(self.path), (self.path / name).open("a", encoding="utf-8") as file:
-            file.write("".join(_line(record) for record in records))
+            file.write("".join(_line(schema.numbered_from_1(record)) for record in records))
             file.flush()
             os.fsync(file.fileno())
 
@@ -150,7 +151,7 @@ class RunDirectory(RunReader):
         """Write the round's matrices and the state that the method keeps of it."""
         tensors = mixing.weights.tensors()
         tensors |= {f"state.{n}": t for n, t in mixing.state.items() if t.numel() <= schema.LARGEST_STATE}
-        further = {"similarity": mixing.similarity, "revert": mixing.revert}
+        further = {"similarity": mixing.similarity, "revert": mixing.revert, "influence": mixing.influence}
         tensors |= {name: tensor for name, tensor in further.items() if tensor is not None}
         # A method may return the same tensor twice, or views.
         apart = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
@@ -202,7 +203,10 @@ class RunDirectory(RunReader):
 
     def save_summary(self, summary: Mapping[str, object]) -> None:
         """Write summary.json, which marks the run as complete."""
-        write_atomically(self.path / schema.SUMMARY, json.dumps(summary, indent=2).encode())
+        clients = summary["clients"]
+        assert isinstance(clients, list)
+        content = {**summary, "clients": [schema.numbered_from_1(client) for client in clients]}
+        write_atomically(self.path / schema.SUMMARY, json.dumps(content, indent=2).encode())
 
     # -- reading
 

@@ -3,7 +3,7 @@
 config.toml            the complete configuration
 environment.json       versions, machine, commit
 clients.json           the participants: classes, numbers of images, marks of the split and of the images
-metrics.jsonl          one line per round and client, append-only
+metrics.jsonl          one line per round and client, append-only; the first client is "client 1", as in summary.json
 timing.jsonl           one line per round: seconds, on a GPU peak_gib, with encryption the seconds that it took
                        (apart from the metrics, because metrics of equal runs are equal)
 mixing/round-N.safetensors   mixing and similarity matrices of round N
@@ -18,6 +18,7 @@ report.html            the page, which reads all of the above
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -98,6 +99,17 @@ class Summary(TypedDict):
     activated: bool | None  # None if the method has no condition for it, or the run is older
     test_means: dict[str, float]  # mean score on test images by kind of statistics; empty for an older run
     clients: list[FinalResult]
+
+
+def numbered_from_1(record: Mapping[str, Any]) -> Record:
+    """Return a line of metrics.jsonl or a client of summary.json as files have it: client 0 is "client 1"."""
+    return {**record, "client": f"client {record['client'] + 1}"} if "client" in record else dict(record)
+
+
+def numbered_from_0(record: Record) -> Record:
+    """Return such a record with its client counted from 0; earlier versions wrote that number."""
+    found = re.fullmatch(r"client ([1-9]\d{0,8})", str(record.get("client")))
+    return {**record, "client": int(found[1]) - 1} if found else record
 
 
 def diverged(record: Mapping[str, Any]) -> bool:

@@ -2,12 +2,16 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.report.tables import comparison_cells, result_table, verdict_lines
 from factorized_fl.results.comparison import compare_methods, comparison_json
 from factorized_fl.results.reading import RunFiles, read_run
+from factorized_fl.simulate.run import Stopped, run_federation
 from tests.report.synthetic import write_run
+from tests.tiny import tiny_config, tiny_scenario
 
 
 def a_run(path: Path, method: str, correct: list[int], **settings) -> RunFiles:
@@ -72,3 +76,45 @@ def test_a_run_in_which_no_client_was_tested_has_a_table_that_says_so() -> None:
     table = result_table({"method": "fedavg", **nothing, "up_bytes": 1500, "down_bytes": 0})
     assert table.title == "FedAvg: no client was tested, up 1.5 kB, down 0 B"
     assert table.row_count == 0
+
+
+def test_files_say_client_1_and_those_that_count_from_0_are_read(tmp_path: Path) -> None:
+    config = tiny_config("fedavg", rounds=2)
+    run = run_federation(config, tmp_path / "run", scenario=tiny_scenario(config))
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["client"] for line in lines] == [f"client {k}" for k in (1, 2, 3, 4)] * 2
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert [client["client"] for client in summary["clients"]] == [f"client {k}" for k in (1, 2, 3, 4)]
+    assert [record["client"] for record in run.metrics()] == [0, 1, 2, 3] * 2
+    now = read_run(run.path, strict=True)
+    old = [line | {"client": k % 4} for k, line in enumerate(lines)]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    clients = [client | {"client": k} for k, client in enumerate(summary["clients"])]
+    (run.path / "summary.json").write_text(json.dumps(summary | {"clients": clients}))
+    assert read_run(run.path, strict=True).final == now.final
+
+
+class StopAtOnce:
+    def started(self, federation: object, done: int) -> None: ...
+
+    def client_done(self, round_number: int, client: int) -> None: ...
+
+    def round_done(self, round_number: int, records: object) -> None:
+        raise Stopped
+
+
+def test_a_run_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    """Its lines stay as they are, because its checkpoint knows their size."""
+    config = tiny_config("fedavg", rounds=2)
+    run = tmp_path / "run"
+    with pytest.raises(Stopped):
+        run_federation(config, run, scenario=tiny_scenario(config), observers=[StopAtOnce()])
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    old = "".join(json.dumps(line | {"client": k}) + "\n" for k, line in enumerate(lines))
+    (run / "metrics.jsonl").write_text(old)
+    tensors = safetensors.torch.load_file(run / "checkpoint.safetensors")
+    tensors["metrics_size"] = torch.tensor(len(old))
+    safetensors.torch.save_file(tensors, run / "checkpoint.safetensors", metadata={"round": "1"})
+    done = run_federation(config, run, scenario=tiny_scenario(config), resume=True)
+    assert (run / "metrics.jsonl").read_text().startswith(old)
+    assert [record["client"] for record in done.metrics()] == [0, 1, 2, 3] * 2
