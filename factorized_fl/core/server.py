@@ -126,7 +126,7 @@ class ServerState:
 
         Preparing the same round again, for other participants, begins with the same state of the method.
         """
-        if not clients or not self.stack or not self.received.any():
+        if not clients or not (self.stack or self.extra) or not (self.received.any() or self.method.mixes_first):
             return Downloads(self, clients, None)
         if round_number != self._prepared:
             self._prepared, self._before = round_number, self.state

@@ -128,7 +128,7 @@ class Kit:
 
 def read_agreement(path: Path) -> tuple[Agreement, Config]:
     """The agreement in sites.toml: the terms of the federation, and the options of a run. Imports PyTorch."""
-    from factorized_fl.methods import INSTALLED
+    from factorized_fl.methods import INSTALLED, refusal
 
     table = read_table(path)
     if "oracle" in table:
@@ -155,6 +155,8 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
         raise UserError(f"{path} must set {' and '.join(missing)}: all sites train the same network.")
     if config.has_own_model and (unused := [name for name in _NETWORK if name in table]):
         raise UserError(f"{path} sets {unused[0]}, which has no effect on {config.model}: leave it out.")
+    if (method := config.build_method()).needs_agreeing_labels:
+        raise UserError(f"Nothing says that sites number their classes alike. {refusal(method)}")
     if config.method not in INSTALLED:
         raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")
     return agreement, config

@@ -11,7 +11,6 @@ from factorized_fl.core.ledger import FINGERPRINT, Load
 from factorized_fl.core.server import Downloads, Losses, Sampling, ServerState
 from factorized_fl.core.stack import untied_state
 from factorized_fl.core.views import Cost, Tensors
-from factorized_fl.methods.fingerprints import plausible
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo.messages import BadMessage
 from factorized_fl.simulate.build import initial_model, travelling
@@ -108,7 +107,8 @@ class Memory:
 
     def check(self, update: Tensors) -> None:
         """Raises BadMessage for a fingerprint that no images can have."""
-        if self.server.sends_fingerprints and self.method.looks_at_images and not plausible(update[FINGERPRINT]):
+        method = self.method
+        if self.server.sends_fingerprints and method.looks_at_images and not method.plausible(update[FINGERPRINT]):
             raise BadMessage("its fingerprint has a variance that no images have")
 
     def keep(self, k: int, update: Tensors, sent: Tensors) -> Load:

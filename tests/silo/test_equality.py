@@ -28,7 +28,12 @@ VARIANTS = {
 }
 
 
-CASES = [*METHODS, "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred", "fedfomo open"]
+SERVING = [name for name, method in METHODS.items() if not method.needs_agreeing_labels]
+CASES = [
+    *SERVING,
+    *("ifca half", "apfl half", "pacfl half", "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred"),
+    "fedfomo open",
+]
 
 
 @pytest.mark.parametrize("method", CASES)
