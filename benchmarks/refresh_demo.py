@@ -2,7 +2,7 @@
 
     python -m benchmarks.refresh_demo [--work FOLDER]
 
-Runs `ffl demo`, all methods with three seeds, and three methods with recalibrated statistics: some minutes on one core.
+Runs `ffl demo`, all methods with three seeds, and three methods without recalibration: some minutes on one core.
 Writes results/demo/*.json, docs/demo.png, docs/report-*.png, and the tables between the lines
 `<!-- demo ...: written ... -->` and `<!-- end of demo -->` of README.md and docs/fingerprints.md. A call that was
 interrupted continues with the same folder.
@@ -25,7 +25,7 @@ from factorized_fl.results.reading import read_run
 
 RESULTS = Path("results/demo")
 SEEDS = (1, 2, 3)
-OURS = ("stand-alone", "factorized-fl-beta", "factorized-peers")  # of peers.json and settled.json
+OURS = ("stand-alone", "factorized-fl-beta", "factorized-peers")  # of peers.json and plain.json
 LEFT_OUT = ("± clients", "± seeds")  # columns that the README's table does not have
 
 
@@ -37,16 +37,16 @@ def main() -> None:
     demo = compare("demo", DEMO_METHODS, (1,), work / "demo", resume=True)
     others = [name for name in METHODS if name != "factorized-peers"]
     compare("demo", [*others, "factorized-peers"], SEEDS, work / "all", resume=True)
-    settled = compare("demo", OURS, SEEDS, work / "settled", resume=True, settle=True)
+    plain = compare("demo", OURS, SEEDS, work / "plain", resume=True, recalibrate=False)
     every = rows_of(work / "all", others)
     peers = rows_of(work / "all", OURS)
-    for name, rows in (("all-methods", every), ("peers", peers), ("settled", settled)):
+    for name, rows in (("all-methods", every), ("peers", peers), ("plain", plain)):
         (RESULTS / f"{name}.json").write_bytes(comparison_json(rows))
     shutil.copy(work / "demo" / COMPARISON, RESULTS / COMPARISON)
     draw_demo(work / "demo", Path("docs/demo.png"))
     photograph(work / "demo")
     replace_table(Path("README.md"), "demo", {"": demo})
-    both = {"as their defaults are": peers, "all recalibrate": settled}
+    both = {"": peers, "without recalibration": plain}
     replace_table(Path("docs/fingerprints.md"), "demo, three seeds", both)
 
 

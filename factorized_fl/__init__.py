@@ -14,6 +14,8 @@ _MODULES = {
     "config": ("Config",),
     "data.clients": ("ClientData",),
     "data.datasets": ("from_datasets",),
+    "data.partitions": ("partition",),
+    "data.tables": ("from_file", "from_hf"),
     "core.errors": ("UserError",),
     "core.mixing": ("Dense", "Groups", "Mean", "Sparse", "weighted_mean"),
     "core.options": ("option",),

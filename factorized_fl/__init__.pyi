@@ -7,6 +7,8 @@ from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Batch, Local, Mixing, Phase, Server, Tensors
 from factorized_fl.data.clients import ClientData
 from factorized_fl.data.datasets import from_datasets
+from factorized_fl.data.partitions import partition
+from factorized_fl.data.tables import from_file, from_hf
 from factorized_fl.methods import Card, Method, register
 from factorized_fl.nn import describe, factorize, fold
 from factorized_fl.tasks.metrics import Metric
@@ -38,7 +40,10 @@ __all__ = [
     "factorize",
     "fold",
     "from_datasets",
+    "from_file",
+    "from_hf",
     "option",
+    "partition",
     "register",
     "report",
     "run",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from factorized_fl.config import Config, as_table, read_table, resolve
+from factorized_fl.config import Config, as_table, read_table, resolve, upgrade
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.data.clients import ClientData
@@ -29,7 +29,7 @@ from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import FEDERATION
 from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.settings import read_settings
-from factorized_fl.silo.site import export_now
+from factorized_fl.silo.site import export_control, export_now, site_scenario
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation
 from factorized_fl.simulate.training import bring
@@ -47,6 +47,8 @@ def _table(preset: str | Path) -> Mapping[str, Any]:
     if not str(preset).endswith(".toml"):
         return find_preset(str(preset))
     table = read_table(Path(preset))
+    if "settle" in as_table(table.get("options", {}), "options"):
+        table = upgrade(table)  # the file of a run
     if not table.get("preset") or {field.name for field in fields(Config)} <= table.keys():
         return table
     base = find_preset(str(table["preset"]))
@@ -181,9 +183,18 @@ def report(
 
 
 def export(
-    run: Path | Run, client: int = 0, out: Path | None = None, *, data: Path | None = None, alone: Path | None = None
+    run: Path | Run,
+    client: int = 0,
+    out: Path | None = None,
+    *,
+    data: Path | None = None,
+    alone: Path | None = None,
+    control: bool = False,
 ) -> Exported:
-    """Export the model of a run's client (from 1) or of a site's kit; `alone` is a Stand-Alone run to compare with."""
+    """Export the model of a run's client (from 1) or of a site's kit; `alone` is a Stand-Alone run to compare with.
+
+    With `control` the model that a site trained without the other sites is exported in place of its model.
+    """
     if isinstance(run, Run):
         return export_run(
             *(run.path, client, out), alone=alone, scenario=run.scenario, factory=run.factory, brought=run.brought
@@ -195,7 +206,11 @@ def export(
         raise UserError(f"'{run}' is the coordinator's kit, which has no model: export at a site.")
     if client:
         raise UserError(f"'{run}' is the kit of one site, with one model: leave --client out.")
-    return export_now(kit, data or read_settings(kit).data, out)
+    data = data or read_settings(kit).data
+    if control:
+        scenario = site_scenario(kit.config, kit.party, kit.seat, data)
+        return export_control(kit, scenario, out or kit.path / "model-control")
+    return export_now(kit, data, out)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,17 @@ import tomli_w
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.options import check, make, option
 from factorized_fl.core.seeds import PERMUTATION_SEED
+from factorized_fl.profiles import DEFAULT_PROFILE, PROFILES, profile_settings
 
 if TYPE_CHECKING:
     from factorized_fl.methods import Method
 
 DEFAULT_ALPHA = 0.5
+ALIGNMENTS = ("off", "statistics", "classifier", "true")
 ORACLES = ("none", "groups", "aligned", "centralised")
 BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
+# Options of methods that are newer than some runs, with the values that describe those runs.
+_EARLIER = {"pfedpara": {"head": "low-rank"}}
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Config:
     """All settings that decide the results of a run. The defaults are the paper's."""
 
     preset: str = option("", "the preset that this configuration started from")
+    profile: str = option(
+        "none", "the profile that filled in the options that were left open", choices=("none", *PROFILES)
+    )
     dataset: str = option("embedded", "cifar10, svhn, mnist, cifar100-domains, embedded, folder, ...")
     image_size: int = option(0, "side of the images in pixels; 0 keeps the source's", low=0, high=1024)
     channels: int = option(0, "1 grey, 3 colour; 0 keeps the source's", low=0, high=3)
@@ -41,7 +48,9 @@ class Config:
     clients: int = option(20, "number of clients", low=1)
     clients_per_domain: tuple[int, ...] = option((), "clients of each domain; empty: equal numbers", low=1)
     images_per_client: int = option(0, "largest number of training images of a client; 0: no limit", low=0)
-    test_images: int = option(0, "largest number of test and of validation images of a domain; 0: no limit", low=0)
+    test_images: int = option(
+        0, "largest number of test and of validation images of a domain or own client; 0: no limit", low=0
+    )
     scrambled: int = option(0, "number of clients, counted from the last, with random training labels", low=0)
     train_share: float = option(
         0.8, "share for training; validation and test get half of the rest each", above=0, high=0.98
@@ -77,8 +86,24 @@ class Config:
     score: str = option(
         "test", "the split that is scored; use validation to choose options", choices=("test", "validation")
     )
+    test_every: int = option(1, "rounds from one test of the clients to the next; the last round has one", low=1)
+    recalibrate: bool = option(
+        False,
+        "test and export models whose BatchNorm statistics are measured again on training images without augmentation",
+    )
     control: bool = option(
         False, "each client aggregates with itself alone: what the method reaches without the other clients"
+    )
+    align: str = option(
+        "off",
+        "find out which class of one client is which class of another, and aggregate classifiers by class: by "
+        "statistics of images, by changes of the classifier, or as it is in truth (simulations only)",
+        choices=ALIGNMENTS,
+    )
+    align_confidence: float = option(0.1, "least confidence of a match that is used", low=0, high=1)
+    align_noise: float = option(0.0, "Gaussian noise on the statistics, in units of their spread between images", low=0)
+    align_classes: int = option(
+        0, "room for the classes of each client in what is sent; 0: as many as any client has", low=0
     )
     oracle: str = option(
         "none",
@@ -106,6 +131,16 @@ class Config:
             raise UserError(
                 f"oracle = '{self.oracle}' has no effect with control = true, in which no client meets another: "
                 "leave one of them out."
+            )
+        if self.align != "off" and self.oracle != "none":
+            raise UserError(
+                f"align = '{self.align}' and oracle = '{self.oracle}' both decide which classes are the same: "
+                "leave one of them out."
+            )
+        if self.align_noise and self.align != "statistics":
+            raise UserError(
+                f"align_noise = {self.align_noise:g} has no effect where no statistics travel: "
+                "set align = 'statistics'."
             )
         object.__setattr__(self, "options", dataclasses.asdict(self.build_method()))
 
@@ -153,6 +188,14 @@ def from_table(table: Mapping[str, Any]) -> Config:
     return make(Config, table, "option")
 
 
+def upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The complete table of a run, as this version would have written it: earlier ones had other options."""
+    if "recalibrate" in table or not isinstance(options := table.get("options"), Mapping):
+        return dict(table)
+    options = {**_EARLIER.get(str(table.get("method")), {}), **options}
+    return {**table, "profile": "none", "recalibrate": options.pop("settle", False), "options": options}
+
+
 def as_table(value: Any, name: str) -> Mapping[str, Any]:
     """The value, if it is a table; raises a UserError otherwise."""
     if not isinstance(value, Mapping):
@@ -187,6 +230,8 @@ def _unknown_setting(method: str, key: str, known: set[str]) -> UserError:
     """The error for a name that is no option of a run with the method; it may be an option of another method."""
     from factorized_fl.methods import METHODS
 
+    if key == "settle":
+        return UserError("The option 'settle' of methods is now the option 'recalibrate' of a run: write recalibrate=.")
     owner = next((name for name, cls in METHODS.items() if key in {f.name for f in dataclasses.fields(cls)}), None)
     if owner is None:
         return unknown(f"option of a run with {method}", key, known, f"`ffl options {method}`")
@@ -200,11 +245,13 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
     """The configuration of a preset's or a file's table, with a method and single settings laid over it.
 
     A preset may hold options for several methods (``[methods.NAME]``): those of the chosen method apply. A setting is
-    an option of the run or of the method; no name may be both. METHOD.NAME is NAME for a run of that method. Raises a
-    UserError for a setting that does not fit.
+    an option of the run or of the method; no name may be both. METHOD.NAME is NAME for a run of that method. A profile
+    fills in what table and settings leave open. Raises a UserError for a setting that does not fit.
     """
     from factorized_fl.methods import find_method, make_method
 
+    if "settle" in as_table(table.get("options", {}), "options"):
+        table = upgrade(table)
     values = {key: value for key, value in table.items() if key not in ("methods", "options")}
     settings = dict(settings or {})
     wanted = settings.pop("method", None)
@@ -239,4 +286,7 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
             options[key] = value
         else:
             raise _unknown_setting(values["method"], key, fields | method_fields)
+    profile = values.setdefault("profile", DEFAULT_PROFILE)
+    for key, value in profile_settings(str(profile), values["method"]).items():
+        (values if key in fields else options).setdefault(key, value)
     return from_table({**values, "options": options})

@@ -7,6 +7,7 @@ from typing import Any
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import unknown
+from factorized_fl.profiles import DEFAULT_PROFILE, profile_settings
 
 Table = dict[str, Any]
 
@@ -33,6 +34,8 @@ def find_preset(name: str) -> Table:
 
 
 def preset_values(name: str) -> Table:
-    """The values of all options of a run with a preset, without those of the methods."""
+    """The values of all options of a run with a preset, without those that depend on the method."""
     defaults = {field.name: field.default for field in dataclasses.fields(Config) if field.name != "options"}
-    return {**defaults, **{key: value for key, value in find_preset(name).items() if key in defaults}}
+    table = {"profile": DEFAULT_PROFILE, **find_preset(name)}
+    table = profile_settings(table["profile"]) | table
+    return {**defaults, **{key: value for key, value in table.items() if key in defaults}}

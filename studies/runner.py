@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from factorized_fl.config import Config, from_table
+from factorized_fl.config import Config, from_table, upgrade
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.results.environment import describe_environment
@@ -199,7 +199,7 @@ def as_record(config: Config) -> Record:
 def came_from(record: Record, config: Config) -> bool:
     """Return whether a result was run with a configuration; an option newer than the result has its default."""
     try:
-        return from_table(record["configuration"]) == config
+        return replace(from_table(upgrade(record["configuration"])), profile=config.profile) == config
     except UserError:  # an option that was removed
         return False
 

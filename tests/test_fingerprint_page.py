@@ -31,7 +31,7 @@ def test_what_is_found_while_clients_train() -> None:
 
 
 def test_accuracy_on_the_demo() -> None:
-    for name in ("peers", "settled"):
+    for name in ("peers", "plain"):
         rows = {row["method"]: row for row in json.loads((ROOT / "results" / "demo" / f"{name}.json").read_text())}
         assert all(row["seed_spread"] is not None for row in rows.values())  # several seeds
         for method in ("stand-alone", "factorized-fl-beta", "factorized-peers"):

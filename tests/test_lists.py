@@ -106,7 +106,7 @@ def test_lists_as_json(capsys) -> None:
     beta = next(method for method in json.loads(out) if method["name"] == "factorized-fl-beta")
     assert beta["gigabytes"]["published"] == 18.25
     assert beta["choices"]["shared"] == "u, v, mu, norm, bias"
-    assert {"tau", "settle"} <= {option["name"] for option in beta["options"]}
+    assert {"tau", "layout"} <= {option["name"] for option in beta["options"]}
     code, out, _ = ffl(capsys, "options", "factorized-fl", "--json")
     found = json.loads(out)
     (tau,) = [option for option in found["method"] if option["name"] == "tau"]

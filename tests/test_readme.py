@@ -131,7 +131,7 @@ def test_the_documentation_names_every_hook_and_everything_that_hooks_see() -> N
     section = METHODS_PAGE.partition("## A method of one's own")[2].partition("\n## ")[0]
     section = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
     code = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
-    hooks = {name for name in vars(ffl.Method) if not name.startswith("_")} - {"settle", "receives"}
+    hooks = {name for name in vars(ffl.Method) if not name.startswith("_")} - {"receives"}
     for view in (Local, Server, ffl.Mixing):
         hooks |= {field.name for field in dataclasses.fields(view)}
     hooks |= {field.name for field in dataclasses.fields(Phase)} - {"name"}

@@ -16,11 +16,14 @@ def export_command(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for it; default: RUN/model/client-K.")] = None,
     data: Data = None,
     alone: Annotated[Path | None, typer.Option("--alone", help="A Stand-Alone run, for the verdict.")] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Of a kit: the model trained without the other sites.")
+    ] = False,
 ) -> None:
     """Export a client's model: dense weights, ONNX, class names, preprocessing, a model card."""
     from factorized_fl import api
 
-    exported = api.export(run, client, out, data=data, alone=alone)
+    exported = api.export(run, client, out, data=data, alone=alone, control=control)
     console.print(
         f"{exported.folder}: accuracy {100 * exported.accuracy:.2f}% on {exported.images:,} test images; "
         f"scores equal the trained model's to {exported.largest_difference:.1e}"

@@ -29,6 +29,10 @@ Alone = Annotated[
     bool | None,
     typer.Option("--alone/--no-alone", help="At the end, train a model on your data alone to compare; default: yes."),
 ]
+Limit = Annotated[
+    float | None,
+    typer.Option("--limit", help="Megabits per second that messages may use each way; 0: no limit.", min=0),
+]
 DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
 
 
@@ -67,13 +71,14 @@ def join(
     report_accuracy: Report = None,
     alone: Alone = None,
     device: DeviceName = None,
+    limit: Limit = None,
 ) -> None:
     """Take part in a federation with your own images. Stop with Ctrl-C; repeat to continue."""
     party = read_kit(kit)
     if party.is_coordinator:
         raise UserError(f"'{kit}' is the coordinator's kit: use `ffl serve`.")
     if not status.is_done(party):
-        supervise.save_choices(party, site_choices(party, data, report_accuracy, alone, device))
+        supervise.save_choices(party, site_choices(party, data, report_accuracy, alone, device, limit))
         _run(party)
     model = f"Your model: {party.model}" if party.model.is_dir() else "You took part in no round and have no model"
     _show(f"Done. {model}; the metrics of all rounds: {party.run}")
@@ -124,6 +129,7 @@ def site_choices(
     report: bool | None,
     alone: bool | None,
     device: str | None,
+    limit: float | None = None,
     check: Callable[[Path, Path, str], Found] = check_data_in_child,
 ) -> Settings:
     """A site's choices, after a check of its data; those that are not given stay as they were."""
@@ -142,7 +148,7 @@ def site_choices(
     report = before.report if report is None else report
     alone = before.alone if alone is None else alone
     _show(found.line)
-    return Settings(data, found.device, report, alone)
+    return Settings(data, found.device, report, alone, before.limit if limit is None else limit)
 
 
 @app.command("status")

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from factorized_fl.core.answers import checked_payload
+from factorized_fl.core.classes import CLASS, DRIFT, REPORTS, ROW, ClassRows
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT
 from factorized_fl.core.method import Method
 from factorized_fl.core.stack import ClientStack
@@ -27,11 +28,22 @@ class Engine(Protocol):
     ) -> dict[int, Trained]:
         """Trains each client for its local epochs and calls `done` after each."""
 
-    def evaluate(self, round_number: int, ks: Sequence[int], clients: "ClientState") -> dict[int, Evaluated]:
-        """Tests each client's own model on its test images under its own labels."""
+    def evaluate(
+        self,
+        round_number: int,
+        ks: Sequence[int],
+        clients: "ClientState",
+        *,
+        recalibrate: bool | None = None,
+        part: str = "test",
+    ) -> dict[int, Evaluated]:
+        """Tests each client's own model under its own labels, on its test images or on another part of its images.
 
-    def tested(self, round_number: int, k: int, clients: "ClientState") -> Tensors:
-        """Returns the tensors of the model of client k that `evaluate` tests."""
+        `recalibrate` replaces the option of the run with this name.
+        """
+
+    def tested(self, round_number: int, k: int, clients: "ClientState", recalibrate: bool | None = None) -> Tensors:
+        """Returns the tensors of the model of client k that `evaluate` tests; the client's own are not changed."""
 
     def confusion(self, round_number: int, ks: Sequence[int], clients: "ClientState") -> list[torch.Tensor]:
         """Returns for each client the counts by true class (rows) and predicted class: int64 [C, C] on the CPU."""
@@ -60,6 +72,10 @@ class ClientState:
         models: Sequence[str] = (),
         extra_up: Tensors | None = None,
         extra_down: Tensors | None = None,
+        classes: ClassRows | None = None,
+        class_down: Tensors | None = None,
+        described: Tensors | None = None,
+        dense_rows: Callable[[Tensors], torch.Tensor] | None = None,
     ) -> None:
         self.method, self.roles, self.shared = method, roles, shared
         self.state, self.momentum = state, state.made(torch.zeros_like, trained)
@@ -69,6 +85,12 @@ class ClientState:
         self.models = {name: state.made(torch.clone, state.client(0)) for name in models}
         self.momenta = {name: self.momentum.made(torch.zeros_like, self.momentum.client(0)) for name in models}
         self.expected_up, self.expected_down = extra_up or {}, extra_down or {}
+        self.classes, self.class_down = classes, class_down or {}
+        self.described = described or {}  # by which classes are matched, [K, ...]
+        drift = {n: t for n, t in self.described.items() if n == DRIFT}
+        self.drift = ClientStack(drift, [{} for _ in range(len(state))]) if drift else None  # changes in every round
+        self.dense_rows = dense_rows  # a client's classifier as dense rows [C, D], where classes are matched by them
+        self.reports: dict[int, Tensors] = {}  # what each client last received about its classes
         self.trained = torch.zeros(len(state), dtype=torch.bool)  # has this client ever trained?
         self.inbox: Tensors = {}  # extra payloads of this round, [K, ...]
         self.outbox: dict[int, Tensors] = {}  # extra payloads of this round's training, by client
@@ -99,13 +121,21 @@ class ClientState:
         ks, places = (torch.tensor(list(side), dtype=torch.int64, device=device) for side in (rows, rows.values()))
         self.inbox = {name: torch.zeros(len(self), *like.shape).to(like) for name, like in self.expected_down.items()}
         together: dict[str, torch.Tensor] = {}
+        about: dict[str, torch.Tensor] = {}
         for name, mixed in items:
-            if name.startswith(EXTRA):
+            if name.startswith(EXTRA + CLASS):
+                about[name.removeprefix(EXTRA)] = mixed[places]
+            elif name.startswith(EXTRA):
                 self.inbox[name.removeprefix(EXTRA)][ks] = mixed[places]
             elif self.method.receives:
                 together[name] = mixed[places]
             else:
                 self.state.common[name][ks] = mixed[places]
+        for row, k in enumerate(rows):
+            if self.classes is not None and about:
+                given = {name: tensor[row] for name, tensor in about.items()}
+                self.classes.replace(self.state.client(k), given)
+                self.reports[k] = {name: given[name] for name in REPORTS}
         if not together:
             return
         for row, k in enumerate(rows):
@@ -122,7 +152,14 @@ class ClientState:
         self.start.take(self.state, ks)
         self.outbox = {}
         self.trained[list(ks)] = True
-        return engine.train(round_number, ks, self, done)
+        if self.dense_rows is None:
+            return engine.train(round_number, ks, self, done)
+        before = {k: self.dense_rows(self.state.client(k)) for k in ks}
+        trained = engine.train(round_number, ks, self, done)
+        for k in ks:
+            drift = self.described[DRIFT][k, : len(before[k])]
+            drift.add_((self.dense_rows(self.state.client(k)) - before[k]).to(drift))
+        return trained
 
     def send(self, ks: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
         """What some clients send after training, tensor by tensor: a name that travels and its rows, [n, ...]."""
@@ -137,6 +174,10 @@ class ClientState:
             yield FINGERPRINT, torch.stack([vector for vector in vectors if vector is not None])
         for name, like in self.expected_up.items():
             yield EXTRA + name, torch.stack([self.outbox[k][name] for k in places]).to(like)
+        if self.classes is not None:
+            for name in self.classes.names:
+                yield EXTRA + ROW + name, torch.stack([self.classes.pad(self.state.client(k)[name]) for k in places])
+            yield from ((EXTRA + name, tensor[places]) for name, tensor in self.described.items())
 
     def cost(self, k: int) -> Cost:
         """The numbers that the paper's cost formula counts for client k in this round."""
@@ -155,7 +196,8 @@ class ClientState:
         """Everything of the clients that changes from round to round, by the beginning of its names in a checkpoint."""
         stacks = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
         stacks |= {f"models/{name}": stack for name, stack in self.models.items()}
-        return stacks | {f"momenta/{name}": stack for name, stack in self.momenta.items()}
+        stacks |= {f"momenta/{name}": stack for name, stack in self.momenta.items()}
+        return stacks if self.drift is None else stacks | {"drift": self.drift}
 
     @property
     def tensors(self) -> Tensors:

@@ -29,6 +29,17 @@ def effective_peers(weights: Weights, clients: Sequence[int]) -> torch.Tensor:
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
 
+def others_share(weights: Weights, clients: Sequence[int]) -> torch.Tensor:
+    """The sum of the weights of all other clients in what some clients receive, float64 [n], from 0 to 1."""
+    found = []
+    for first in range(0, len(clients), _BLOCK):
+        some = list(clients[first : first + _BLOCK])
+        rows = weights.rows(some).double().cpu().clone()
+        rows[torch.arange(len(some)), some] = 0.0
+        found.append(rows.sum(1))
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
+
 def keep_own_below(weights: Weights, clients: Sequence[int], minimum: float) -> Weights:
     """The weights with which clients that have fewer effective peers than `minimum` keep their own tensors."""
     peers = effective_peers(weights, clients)

@@ -9,11 +9,9 @@ from torch import nn
 
 from factorized_fl.core.card import Card
 from factorized_fl.core.mixing import own_tensors
-from factorized_fl.core.options import check, option
+from factorized_fl.core.options import check
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Batch, Local, Mixing, Phase, Roles, Server, Tensors
-
-SETTLE = "after local training re-estimate BatchNorm's running statistics on training images without augmentation"
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,6 @@ class Method:
     # The class's own `gradient` gives the same on tensors of several clients at once, [G, ...], as one by one.
     side_by_side: ClassVar[bool] = True
     further_models: ClassVar[tuple[str, ...]] = ()  # models that each client keeps beside its own
-
-    settle: bool = option(False, SETTLE)
 
     def __post_init__(self) -> None:
         check(self)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from factorized_fl.core.answers import checked_mixing
-from factorized_fl.core.dominance import effective_peers, keep_own_below
+from factorized_fl.core.classes import CLASS, ClassSharing
+from factorized_fl.core.dominance import effective_peers, keep_own_below, others_share
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT, Load, Payloads
 from factorized_fl.core.method import Method
 from factorized_fl.core.seeds import numpy_rng
@@ -68,6 +69,10 @@ class Downloads:
             yield name, rows
         for name, like in server.extra_down.items():
             yield EXTRA + name, mixing.extra[name].to(like).expand(len(self.clients), *like.shape)
+        if server.classes is not None:
+            weights = {name: mixing.others.get(name, mixing.weights) for name in server.classes.rows.names}
+            given = server.classes.downloads(server.extra, weights, self.clients, back)
+            yield from ((EXTRA + name, rows) for name, rows in given.items())
 
     def loads(self) -> dict[int, Load]:
         """The size of each participant's download; complete once `items` is."""
@@ -77,10 +82,20 @@ class Downloads:
         """The number of effective peers of each participant; empty if nothing is mixed in this round."""
         if self.mixing is None:
             return {}
-        found = effective_peers(self.mixing.weights, self.clients).tolist()
-        if self.mixing.revert is not None:
-            found = [0.0 if self.mixing.revert[k] else peers for k, peers in zip(self.clients, found, strict=True)]
-        return dict(zip(self.clients, found, strict=True))
+        return self._unless_reverted(effective_peers(self.mixing.weights, self.clients))
+
+    def from_others(self) -> dict[int, float]:
+        """The share of other clients in what each participant receives; empty if nothing is mixed in this round."""
+        if self.mixing is None:
+            return {}
+        return self._unless_reverted(others_share(self.mixing.weights, self.clients))
+
+    def _unless_reverted(self, found: torch.Tensor) -> dict[int, float]:
+        """The numbers by participant, 0 for those that go back to where their last training began."""
+        assert self.mixing is not None
+        back = self.mixing.revert
+        pairs = zip(self.clients, found.tolist(), strict=True)
+        return {k: 0.0 if back is not None and back[k] else value for k, value in pairs}
 
 
 class ServerState:
@@ -97,6 +112,7 @@ class ServerState:
         sizes: torch.Tensor,
         start: Tensors | None = None,
         aliased: bool = False,
+        classes: ClassSharing | None = None,
         min_peers: float = 0.0,
     ) -> None:
         count = len(sizes)
@@ -112,7 +128,8 @@ class ServerState:
         vector = method.fingerprint(initial, roles) if stack else None
         self.vectors = None if vector is None else vector.expand(count, -1).clone()
         shared = frozenset(stack)
-        up = method.extra_up(initial, shared)
+        self.classes = classes
+        up = method.extra_up(initial, shared) | ({} if classes is None else classes.up(initial))
         self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in up.items()}
         self.extra_down = method.extra_down(initial, shared)
 
@@ -130,6 +147,8 @@ class ServerState:
             return Downloads(self, clients, None)
         if round_number != self._prepared:
             self._prepared, self._before = round_number, self.state
+        if self.classes is not None:
+            self.classes.match(round_number, self.extra, self.received)
         view = Server(
             round=round_number,
             clients=clients,
@@ -143,7 +162,8 @@ class ServerState:
             validation_losses=losses,
             initial={name: self.initial[name] for name in self.stack},
             updated=self.updated & self.received,
-            extra=self.extra,
+            extra={name: tensor for name, tensor in self.extra.items() if not name.startswith(CLASS)},
+            labels=None if self.classes is None else self.classes.matches.labels,
         )
         mixing = self._guarded(checked_mixing(self.method, view, self.extra_down), clients)
         self.state = {n: t.clone(memory_format=torch.contiguous_format) for n, t in mixing.state.items()}
@@ -198,6 +218,7 @@ class ServerState:
         """All that changes from round to round, under distinct names; what is aliased belongs to the clients."""
         own = {"received": self.received, "updated": self.updated}
         own |= {f"extra/{name}": tensor for name, tensor in self.extra.items()}
+        own |= {} if self.classes is None else self.classes.tensors
         if not self.aliased:
             if self.sends_fingerprints:
                 assert self.vectors is not None
@@ -212,6 +233,8 @@ class ServerState:
     def load(self, tensors: Tensors) -> None:
         """Goes back to where `tensors` was taken."""
         self.state, self._prepared = {}, 0
+        if self.classes is not None:
+            self.classes.load(tensors)
         tensors = {"updated": tensors["received"]} | tensors  # early checkpoints do not hold it
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])

@@ -83,6 +83,8 @@ class Server:
     initial: Tensors = field(default_factory=dict)  # the shared tensors that all clients began with
     updated: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [K]: in the last round
     extra: Tensors = field(default_factory=dict)  # named payloads that clients last sent, [K, ...]
+    # Where classes are matched: int64 [K, M]. Classes with one number are the same; -1 is a class without a match.
+    labels: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

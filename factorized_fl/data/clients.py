@@ -10,6 +10,7 @@ from torch import Tensor
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.seeds import numpy_rng
+from factorized_fl.data.rows import Pool, Rows
 from factorized_fl.data.scenarios import FEWEST_IMAGES, Client, Scenario
 
 OWN = "own"  # the dataset's name in the configuration of a run with the caller's own data
@@ -40,18 +41,17 @@ class ClientData:
     classes: Sequence[str] | int | None = None
 
 
-def own_scenario(clients: Sequence[ClientData], *, train_share: float = 0.8, seed: int = 1) -> Scenario:
-    """Return the scenario of these clients.
+def own_scenario(
+    clients: Sequence[ClientData], *, train_share: float = 0.8, test_images: int = 0, seed: int = 1
+) -> Scenario:
+    """Return the scenario of these clients; `test_images` limits the test and validation examples of each.
 
     Raise UserError, naming the client, for data that cannot be used.
     """
     if not clients:
         raise UserError("There are no clients: give a list with at least one ffl.ClientData.")
     members: list[Client] = []
-    inputs: list[Tensor] = []
-    labels: list[Tensor] = []
-    held: dict[tuple[int, ...], Tensor] = {}  # positions by the identities of the caller's arrays
-    offset = 0
+    pool = Pool()
     for k, given in enumerate(clients):
         if not isinstance(given, ClientData):
             raise UserError(f"Client {k + 1} is of type {type(given).__name__}: make it with ffl.ClientData(x, y).")
@@ -65,22 +65,20 @@ def own_scenario(clients: Sequence[ClientData], *, train_share: float = 0.8, see
                     raise UserError(f"The {part} data of {name} must be a pair: write {part}=(x, y).")
                 parts[part] = _pair(*pair, name, f"{part} ")
         for part, (_, y) in parts.items():
-            _same_labels(labels[0] if labels else parts["train"][1], y, name, part)
+            _same_labels(pool.labels[0] if pool.labels else parts["train"][1], y, name, part)
         names = _classes(given.classes, [y for _, y in parts.values()], name)
         for part, (x, _) in parts.items():
-            _same_kind(inputs[0] if inputs else parts["train"][0], x, name, part)
+            _same_kind(pool.inputs[0] if pool.inputs else parts["train"][0], x, name, part)
         places = {}
         raw = {"train": (given.x, given.y), "validation": given.validation, "test": given.test}
         for part, (x, y) in parts.items():
-            key = tuple(map(id, raw[part] or ()))
-            if key not in held:  # clients that are tested on the same arrays share them
-                held[key] = torch.arange(offset, offset + len(x))
-                offset += len(x)
-                inputs.append(x)
-                labels.append(y)
-            places[part] = held[key]
+            places[part] = pool.place(tuple(map(id, raw[part] or ())), x, y)
         if "test" not in places:
             places |= _split(places["train"], train_share, seed, k, name, "validation" in places)
+        for part in ("validation", "test") if test_images else ():
+            order = numpy_rng(seed, "own test images", k, part).permutation(len(places.get(part, ())))
+            if len(order) > test_images:
+                places[part] = places[part][torch.from_numpy(order[:test_images]).sort().values]
         if len(places["train"]) < FEWEST_IMAGES:
             raise UserError(f"{name} has 1 training example: each client needs at least {FEWEST_IMAGES}.")
         members.append(
@@ -94,12 +92,13 @@ def own_scenario(clients: Sequence[ClientData], *, train_share: float = 0.8, see
                 classes=names,
             )
         )
-    images = inputs[0].dtype == torch.uint8
-    channels = inputs[0].shape[1] if images else 0
+    inputs, labels = pool.joined()
+    images = inputs.dtype == torch.uint8
+    channels = inputs.shape[1] if images else 0
     named = all(client.classes is not None and not isinstance(client.classes, int) for client in clients)
     return Scenario(
-        images=torch.cat(inputs),
-        labels=torch.cat(labels),
+        images=inputs,
+        labels=labels,
         clients=tuple(members),
         labels_agree=named and len({member.classes for member in members}) == 1,
         mean=(0.5,) * channels,
@@ -108,10 +107,12 @@ def own_scenario(clients: Sequence[ClientData], *, train_share: float = 0.8, see
     )
 
 
-def _pair(x: Any, y: Any, name: str, part: str) -> tuple[Tensor, Tensor]:
+def _pair(x: Any, y: Any, name: str, part: str) -> tuple[Tensor | Rows, Tensor]:
     """Return inputs as uint8, float32 or int64 and labels as int64, both checked."""
-    inputs, labels = _tensor(x, f"The {part}inputs of {name}"), _tensor(y, f"The {part}labels of {name}")
-    if inputs.dim() < 2:
+    whole = x[:] if isinstance(x, Rows) and x.dtype != torch.uint8 else x
+    inputs = whole if isinstance(whole, Rows) else _tensor(whole, f"The {part}inputs of {name}")
+    labels = _tensor(y, f"The {part}labels of {name}")
+    if len(inputs.shape) < 2:
         raise UserError(f"The {part}inputs of {name} have shape {list(inputs.shape)}: give [N, ...] for N examples.")
     if labels.dim() not in (1, 2) or labels.shape[1:].numel() == 0:
         kind = str(labels.dtype).removeprefix("torch.")
@@ -120,19 +121,19 @@ def _pair(x: Any, y: Any, name: str, part: str) -> tuple[Tensor, Tensor]:
         )
     if len(inputs) != len(labels):
         raise UserError(f"{name} has {len(inputs)} {part}inputs but {len(labels)} labels: give one label for each.")
-    if not len(inputs) or not inputs.numel():
+    if not inputs.shape.numel():
         raise UserError(f"{name} has no {part}examples: leave this client out, or give it data.")
-    if inputs.dtype == torch.uint8 and inputs.dim() != 4:
+    if inputs.dtype == torch.uint8 and len(inputs.shape) != 4:
         raise UserError(
             f"The {part}inputs of {name} are uint8 {list(inputs.shape)}: give images as [N, C, H, W], "
             "anything else as floats."
         )
-    if inputs.is_floating_point():
+    if isinstance(inputs, Tensor) and inputs.is_floating_point():
         inputs = inputs.float()
         if not inputs.isfinite().all():
             first = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
             raise UserError(f"Example {first} of the {part}inputs of {name} is not finite: replace NaN and infinity.")
-    elif inputs.dtype != torch.uint8:
+    elif isinstance(inputs, Tensor) and inputs.dtype != torch.uint8:
         inputs = inputs.long()
     if labels.dim() == 1 and not labels.is_floating_point():
         return inputs, labels.long()
@@ -193,7 +194,7 @@ def _outputs(given: Sequence[str] | int | None, count: int, name: str) -> tuple[
     return names
 
 
-def _same_kind(first: Tensor, x: Tensor, name: str, part: str) -> None:
+def _same_kind(first: Tensor | Rows, x: Tensor | Rows, name: str, part: str) -> None:
     """Raise UserError if inputs differ from the first client's in shape or type."""
     if first.shape[1:] == x.shape[1:] and first.dtype == x.dtype:
         return

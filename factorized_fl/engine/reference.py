@@ -75,8 +75,6 @@ class ReferenceEngine:
         with torch.no_grad():
             payload = self.method.finish(replace(local, tensors=own, steps=steps))
         clients.outbox[k] = checked_payload(self.method.name, "finish", payload, clients.expected_up)
-        if self.method.settle:
-            self._recalibrate(k, own)
         return Trained(float(torch.stack(losses).mean()), steps)
 
     def _train_phase(self, local: Local, parameters: Tensors, momentum: Tensors) -> int:
@@ -163,10 +161,12 @@ class ReferenceEngine:
         return replace(self._view(round_number, k, clients, tensors), loss_gradient=loss_gradient, tensors=tensors)
 
     @torch.no_grad()
-    def _recalibrate(self, k: int, tensors: Tensors) -> None:
-        """Sets running statistics to their mean over batches without augmentation, under the weights as they are."""
+    def _recalibrated(self, k: int, tensors: Tensors) -> Tensors:
+        """The tensors with running statistics that are the mean over training batches without augmentation."""
         model = self._model(k).eval()
         norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+        if not norms:
+            return tensors
         share: dict[str, float] = {}  # of a batch's statistics that one pass puts into each buffer
         before = {name: norm.momentum for name, norm in norms.items()}
         for name, norm in norms.items():
@@ -184,10 +184,9 @@ class ReferenceEngine:
             call_untied(model, here, self._plain(chosen))
             for name, total in totals.items():
                 total.add_(here[name])
-        for name, total in totals.items():
-            tensors[name].copy_(total / (share[name] * len(batches)))
         for name, norm in norms.items():
             norm.momentum = before[name]
+        return tensors | {name: total / (share[name] * len(batches)) for name, total in totals.items()}
 
     @torch.no_grad()
     def _sgd(self, parameters: Tensors, gradient: Tensors, momentum: Tensors) -> None:
@@ -206,10 +205,23 @@ class ReferenceEngine:
                 pixels = augment(self.images[chosen.to(self.device)], draws.to(self.device))
                 yield Batch(self._ready(pixels), self.labels(k, chosen))
 
-    def evaluate(self, round_number: int, ks: Sequence[int], clients: ClientState) -> dict[int, Evaluated]:
+    def evaluate(
+        self,
+        round_number: int,
+        ks: Sequence[int],
+        clients: ClientState,
+        *,
+        recalibrate: bool | None = None,
+        part: str = "test",
+    ) -> dict[int, Evaluated]:
         """Tests the clients in turn."""
         with using_threads(self.threads):
-            return {k: self._test(k, self.tested(round_number, k, clients), self.scenario.clients[k].test) for k in ks}
+            return {
+                k: self._test(
+                    k, self.tested(round_number, k, clients, recalibrate), getattr(self.scenario.clients[k], part)
+                )
+                for k in ks
+            }
 
     def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[Tensor]:
         """Counts for the clients in turn, each in its own order of classes."""
@@ -223,17 +235,17 @@ class ReferenceEngine:
                 matrices.append(counts[0].cpu())
         return matrices
 
-    def tested(self, round_number: int, k: int, clients: ClientState) -> Tensors:
-        """The client's own tensors, or what the method makes of them; the client's are not changed by it."""
-        if not self.method.personal:
-            return clients.state.client(k)
-        with self._seeded("tested", round_number, k):
-            begun = clients.start.client(k) if self.method.keeps_start else {}
-            local = self._local(round_number, k, clients, clients.state.client(k) | begun)
-            tested = local.tensors | self.method.tested(local)
-        if self.method.settle:
-            tested = {name: tensor.detach().clone() for name, tensor in tested.items()}
-            self._recalibrate(k, tested)
+    def tested(self, round_number: int, k: int, clients: ClientState, recalibrate: bool | None = None) -> Tensors:
+        """The client's own tensors, or what the method makes of them, recalibrated if that is asked for."""
+        tested = clients.state.client(k)
+        if self.method.personal:
+            with self._seeded("tested", round_number, k):
+                begun = clients.start.client(k) if self.method.keeps_start else {}
+                local = self._local(round_number, k, clients, tested | begun)
+                tested = local.tensors | self.method.tested(local)
+        if self.config.recalibrate if recalibrate is None else recalibrate:
+            with repeatable(), using_threads(self.threads):
+                return self._recalibrated(k, tested)
         return tested
 
     def validation_losses(self, k: int, own: Tensors, candidates: Tensors) -> Sequence[float]:

@@ -139,6 +139,7 @@ def export_client(
     name: str,
     baseline: Record | None = None,
     factory: Factory | None = None,
+    shared: str = "",
 ) -> Exported:
     """Fold client k's model, compare it with the trained one on all test images, and write it to `out`.
 
@@ -185,7 +186,7 @@ def export_client(
     about = json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False)
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
     write_atomically(out / ABOUT, about.encode())
-    write_atomically(out / CARD, _model_card(package, config, trained, len(client.train), exported).encode())
+    write_atomically(out / CARD, _model_card(package, config, trained, len(client.train), exported, shared).encode())
     return exported
 
 
@@ -247,7 +248,7 @@ def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
     return largest
 
 
-def _model_card(package: Package, config: Config, trained: int, train: int, exported: Exported) -> str:
+def _model_card(package: Package, config: Config, trained: int, train: int, exported: Exported, shared: str) -> str:
     """Return the content of README.md, from the numbers of rounds and of images that the client trained with."""
     template = resources.files("factorized_fl.export").joinpath("card.md.jinja").read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # of Markdown
@@ -264,6 +265,7 @@ def _model_card(package: Package, config: Config, trained: int, train: int, expo
         train=train,
         exported=exported,
         built_in=package.model in MODELS,
+        shared=shared,
         name=PIXELS if package.inputs == PIXELS else "inputs",
         dtype=str(INPUTS[package.inputs]).removeprefix("torch."),
     )

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from factorized_fl.core.method import SETTLE
 from factorized_fl.core.mixing import Dense, weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Mixing, Server
@@ -33,7 +32,6 @@ class FactorizedPeers(FactorizedByImages):
     name = "factorized-peers"
     card = card_of("factorized-peers", cost=count_factors)
 
-    settle: bool = option(True, SETTLE)
     general: int = option(0, "number of first blocks of the network that are averaged over all clients", low=0)
 
     def mix(self, server: Server) -> Mixing:

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from factorized_fl.config import read_table
+from factorized_fl.config import read_table, upgrade
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import dense, weights_from
 from factorized_fl.methods import METHODS
@@ -39,7 +39,7 @@ class RunReader:
     def config_table(self) -> Record:
         """Return the parsed config.toml."""
         if self.strict:
-            return read_table(self.path / schema.CONFIG)
+            return upgrade(read_table(self.path / schema.CONFIG))
         content = self._read(schema.CONFIG, "so the configuration is unknown") or b""
         try:
             text = content.decode()
@@ -49,7 +49,7 @@ class RunReader:
             return {}
         if text and (not text.endswith("\n") or "options" not in table):  # the rest may still be valid TOML
             self.notes.append(f"{schema.CONFIG} is cut off: part of the configuration is unknown.")
-        return table
+        return upgrade(table)
 
     def clients(self) -> list[Record]:
         """Return the entries of clients.json in order; empty if there are none."""

@@ -89,7 +89,7 @@ class RunDirectory(RunReader):
         old, new = (tomllib.loads(found.to_toml()) for found in (self.config(), config))
         old |= old.pop("options", {})
         new |= new.pop("options", {})
-        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != "profile"]
         if changed := "; ".join(f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in names):
             raise UserError(
                 f"'{self.path}' was started with another configuration ({changed}): use the same one, or another --out."

@@ -12,7 +12,9 @@ from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.keeper import Trainer
 from factorized_fl.silo.mailbox import HOLD
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
+from factorized_fl.silo.pieces import Courier, Pace
 from factorized_fl.silo.preflight import connection_problem
+from factorized_fl.silo.settings import site_limit
 from factorized_fl.silo.status import write_status
 from factorized_fl.silo.transport import CannotContinue, Line, Unreachable
 
@@ -28,6 +30,8 @@ class Agent:
         self.reachable = True
         self.twice = False
         self.about: dict[str, Any] = {"version": __version__}
+        limit = site_limit(kit) * 1e6 / 8  # bytes per second
+        self.courier = Courier(self._ask, kit.agreement.id, kit.agreement.largest, Pace(limit))
 
     def work(self) -> None:
         """Ask, train and answer until the coordinator reports the end; raises CannotContinue if refused."""
@@ -63,12 +67,15 @@ class Agent:
         write_status(self.kit, f"at work on {name}")
         self.exchange(Message("busy", self.kit.agreement.id, {"request": name}), quiet=True)
 
+    def _ask(self, message: Message) -> Message:
+        """The reply to one message, large ones in pieces; each has `_PATIENCE` seconds."""
+        agreement = self.kit.agreement
+        return unpack(self.line.ask(pack(message), _PATIENCE), agreement.id, agreement.largest)
+
     def exchange(self, news: Message, quiet: bool = False) -> Message | None:
         """The coordinator's answer, None if it cannot be reached or its answer is not valid."""
-        agreement = self.kit.agreement
-        question = pack(replace(news, fields=news.fields | self.about))
         try:
-            answer = unpack(self.line.ask(question, _PATIENCE), agreement.id, agreement.largest)
+            answer = self.courier.exchange(replace(news, fields=news.fields | self.about), self.about)
         except (BadMessage, Unreachable) as error:
             if self.reachable and not quiet:
                 # The connection may work, but answers go to a copy of this kit on another machine.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from factorized_fl.config import Config, from_table, read_table
+from factorized_fl.config import Config, from_table, read_table, resolve, upgrade
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.options import check, make, option
@@ -35,7 +35,17 @@ _MADE = {"sites", "id", "largest", "package", "version", "tensors"}  # not optio
 _NETWORK = ("width", "head_layers", "head_norm", "head_width")  # options of the built-in networks
 _FIXED = (
     *("dataset", "preset", "clients", "clients_per_domain", "images_per_client", "partition", "alpha"),
-    *("permuted", "permutation_seed", "partition_seed", "scrambled", "dropout", "score", "control", "oracle"),
+    *(
+        "permuted",
+        "permutation_seed",
+        "partition_seed",
+        "scrambled",
+        "dropout",
+        "score",
+        "control",
+        "oracle",
+        "test_every",
+    ),
 )
 
 
@@ -76,7 +86,7 @@ class Kit:
     @cached_property
     def config(self) -> Config:
         """The training configuration. Imports PyTorch; raises UserError if this version does not accept it."""
-        return from_table(self.table)
+        return from_table(upgrade(self.table))
 
     @property
     def is_coordinator(self) -> bool:
@@ -148,7 +158,7 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     _check_names(agreement)
     if agreement.needed > len(names):
         raise UserError(f"quorum = {agreement.quorum} can never be met by {len(names)} sites.")
-    config = from_table({**table, "dataset": "folder", "clients": len(names)})
+    config = resolve({**table, "dataset": "folder", "clients": len(names)})
     missing = ["image_size"] if not config.image_size else []
     missing += ["channels to 1 or 3"] if config.channels not in (1, 3) else []
     if missing:

@@ -25,6 +25,7 @@ from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.sharing import PATIENCE, shared_with, warn_if_nothing_is_shared
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
@@ -54,10 +55,11 @@ class Coordinator:
         self.note = "starting"
         self.mixing: Mixing | None = None  # this and the next three are those of the current round
         self.sent: dict[int, Tensors] = {}
+        self.others: dict[str, float] = {}  # share of the other sites in what each site receives in this round
         self.peers: dict[int, float] = {}  # effective peers of each site's last download
         self.good: dict[int, Update] = {}
         self.declined: set[int] = set()  # sites that refused the download
-        self.seconds: list[float] = []  # of each round so far
+        self.timing: list[Record] = []  # seconds, bytes and sharing of each round so far
         self.accuracy: dict[int, float] = {}  # the last accuracy of each site that reports it
 
     def work(self) -> None:
@@ -81,7 +83,7 @@ class Coordinator:
                 self.log(f"going on after round {done}")
             environment = describe_environment(self.config.seed, "cpu")
             self.directory.begin(self.config, environment, self.memory.describe(), done)
-            self.seconds = [line["seconds"] for line in self.directory.timing()]
+            self.timing = self.directory.timing()
             self.accuracy = _accuracies(self.directory.metrics())
             self.round = done
             if not done:
@@ -130,6 +132,7 @@ class Coordinator:
         self._control()
         chosen, _ = self.memory.sampling.draw(round_number)
         loads: dict[int, Load] = {}
+        others = self.others = dict[str, float]()
         again = True
         while again:
             for k in range(len(self.sites)):
@@ -139,6 +142,7 @@ class Coordinator:
             downloads, mixed = self.memory.prepare(round_number, asked, self._losses)
             self.mixing, self.sent = downloads.mixing or self.mixing, self.sent | mixed
             self.peers |= downloads.peers()
+            others |= {self.sites[k]: share for k, share in downloads.from_others().items()}
             loads |= downloads.loads()
             again = self._ask(chosen)
         if self.stop.is_set():
@@ -152,17 +156,22 @@ class Coordinator:
         self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
         self.accuracy |= _accuracies(records)
         seconds = time.monotonic() - began
-        self.seconds.append(seconds)
         working = max((update.seconds for update in self.good.values()), default=0.0)
         up, down = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
         timing = {"round": round_number, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down}
-        self.directory.append("timing.jsonl", [timing])
+        self.timing.append(timing | {"from_others": others})
+        self.directory.append("timing.jsonl", self.timing[-1:])
         self.directory.keep_previous()
         self.directory.save_checkpoint(round_number, self.memory.tensors, federation=self.agreement.id)
         write_atomically(self.kit.run / "clients.json", json.dumps(self.memory.describe(), indent=2).encode())
         missing = [self.sites[k] for k in chosen if k not in self.good]
         without = f", without {', '.join(missing)}" if missing else ""
+        received = ", ".join(f"{site} {share:.1%}" for site, share in others.items())
+        if received:
+            self.log(f"received from other sites in round {round_number}: {received}")
         self.log(f"round {round_number} of {self.config.rounds} is complete{without}")
+        if round_number == PATIENCE and (warning := warn_if_nothing_is_shared(self.timing, self.config.method)):
+            self.log(warning)
 
     def _ask(self, chosen: Sequence[int]) -> bool:
         """Asks until a quorum has sent good updates; returns whether the download must be computed again."""
@@ -187,11 +196,16 @@ class Coordinator:
         return False
 
     def _collect(
-        self, requests: Mapping[str, Message], enough: int, deadline: float, tick: Callable[[], None] | None = None
+        self,
+        requests: Mapping[str, Message],
+        enough: int,
+        deadline: float,
+        tick: Callable[[], None] | None = None,
+        from_progress: bool = False,
     ) -> dict[str, Message]:
         """Posts requests; returns the answers to them, as `Mailbox.collect` does."""
         self.mailbox.post(requests)
-        return self.mailbox.collect(set(requests), enough, deadline, self.stop, tick)
+        return self.mailbox.collect(set(requests), enough, deadline, self.stop, tick, from_progress)
 
     def _read(self, k: int, answer: Message) -> None:
         """Takes one site's answer: an update, a refusal, or a strike."""
@@ -217,7 +231,7 @@ class Coordinator:
         tensors, mixing = self.sent.get(k), self.mixing
         models = 1 if mixing is None or mixing.downloads is None else int(mixing.downloads[k])
         fields = {"request": f"round-{self.round}", "round": self.round, "download": bool(tensors), "models": models}
-        fields["peers"] = self.peers.get(k)
+        fields |= {"peers": self.peers.get(k), "from_others": self.others.get(self.sites[k])}
         return Message("round", self.agreement.id, fields, encode(tensors) if tensors else b"")
 
     def _keep(self, loads: Mapping[int, Load]) -> list[Record]:
@@ -259,7 +273,8 @@ class Coordinator:
             payload = encode(dict(zip(candidates, tensors, strict=True)))
             name = f"loss-{self.round}-{blake2b(payload, digest_size=8).hexdigest()}"
             request = Message("loss", self.agreement.id, {"request": name, "round": self.round}, payload)
-            answer = self._collect({site: request}, 0, min(_LOSS_DEADLINE, self.agreement.deadline)).get(site)
+            seconds = min(_LOSS_DEADLINE, self.agreement.deadline)
+            answer = self._collect({site: request}, 0, seconds, from_progress=True).get(site)
             try:
                 if answer is None or "loss" not in answer.fields:
                     break
@@ -327,7 +342,7 @@ class Coordinator:
     def _tell(self, note: str | None = None) -> None:
         """Writes the status."""
         self.note = note or self.note
-        to_do = 0 if self.note == "complete" else self.config.rounds - len(self.seconds)
+        to_do = 0 if self.note == "complete" else self.config.rounds - len(self.timing)
         rows = [
             {
                 "name": site,
@@ -337,12 +352,14 @@ class Coordinator:
                 "strikes": int(self.memory.strikes[k]),
                 "accuracy": self.accuracy.get(k),
                 "peers": self.peers.get(k),
+                "shared": shared_with(self.timing, site).words,
                 "up_bytes": line.up,
                 "down_bytes": line.down,
             }
             for k, (site, line) in enumerate(self.mailbox.lines.items())
         ]
-        left = to_do * sum(self.seconds) / len(self.seconds) if self.seconds else None
+        spent = sum(line["seconds"] for line in self.timing)
+        left = to_do * spent / len(self.timing) if self.timing else None
         more = {"round": self.round, "rounds": self.config.rounds, "seconds_left": left, "sites": rows}
         write_status(self.kit, self.note, more)
 

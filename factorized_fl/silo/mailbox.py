@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from factorized_fl import __version__
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
+from factorized_fl.silo.pieces import Counter
 
 HOLD = 2.0  # seconds that a poll is held open while there is no request
 _TICK = 1.0  # seconds between two calls of `tick`
@@ -39,6 +40,8 @@ class Connection:
     told_end: bool = False
     refused: bool = False  # its agreement differs
     turn: int = 0  # number of its last poll
+    transfers: Counter = field(default_factory=Counter)  # messages that travel in pieces
+    moved: float = -math.inf  # time of the last piece
     slow: bool = False  # connected at a deadline, and has answered nothing since
     minute: float = -math.inf  # start of the minute in which faults are counted
     faults: int = 0  # in this minute
@@ -96,6 +99,13 @@ class Mailbox:
             return Message("refused", self.federation, {"version": __version__})
         line.seen = self.clock()
         line.up += len(news.payload)
+        if news.kind in ("piece", "fetch"):
+            line.moved, part = self.clock(), self._piece(line, news)
+            if isinstance(part, Message) and part.kind in ("have", "piece"):
+                return part
+            news = part or Message("poll", self.federation)
+        elif news.kind != "busy":
+            line.transfers.moving = ""
         line.busy = news.text("request") if news.kind == "busy" else ""
         if news.kind == "ready":
             line.train = news.whole("train", low=1, high=10**9)
@@ -116,10 +126,19 @@ class Mailbox:
             self.changed.wait_for(lambda: self.ended, min(hold, _SHORT))
         line.seen = self.clock()
         if line.request is not None:
-            line.down += len(line.request.payload)
-            return line.request
+            reply = line.transfers.announce(line.request)
+            line.down += len(reply.payload)
+            return reply
         line.told_end = self.ended
         return Message("end" if self.ended else "wait", self.federation)
+
+    def _piece(self, line: Connection, news: Message) -> Message | None:
+        """The reply to a piece, or the whole message with its last piece; None if there is neither."""
+        if news.kind == "fetch":
+            part = line.transfers.give(news, line.request)
+            line.down += len(part.payload) if part else 0
+            return part
+        return line.transfers.take(news, self.largest)
 
     def _differs(self, site: str, line: Connection, news: Message) -> bool:
         """True if the site's agreement differs from the coordinator's; logged once."""
@@ -174,8 +193,11 @@ class Mailbox:
         deadline: float,
         stop: threading.Event,
         tick: Callable[[], None] | None = None,
+        from_progress: bool = False,
     ) -> dict[str, Message]:
         """The answers of the wanted sites: all of them, or those given by the deadline if they are enough.
+
+        With `from_progress` the deadline counts from the last piece of a message to or from one of the sites.
 
         Sites offline at a deadline are skipped until they reconnect; slow ones until they next answer.
         """
@@ -185,6 +207,8 @@ class Mailbox:
                 answers = {site: a for site in wanted if (a := self.lines[site].answer) is not None}
                 missing = wanted - answers.keys()
                 self.absent -= {site for site in self.absent if self.connected(site)}
+                if from_progress:
+                    until = max((until, *(self.lines[site].moved + deadline for site in missing)))
                 late = self.clock() >= until
                 left_out = self.absent | {site for site in missing if self.lines[site].slow}
                 enough_now = (late or missing <= left_out) and len(answers) >= enough
@@ -217,6 +241,8 @@ class Mailbox:
             return "runs in two places"
         if not self.connected(site):
             return "not connected"
+        if line.transfers.moving:
+            return line.transfers.moving
         if line.busy:
             return f"at work on {line.busy}"
         return "answered" if line.answer is not None else "waiting"

@@ -16,7 +16,9 @@ _FORMS = {
     "device": (str, 'as in device = "cpu"'),
     "report": (bool, "true or false"),
     "alone": (bool, "true or false"),
+    "limit": (float, "a number of megabits per second of at least 0, as in limit = 2.5"),
 }
+_LATER = {"limit": 0.0}  # choices that files of earlier versions lack
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Settings:
     data: Path
     device: str = "cpu"
     report: bool = False  # send this site's accuracies to the coordinator
-    alone: bool = True  # train a Stand-Alone model at the end, as the baseline
+    alone: bool = True  # train the control at the end: the same method without the other sites
+    limit: float = 0.0  # megabits per second that messages may use each way, 0: no limit
 
 
 def save_settings(kit: Kit, settings: Settings) -> None:
@@ -48,8 +51,15 @@ def read_settings(kit: Kit) -> Settings:
     """The choices from the last time the site joined; raises UserError if there are none or one is invalid."""
     if not has_settings(kit):
         raise UserError(f"'{kit.path}' does not know its data yet: ffl join {kit.path} --data DIR.")
-    table = read_table(kit.path / _FILE)
+    table = _LATER | read_table(kit.path / _FILE)
     for name, (kind, form) in _FORMS.items():
-        if not isinstance(table.get(name), kind):
+        if kind is float and isinstance(table.get(name), int) and not isinstance(table[name], bool):
+            table[name] = float(table[name])
+        if not isinstance(table.get(name), kind) or (kind is float and not 0 <= table[name] < float("inf")):
             raise UserError(f"'{kit.path / _FILE}' has no valid '{name}', {form}: correct it.")
-    return Settings(Path(table["data"]), table["device"], table["report"], table["alone"])
+    return Settings(Path(table["data"]), table["device"], table["report"], table["alone"], table["limit"])
+
+
+def site_limit(kit: Kit) -> float:
+    """The limit of bandwidth in megabits per second that the site chose, 0 if it chose none."""
+    return read_settings(kit).limit if has_settings(kit) else 0.0

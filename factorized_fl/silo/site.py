@@ -31,9 +31,10 @@ from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.sharing import shared_with
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
-from factorized_fl.simulate.rounds import make_record
+from factorized_fl.simulate.rounds import SCORES, all_scores, make_record
 from factorized_fl.simulate.run import run_federation, summarise
 
 
@@ -101,7 +102,21 @@ def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
     ended = directory.summary() is not None
     baseline = RunDirectory(kit.alone).summary() if ended and kit.alone.exists() else None
     count = directory.rounds_trained(0, rounds)
-    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, baseline)
+    told = shared_with(directory.timing(), kit.party).words
+    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, baseline, shared=told)
+
+
+def export_control(kit: Kit, scenario: Scenario, out: Path) -> Exported:
+    """Exports the site's control, the model that it trained without the other sites; raises UserError without one."""
+    directory = RunDirectory(kit.alone)
+    if not kit.alone.exists() or directory.summary() is None:
+        raise UserError(f"{kit.party} has no complete control: it is trained at the end, unless --no-alone is set.")
+    check_model(kit)
+    config = directory.config()
+    federation = build_federation(config, scenario, torch.device("cpu"), "reference")
+    with directory.reading_checkpoint():
+        federation.load(directory.load_checkpoint())
+    return export_client(federation, 0, config.rounds, config.rounds, out, kit.party)
 
 
 class Site:
@@ -197,14 +212,19 @@ class Site:
         self.directory.save_graded(federation.scenario, {0: result})
         formula = federation.method.card.cost(federation.method, clients.state.client(0), federation.roles)
         record = make_record(round_number, 0, self.kit.party, result, trained, count_traffic(down, up, formula), peers)
+        if round_number == self.config.rounds:
+            record[SCORES] = all_scores(federation, round_number, {0: result})[0]
         self.directory.append("metrics.jsonl", [record])
         seconds = time.monotonic() - began
-        self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds}])
+        share = request.number("from_others")
+        others = {} if share is None else {self.kit.party: share}
+        self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds, "from_others": others}])
         fields = {"result": "trained", "round": round_number, "steps": trained.steps, "seconds": seconds}
         fields |= self._reported(result, trained)
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
-        self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}")
+        told = "" if share is None else f"; {share:.1%} of what it received came from other sites"
+        self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}{told}")
         return answer
 
     def _reported(self, result: Evaluated, trained: Trained | None) -> dict[str, object]:
@@ -240,6 +260,8 @@ class Site:
         self.directory.save_graded(federation.scenario, {0: result})
         if not any(record["round"] == round_number for record in self.directory.metrics()):
             record = make_record(round_number, 0, self.kit.party, result, None, Traffic())
+            if round_number == self.config.rounds:
+                record[SCORES] = all_scores(federation, round_number, {0: result})[0]
             self.directory.append("metrics.jsonl", [record])
         return {"result": "tested", **self._reported(result, None)}
 
@@ -253,15 +275,13 @@ class Site:
         trained = self.directory.rounds_trained(0, self.done)
         baseline = self._train_alone(trained or self.config.rounds) if alone else None
         if self.done:
-            exported = export_client(self.federation, 0, self.done, trained, self.kit.model, self.kit.party, baseline)
+            told = shared_with(self.directory.timing(), self.kit.party).words
+            self.log(f"{self.kit.party} {told}")
+            place, party = self.kit.model, self.kit.party
+            exported = export_client(self.federation, 0, self.done, trained, place, party, baseline, shared=told)
         elif alone:
             self.log("took part in no round: the model is the one that was trained alone")
-            directory = RunDirectory(self.kit.alone)
-            config = directory.config()
-            federation = build_federation(config, self.scenario, torch.device("cpu"), "reference")
-            with directory.reading_checkpoint():
-                federation.load(directory.load_checkpoint())
-            exported = export_client(federation, 0, config.rounds, config.rounds, self.kit.model, self.kit.party)
+            exported = export_control(self.kit, self.scenario, self.kit.model)
         else:
             self.log("took part in no round and trained none alone: there is no model")
             return None
@@ -271,6 +291,5 @@ class Site:
     def _train_alone(self, rounds: int) -> Record | None:
         """Trains a Stand-Alone model for as many rounds as this site trained; more would be an unfair comparison."""
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
-        same = {"settle": self.config.options["settle"]}  # recalibration is not help of the federation
-        config = replace(self.config, method="stand-alone", options=same, clients=1, fraction=1.0, rounds=rounds)
+        config = replace(self.config, method="stand-alone", options={}, clients=1, fraction=1.0, rounds=rounds)
         return run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()

@@ -12,6 +12,7 @@ from rich.table import Table
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.silo.agreement import Kit, read_json
+from factorized_fl.silo.sharing import shared_with
 
 _STALE = 30.0  # seconds after which a status no longer counts as current
 
@@ -50,24 +51,32 @@ def status_lines(kit: Kit, runs: bool = True) -> list[str]:
         left = status.get("seconds_left")
         more = f", about {left:.0f} s left" if left and not idle else ""
         lines.append(f"round {status['round']} of {status['rounds']}{more}")
+        lines += [
+            f"{site['name']} {site['shared']}" for site in status["sites"] if status["round"] and "shared" in site
+        ]
     elif records := _tested(kit):
         last = records[-1]
         up, down = (decimal(sum(record[name] for record in records)) for name in ("up_bytes", "down_bytes"))
         share = f"{100 * last['accuracy']:.2f}% of own test images"
         lines.append(f"round {last['round']} of {kit.table['rounds']}: {share}; up {up}, down {down}")
+        lines.append(shared_with(_lines(kit, "timing.jsonl"), kit.party).words)
     return lines
 
 
 def _tested(kit: Kit) -> list[dict[str, Any]]:
-    """The records of a site's rounds. Not read through RunDirectory, which imports PyTorch."""
+    """The records of a site's rounds with a test result."""
+    return [record for record in _lines(kit, "metrics.jsonl") if record.get("accuracy") is not None]
+
+
+def _lines(kit: Kit, name: str) -> list[dict[str, Any]]:
+    """The lines of a file in the run directory. Not read through RunDirectory, which imports PyTorch."""
     try:
-        lines = (kit.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last line may be half written
-        return [record for record in records if record["accuracy"] is not None]
+        lines = (kit.run / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        return [dict(json.loads(line)) for line in lines if line.endswith("\n")]  # the last line may be half written
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"'{kit.run / 'metrics.jsonl'}' cannot be read ({error}): restore it from a copy.") from None
+        raise UserError(f"'{kit.run / name}' cannot be read ({error}): restore it from a copy.") from None
 
 
 def sites_table(kit: Kit, runs: bool = True) -> Table | None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from factorized_fl.methods import Method, fingerprints, refusal
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
+from factorized_fl.simulate.alignment import Alignment, dense_rows, described_classes, find_alignment
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of
@@ -132,7 +134,8 @@ def build_federation(
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
-    role_of, names = travelling(method, model, scenario.labels_agree)
+    alignment = find_alignment(config, method, models, scenario)
+    role_of, names = travelling(method, model, scenario.labels_agree, alignment)
     shared = frozenset(names)
     state = ClientStack(
         {name: t.to(device) for name, t in state.common.items()},
@@ -143,6 +146,10 @@ def build_federation(
     if method.looks_at_images:
         seed = config.seed if noise_seed is None else noise_seed
         _fingerprint_images(seed, method, scenario, models, state)
+    described: Tensors = {}
+    if alignment:
+        seed = config.seed if noise_seed is None else noise_seed
+        described = described_classes(alignment, scenario, partial(model_inputs, scenario), seed)
     clients = (RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
@@ -155,6 +162,10 @@ def build_federation(
         models=method.further_models,
         extra_up=method.extra_up(common, shared),
         extra_down=method.extra_down(common, shared),
+        classes=alignment.rows if alignment else None,
+        class_down=alignment.down(state.client(0)) if alignment else None,
+        described=described,
+        dense_rows=dense_rows(models) if alignment and config.align == "classifier" else None,
     )
 
     def server_of(ks: slice) -> ServerState:
@@ -163,10 +174,11 @@ def build_federation(
             role_of,
             seed=config.seed,
             stack={name: stacked[ks] for name, stacked in state.common.items() if name in shared},
-            initial=common,
+            initial=common | state.own[0],
             sizes=scenario.sizes[ks],
             start={name: stacked[ks] for name, stacked in clients.start.common.items()},
             aliased=True,
+            classes=alignment.sharing() if alignment else None,
             min_peers=config.min_peers,
         )
 
@@ -291,15 +303,21 @@ def initial_model(config: Config, classes: int, channels: int, labels_agree: boo
     return config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), labels_agree)
 
 
-def travelling(method: Method, model: nn.Module, labels_agree: bool) -> tuple[dict[str, Role], list[str]]:
+def travelling(
+    method: Method, model: nn.Module, labels_agree: bool, alignment: Alignment | None = None
+) -> tuple[dict[str, Role], list[str]]:
     """The roles of the model's tensors, and the names of those that leave a client, both in the model's order.
 
     Frozen parameters stay: they are equal everywhere, and a mean of equal numbers may be rounded to another number.
+    With an alignment the classifier's tensors leave a client; those with a row for each class travel as such rows.
     """
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     own = untied_state(model)
     role_of = {name: role for name, role in roles(model).items() if name in own}
-    return role_of, [n for n, role in role_of.items() if n not in frozen and travels(method, role, labels_agree)]
+    whole = labels_agree or alignment is not None
+    by_class = alignment.rows.names if alignment else ()
+    stay = frozen.union(by_class)
+    return role_of, [n for n, role in role_of.items() if n not in stay and travels(method, role, whole)]
 
 
 def travels(method: Method, role: Role, labels_agree: bool) -> bool:

@@ -25,7 +25,7 @@ from factorized_fl.simulate.run import describe_run
 # Settings of data that the package loads and deals itself.
 _DEALT = (
     *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "clients"),
-    *("clients_per_domain", "images_per_client", "test_images", "scrambled"),
+    *("clients_per_domain", "images_per_client", "scrambled"),
 )
 _NETWORK = ("width", "head_layers", "head_norm", "head_width")  # settings of the built-in networks
 
@@ -46,7 +46,8 @@ def own_config(clients: Sequence[ClientData], method: str | None, settings: Mapp
 
 def own_run_scenario(clients: Sequence[ClientData], config: Config) -> Scenario:
     """The scenario of these clients under a configuration of `own_config`."""
-    scenario = own_scenario(clients, train_share=config.train_share, seed=config.partition_seed or config.seed)
+    seed = config.partition_seed or config.seed
+    scenario = own_scenario(clients, train_share=config.train_share, test_images=config.test_images, seed=seed)
     return score_validation(scenario) if config.score == "validation" else scenario
 
 

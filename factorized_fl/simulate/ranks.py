@@ -277,16 +277,24 @@ class RankedEngine:
         """Trains these clients, all of this rank."""
         return self.engine.train(round_number, ks, clients, done) if ks else {}
 
-    def evaluate(self, round_number: int, ks: Sequence[int], clients: ClientState) -> dict[int, Evaluated]:
+    def evaluate(
+        self,
+        round_number: int,
+        ks: Sequence[int],
+        clients: ClientState,
+        *,
+        recalibrate: bool | None = None,
+        part: str = "test",
+    ) -> dict[int, Evaluated]:
         """Returns the test results of all clients."""
         own = self.clients.own(ks)
-        tested = self.engine.evaluate(round_number, own, clients) if own else {}
+        tested = self.engine.evaluate(round_number, own, clients, recalibrate=recalibrate, part=part) if own else {}
         results = {k: result for found in self.clients.ranks.gather(tested) for k, result in found.items()}
         return {k: results[k] for k in ks}
 
-    def tested(self, round_number: int, k: int, clients: ClientState) -> Tensors:
+    def tested(self, round_number: int, k: int, clients: ClientState, recalibrate: bool | None = None) -> Tensors:
         """Returns the tensors of the tested model of a client of this rank."""
-        return self.engine.tested(round_number, k, clients)
+        return self.engine.tested(round_number, k, clients, recalibrate)
 
     def confusion(self, round_number: int, ks: Sequence[int], clients: ClientState) -> list[torch.Tensor]:
         """Returns the confusion matrices of all clients."""

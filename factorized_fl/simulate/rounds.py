@@ -12,6 +12,7 @@ from factorized_fl.simulate.build import Federation
 from factorized_fl.simulate.separate import SeparateDownloads
 
 Record = dict[str, Any]
+SCORES = "scores"  # in the last line of each client: its accuracy with both kinds of BatchNorm statistics
 
 
 def sampling_of(federation: Federation) -> Sampling:
@@ -54,10 +55,11 @@ def run_round(
     up = server.keep(answering, clients.send(answering)) if answering else {}
     down, peers = downloads.loads(), downloads.peers()
 
-    tested = list(answering)
+    tested = [] if round_number % federation.config.test_every else list(answering)
     if round_number == federation.config.rounds:
         tested = server.received.nonzero().flatten().tolist()
-    evaluated = engine.evaluate(round_number, tested, clients)
+    evaluated = engine.evaluate(round_number, tested, clients) if tested else {}
+    scored = all_scores(federation, round_number, evaluated) if round_number == federation.config.rounds else {}
     keep(evaluated)
     records = []
     for k in sorted({*sampled, *tested}):
@@ -65,8 +67,31 @@ def run_round(
         if k in sampled and federation.config.exchanges:
             traffic = count_traffic(down[k], up.get(k), clients.cost(k))
         domain = federation.scenario.clients[k].domain
-        records.append(make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic, peers.get(k)))
+        record = make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic, peers.get(k))
+        records.append(record | ({SCORES: scored[k]} if k in scored else {}))
     return records, downloads.mixing
+
+
+def all_scores(federation: Federation, round_number: int, tested: Mapping[int, Evaluated]) -> dict[int, Record]:
+    """The scores of each client's model with both kinds of BatchNorm statistics, on test and validation images.
+
+    `tested` are the results of the kind that the run is configured to test. Where validation images take the place of
+    test images (`score`), there are no others, and a client without validation images has no such score.
+    """
+    config, clients = federation.config, federation.scenario.clients
+    found: dict[int, Record] = {k: {} for k in tested}
+    for recalibrate in (False, True):
+        for part in ("test",) if config.score == "validation" else ("test", "validation"):
+            ks = [k for k in tested if len(getattr(clients[k], part))]
+            results: Mapping[int, Evaluated] = tested
+            if recalibrate != config.recalibrate or part != "test":
+                results = federation.engine.evaluate(
+                    round_number, ks, federation.clients, recalibrate=recalibrate, part=part
+                )
+            for k in ks:
+                kind = found[k].setdefault("recalibrated" if recalibrate else "plain", {})
+                kind[part] = _tested(results[k])
+    return found
 
 
 def make_record(
@@ -86,16 +111,19 @@ def make_record(
         "round": round_number,
         "client": k,
         "domain": domain,
-        "accuracy": result.accuracy if result else None,
-        "correct": result.correct if result else None,
-        "total": result.total if result else None,
-        "loss": _finite(result.loss) if result else None,
-        **(scores(result) if result else {}),
+        **_tested(result),
         "train_loss": _finite(trained.loss) if trained else None,
         "steps": trained.steps if trained else 0,
         "effective_peers": peers,
         **asdict(cost),
     }
+
+
+def _tested(result: Evaluated | None) -> Record:
+    if result is None:
+        return dict.fromkeys(("accuracy", "correct", "total", "loss"))
+    counts = {"accuracy": result.accuracy, "correct": result.correct, "total": result.total}
+    return {**counts, "loss": _finite(result.loss), **scores(result)}
 
 
 def scores(result: Evaluated) -> Record:

@@ -24,10 +24,16 @@ from factorized_fl.results.schema import score_of
 from factorized_fl.simulate.analysis import analyse, trace
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, scenario_for
 from factorized_fl.simulate.ranks import Follower, Ranks, find_ranks
-from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.rounds import SCORES, run_round
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
+_DROPPED_SHARE = 0.25  # of an epoch may be dropped without a warning
 _CHECKPOINT_SHARE = 0.01  # of a run's time may be spent on checkpoints; small ones are written every round
+
+
+_FINAL = (  # of a line of metrics
+    *("client", "domain", "accuracy", "correct", "total", "loss", "round", "score", "score_error", "metrics", SCORES),
+)
 
 
 class Stopped(Exception):
@@ -90,11 +96,29 @@ def run_federation(
         size = _restore(federation, directory, ranks) if done else None
         environment = describe_environment(config.seed, device) | federation.engine.describe()
         directory.begin(config, environment, described, done, size)
+        if ranks.leads:
+            _warn_of_dropped(federation)
         observers = observers if ranks.leads else ()
         for observer in observers:
             observer.started(federation, done)
         _go_on(federation, directory, done, observers, place, ranks)
     return directory
+
+
+def _warn_of_dropped(federation: Federation) -> None:
+    """Warn if some client's last, incomplete batch, which is dropped, is a large share of its epoch."""
+    size, lost = federation.config.batch_size, {}
+    for client in federation.scenario.clients:
+        if (count := len(client.train)) > size and (left := count % size) > _DROPPED_SHARE * count:
+            lost[client.name] = f"{left} of its {count} training examples"
+    if lost:
+        name, share = next(iter(lost.items()))
+        others = f", as {len(lost) - 1} other clients do" if len(lost) > 1 else ""
+        warnings.warn(
+            f"{name} leaves out {share} in each epoch{others}, because the last incomplete batch is dropped: "
+            f"batch_size = {size} does not suit this number.",
+            stacklevel=3,
+        )
 
 
 def describe_run(federation: Federation) -> list[Record]:
@@ -195,12 +219,23 @@ def summarise(directory: RunDirectory) -> Record:
     scored = {"metric": next(iter(clients[0]["metrics"]))} if clients and "metrics" in clients[0] else {}
     if scored:
         scored |= {"score_mean": statistics.fmean(score_of(record) or 0.0 for record in clients)}
-    names = ("client", "domain", "accuracy", "correct", "total", "loss", "round", "score", "score_error", "metrics")
     return {
         "method": directory.config().method,
         **scored,
-        "clients": [{name: record[name] for name in names if name in record} for record in clients],
+        "clients": [{name: record[name] for name in _FINAL if name in record} for record in clients],
         "accuracy_mean": statistics.fmean(accuracies) if accuracies else None,
         "accuracy_spread": statistics.pstdev(accuracies) if accuracies else None,
+        "score_means": _score_means([record[SCORES] for record in clients if SCORES in record]),
         **total_traffic(records),
     }
+
+
+def _score_means(scored: Sequence[Record]) -> Record:
+    """The mean score over clients by kind of BatchNorm statistics and by part of the images."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for of_client in scored:
+        for kind, parts in of_client.items():
+            for part, record in parts.items():
+                if (score := score_of(record)) is not None:
+                    found.setdefault(kind, {}).setdefault(part, []).append(score)
+    return {kind: {part: statistics.fmean(all_of) for part, all_of in parts.items()} for kind, parts in found.items()}

@@ -68,7 +68,8 @@ class Cell:
 
     def config(self, chosen: Mapping[str, Any] | None = None) -> Config:
         """Return the complete configuration; `chosen` are options that were chosen on validation images."""
-        settings = {**(chosen or {}), **self.settings, "seed": self.seed}
+        measured = read_data("grid.toml")["measured"].get(self.method, {})
+        settings = {**measured, **(chosen or {}), **self.settings, "seed": self.seed}
         return configure(self.preset, self.method, **settings)
 
 

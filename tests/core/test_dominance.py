@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorized_fl.core.dominance import effective_peers, keep_own_below
+from factorized_fl.core.dominance import effective_peers, keep_own_below, others_share
 from factorized_fl.core.mixing import Dense, Groups, Mean, Sparse, Weights, dense, own_tensors
 from factorized_fl.simulate.rounds import run_round
 from tests.tiny import tiny_federation
@@ -72,3 +72,11 @@ def test_a_client_that_reverts_has_no_peers() -> None:
     reverted = mixing.revert.tolist()
     assert any(reverted)
     assert all(record["effective_peers"] == 0 for record, back in zip(records, reverted, strict=True) if back)
+
+
+@pytest.mark.parametrize(
+    ("weights", "wanted"), list(zip((each for each, _ in HAND), [0.75, 0, 2 / 3, 0.1, 0.5], strict=True))
+)
+def test_the_share_of_others_is_their_weight(weights: Weights, wanted: float) -> None:
+    assert others_share(weights, [0]).tolist() == pytest.approx([wanted])
+    assert others_share(weights, []).tolist() == []

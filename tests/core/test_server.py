@@ -19,11 +19,11 @@ class Counting(Method):
 
     name = "counting"
 
-    def extra_up(self, shared: Tensors) -> Tensors:
-        return shared
+    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+        return {name: model[name] for name in shared}
 
-    def extra_down(self, shared: Tensors) -> Tensors:
-        return shared
+    def extra_down(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+        return {name: model[name] for name in shared}
 
     def mix(self, server: Server) -> Mixing:
         count = server.state.get("count", torch.zeros(())) + 1

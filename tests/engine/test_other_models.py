@@ -122,7 +122,7 @@ def test_recalibration_does_not_depend_on_the_momentum_of_batch_norm(momentum: f
         return made
 
     use(model)
-    federation = tiny_federation("fedavg", options={"settle": True})
+    federation = tiny_federation("fedavg", recalibrate=True)
     for round_number in (1, 2):
         run_round(federation, round_number)
     for k in (0, 3):
@@ -142,7 +142,7 @@ def test_recalibration_does_not_depend_on_the_momentum_of_batch_norm(momentum: f
         with torch.no_grad():
             for chosen in batches:
                 own(plain_images(federation, chosen))
-        tensors = federation.clients.state.client(k)
+        tensors = federation.engine.tested(2, k, federation.clients)
         for name in norms:
             mean = torch.stack([x.mean((0, 2, 3)) for x in inputs[name]]).mean(0)
             variance = torch.stack([x.transpose(0, 1).flatten(1).var(1) for x in inputs[name]]).mean(0)

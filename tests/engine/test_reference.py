@@ -143,15 +143,12 @@ def test_images_are_in_memory_once() -> None:
 def test_recalibration_changes_only_statistics_and_uses_images_without_augmentation() -> None:
     """18 training images in batches of 8: the mean of the moments of two batches, with mu pruned."""
     options = {"sparsity": 0.01}
-    plain, recalibrated = (
-        tiny_federation("factorized-fl-beta", options={**options, "settle": settle}, augment="paper", channels=1)
-        for settle in (False, True)
-    )
-    for federation in (plain, recalibrated):
-        train(federation, 1, (0, 1))
-        train(federation, 2, (0, 1))
+    recalibrated = tiny_federation("factorized-fl-beta", options=options, augment="paper", channels=1, recalibrate=True)
+    for round_number in (1, 2):
+        train(recalibrated, round_number, (0, 1))
+    own = {name: tensor.clone() for name, tensor in recalibrated.clients.state.client(0).items()}
     model = copy.deepcopy(recalibrated.engine.models[3]).eval()
-    model.load_state_dict(recalibrated.clients.state.client(0))
+    model.load_state_dict(own)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     inputs = []
     for norm in norms:
@@ -164,16 +161,14 @@ def test_recalibration_changes_only_statistics_and_uses_images_without_augmentat
     with torch.no_grad():
         for some in batches:
             model((scenario.images[some].float() / 255 - 0.5) / 0.25)
-    changed = []
-    for name, tensor in recalibrated.clients.state.client(0).items():
-        if not torch.equal(tensor, plain.clients.state.client(0)[name]):
-            changed.append(name)
+    tensors = recalibrated.engine.tested(2, 0, recalibrated.clients)
+    assert all(torch.equal(tensor, own[name]) for name, tensor in recalibrated.clients.state.client(0).items())
+    changed = [name for name, tensor in tensors.items() if not torch.equal(tensor, own[name])]
     assert sorted(changed) == sorted(name for name in recalibrated.roles if name.endswith(("_mean", "_var")))
     for index, name in enumerate(name for name in changed if name.endswith("_mean")):
         both = [inputs[index], inputs[index + len(norms)]]
         mean = torch.stack([x.mean((0, 2, 3)) for x in both]).mean(0)
         variance = torch.stack([x.transpose(0, 1).flatten(1).var(1) for x in both]).mean(0)
-        tensors = recalibrated.clients.state.client(0)
         assert torch.allclose(tensors[name], mean, atol=1e-6)
         assert torch.allclose(tensors[name.replace("_mean", "_var")], variance, rtol=1e-4)
 
@@ -195,27 +190,20 @@ def test_images_sorted_by_class_are_shuffled_for_recalibration() -> None:
 
 
 def test_a_normalisation_inside_the_classifier_is_recalibrated_too() -> None:
-    federation = tiny_federation("stand-alone", head_layers=2, head_norm=True, options={"settle": True})
+    federation = tiny_federation("stand-alone", head_layers=2, head_norm=True, recalibrate=True)
     (name,) = (name for name in federation.roles if name.startswith("head.") and name.endswith("running_mean"))
     train(federation)
-    once = federation.clients.state.client(0)[name].clone()
+    once = federation.engine.tested(1, 0, federation.clients)[name]
     federation.clients.state.client(0)[name].fill_(7.0)
-    federation.engine._recalibrate(0, federation.clients.state.client(0))
-    assert torch.equal(federation.clients.state.client(0)[name], once)
+    assert torch.equal(federation.engine.tested(1, 0, federation.clients)[name], once)
     assert once.abs().max() < 5
 
 
-def test_factorized_peers_recalibrates_by_default() -> None:
-    assert tiny_config("factorized-peers").options["settle"] is True
-    assert tiny_config("factorized-fl-beta").options["settle"] is False
-
-
 def test_a_model_adapted_for_the_test_is_recalibrated_after_that() -> None:
-    federation = tiny_federation("per-fedavg", options={"test": "adapted", "settle": True, "inner": 0.3})
+    federation = tiny_federation("per-fedavg", options={"test": "adapted", "inner": 0.3}, recalibrate=True)
     run_round(federation, 1)
     tested = federation.engine.tested(1, 0, federation.clients)
-    again = {name: tensor.clone() for name, tensor in tested.items()}
-    federation.engine._recalibrate(0, again)
+    again = federation.engine._recalibrated(0, {name: tensor.detach() for name, tensor in tested.items()})
     for name in (name for name in again if "running" in name):
         assert torch.allclose(again[name], tested[name])
         assert not torch.allclose(again[name], federation.clients.state.client(0)[name])

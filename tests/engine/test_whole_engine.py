@@ -44,7 +44,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaidOut, "apply", lambda weight, dtype: weight.permute(0, 1, 3, 4, 2).to(dtype).contiguous())
 
 
-def federation(method: str, **options: bool) -> Federation:
+def federation(method: str, recalibrate: bool = False) -> Federation:
     """Two clients with a step of two images of 16 pixels each."""
     generator = torch.Generator().manual_seed(5)
     labels = torch.arange(9) % 3
@@ -53,7 +53,7 @@ def federation(method: str, **options: bool) -> Federation:
         images[labels == label, :, 5 * label : 5 * label + 3] += 110
     source = ImageSet("bands", images.to(torch.uint8), labels, tuple("abc"))
     settings = {"clients": 2, "batch_size": 2, "epochs": 1, "lr": 1e-6, "permuted": True, "precision": "fp32"}
-    config = from_table({**settings, "method": method, "augment": "none", "options": options})
+    config = from_table({**settings, "method": method, "augment": "none", "recalibrate": recalibrate})
     scenario = build_scenario([source], ((0.5,) * 3, (0.25,) * 3), clients=2, permuted=True, train_share=0.5)
     return build_federation(config, scenario, torch.device("cpu"), "reference")
 
@@ -61,7 +61,7 @@ def federation(method: str, **options: bool) -> Federation:
 @pytest.mark.parametrize("recalibrate", [False, True])
 def test_two_rounds_are_the_reference_engines(recalibrate: bool) -> None:
     """The model is dense, because the interpreter takes minutes for RankOneWeight, which has its own tests."""
-    theirs, ours = (federation("fedavg", settle=recalibrate) for _ in range(2))
+    theirs, ours = (federation("fedavg", recalibrate=recalibrate) for _ in range(2))
     ours.engine = cuda.CudaEngine(ours.engine, lanes=2)
     for round_number in (1, 2):
         bits: list[dict[int, Evaluated]] = [{}, {}]

@@ -95,7 +95,7 @@ def test_a_method_that_is_not_loaded_now_is_set_in_full(monkeypatch: pytest.Monk
     command = command_of(written)
     assert command is not None
     load = "ffl --load FILE.py run"
-    assert command == f"{load} demo --method mine --set rounds=3 --set settle=false --set strength=0.5"
+    assert command == f"{load} demo --method mine --set rounds=3 --set strength=0.5"
     with monkeypatch.context() as patch:
         patch.setitem(METHODS, "mine", Mine)
         assert obeyed(command.replace(" --load FILE.py", "")) == config

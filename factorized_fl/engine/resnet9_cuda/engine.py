@@ -70,9 +70,6 @@ class CudaEngine:
             # The batches of the next round are prepared while the device computes.
             self.ahead = {(round_number + 1, *stays): self._upload(round_number + 1, stays)}
         results = self.reference.train(round_number, short, clients, done) if short else {}
-        if self.method.settle:
-            for group in _together(sorted(full, key=lambda k: -full[k])):
-                self._recalibrate(group, clients.state)
         losses = log.cpu()
         for stay in stays:
             mean = losses[stay.first : stay.end, stay.lane].mean()
@@ -132,14 +129,12 @@ class CudaEngine:
         return tuple(tensor.view(steps, need, *tensor.shape[1:]) for tensor in (*sent, rows))
 
     @torch.no_grad()
-    def _recalibrate(self, group: Sequence[int], state: ClientStack) -> None:
-        """Set the clients' running statistics to the mean over plain batches, as the reference engine does.
+    def _recalibrated(self, group: Sequence[int], tensors: Tensors) -> Tensors:
+        """Return the clients' tensors with statistics that are the mean over plain batches, as the reference engine.
 
         The statistics of all layers are views of one tensor, because the launches from the host take longer than the
         computation on the device.
         """
-        lanes = torch.tensor(group).pin_memory().to(self.device, non_blocking=True)
-        tensors = {name: stacked[lanes] for name, stacked in state.common.items()}
         positions, counts = self._plain_batches(group)
         names = [name for name in tensors if name.endswith(("running_mean", "running_var"))]
         sizes = [tensors[name].numel() for name in names]
@@ -147,7 +142,7 @@ class CudaEngine:
         statistics = torch.zeros(sum(sizes), device=self.device)
         total = torch.zeros_like(statistics)
         own = zip(names, statistics.split(sizes), strict=True)
-        tensors |= {name: part.view(len(group), -1) for name, part in own}
+        tensors = tensors | {name: part.view(len(group), -1) for name, part in own}
         self.model.eval()  # the weights of evaluation mode
         weights = self.stacked.weights(tensors)
         self.model.train()
@@ -157,8 +152,8 @@ class CudaEngine:
             total.addcmul_(statistics, (index < batches).to(statistics))
         # Statistics that start from zero are the batch's statistics times the momentum.
         total /= MOMENTUM * batches
-        for name, part in zip(names, total.split(sizes), strict=True):
-            state.common[name].index_copy_(0, lanes, part.view(len(group), -1))
+        measured = zip(names, total.split(sizes), strict=True)
+        return tensors | {name: part.view(len(group), -1) for name, part in measured}
 
     def _plain_batches(self, group: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the positions of a group's plain batches [n, G, B] and their number per lane [G, 1], on the device."""
@@ -179,15 +174,24 @@ class CudaEngine:
 
     # -- evaluation
 
-    def evaluate(self, round_number: int, ks: Sequence[int], clients: ClientState) -> dict[int, Evaluated]:
-        """Evaluate the clients in groups, all test images of a group in few large batches."""
+    def evaluate(
+        self,
+        round_number: int,
+        ks: Sequence[int],
+        clients: ClientState,
+        *,
+        recalibrate: bool | None = None,
+        part: str = "test",
+    ) -> dict[int, Evaluated]:
+        """Evaluate the clients in groups, all images of a group in few large batches."""
         if self.method.personal:
-            return self.reference.evaluate(round_number, ks, clients)
-        counted = [(group, *self._test(group, tensors, "test")) for group, tensors in self._groups(ks, clients.state)]
+            return self.reference.evaluate(round_number, ks, clients, recalibrate=recalibrate, part=part)
+        groups = self._groups(ks, clients.state, recalibrate)
+        counted = [(group, *self._test(group, tensors, part)) for group, tensors in groups]
         results = {}
         for group, losses, right in counted:
             for k, loss, padded in zip(group, losses.tolist(), right.cpu(), strict=True):
-                bits = padded[: len(self.scenario.clients[k].test)].clone()
+                bits = padded[: len(getattr(self.scenario.clients[k], part))].clone()
                 results[k] = Evaluated(int(bits.sum()), len(bits), loss, bits)
         return results
 
@@ -204,11 +208,15 @@ class CudaEngine:
             matrices.extend(counts.cpu())
         return matrices
 
-    def _groups(self, clients: Sequence[int], state: ClientStack) -> Iterator[tuple[list[int], Tensors]]:
-        """Yield the clients in groups, with their tensors."""
+    def _groups(
+        self, clients: Sequence[int], state: ClientStack, recalibrate: bool | None = None
+    ) -> Iterator[tuple[list[int], Tensors]]:
+        """Yield the clients in groups, with the tensors that are tested."""
         for group in _together(clients):
             lanes = torch.tensor(group, device=self.device)
-            yield group, {name: stacked[lanes] for name, stacked in state.common.items()}
+            tensors = {name: stacked[lanes] for name, stacked in state.common.items()}
+            wanted = self.config.recalibrate if recalibrate is None else recalibrate
+            yield group, self._recalibrated(group, tensors) if wanted else tensors
 
     def validation_losses(self, k: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Return the loss of each candidate on the held-out images in evaluation mode, computed in one pass."""

@@ -1,0 +1,223 @@
+"""Which class of one client is which class of another: evidence for each pair, and a joint assignment of all classes.
+
+The evidence for two classes is the logarithm of a likelihood ratio: how much more likely what was sent is if the two
+are one class than if they are different classes. The assignment puts classes into groups with at most one class of
+each client, so that it never says that A is B and B is C but A is not C. A group of one is a class without a match.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from factorized_fl.core.classes import DRIFT, MEANS, SPREAD, Matches
+from factorized_fl.core.views import Tensors
+from factorized_fl.methods.class_statistics import covariance
+
+Array = np.ndarray
+LARGEST = 4000  # classes of all clients together: evidence is a matrix over all pairs
+_MOST = 20.0  # limit of the evidence from one pair, so that no pair outweighs all others
+_FLOOR = 1e-3  # of a feature's variance, relative to the mean of all
+_LEAST = 1e-9
+_STEPS = 50  # of the estimate of two normal distributions
+_APART = 3.0  # deviations by which cosines of equal classes exceed those of different ones, at least
+
+
+@dataclass(frozen=True)
+class StatisticsMatcher:
+    """Matches classes by the statistics of their images, which do not change during training."""
+
+    def match(self, extra: Tensors, received: torch.Tensor) -> Matches:
+        """Matches the classes of the received clients by their means."""
+        means, spread = extra[MEANS].double().cpu(), extra[SPREAD]
+        there = (means[:, :, -1] > 0) & received[:, None]
+        owner, number = (part.numpy() for part in there.nonzero(as_tuple=True))
+        if len({*owner}) < 2:
+            return Matches.none(*there.shape)
+        chosen = means[there].numpy()
+        known = received.nonzero().flatten().tolist()
+        # A client's covariance counts by its numbers of images and classes, as far as the declared variances tell.
+        weight = [float((1 / means[k, there[k], -1] - 1).clamp_min(0).sum()) + _LEAST for k in known]
+        inside = sum(w * covariance(spread[k]) for w, k in zip(weight, known, strict=True)) / sum(weight)
+        assert isinstance(inside, torch.Tensor)
+        scores = likelihood_ratios(chosen[:, :-1], chosen[:, -1], inside.numpy(), sum(weight))
+        return _matches(scores, owner, number, there)
+
+
+@dataclass(frozen=True)
+class ClassifierMatcher:
+    """Matches classes by how local training has moved the rows of the classifiers."""
+
+    def match(self, extra: Tensors, received: torch.Tensor) -> Matches:
+        """Matches the classes of the received clients by the directions of their rows."""
+        drift = extra[DRIFT].double().cpu()
+        there = drift.ne(0).any(2) & received[:, None]
+        owner, number = (part.numpy() for part in there.nonzero(as_tuple=True))
+        if len({*owner}) < 2:
+            return Matches.none(*there.shape)
+        rows = drift[there].numpy()
+        for k in np.unique(owner):  # a softmax does not change if all rows move alike
+            rows[owner == k] -= rows[owner == k].mean(0)
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _LEAST)
+        return _matches(cosine_evidence(rows @ rows.T, owner), owner, number, there)
+
+
+def _matches(scores: Array, owner: Array, number: Array, there: torch.Tensor) -> Matches:
+    """Labels and confidence in the shape [K, M] of `there`, from the evidence for all pairs of existing classes."""
+    labels, confidence = assign_classes(scores, owner)
+    found = Matches.none(*there.shape)
+    place = torch.from_numpy(owner), torch.from_numpy(number)
+    found.labels[place] = torch.from_numpy(labels)
+    found.confidence[place] = torch.from_numpy(confidence)
+    return found.but(found.confidence > 0)
+
+
+def likelihood_ratios(means: Array, variance: Array, inside: Array, freedom: float) -> Array:
+    """The evidence that two classes are one, [N, N], from noisy means.
+
+    Classes are taken as normally distributed around a common centre, and means as normally distributed around their
+    class: the model of probabilistic linear discriminant analysis. The distribution of classes is estimated from all
+    means together.
+
+    Args:
+        means: the mean of each class, [N, D].
+        variance: of each mean, in units of the covariance of single images, [N].
+        inside: the covariance of single images of a class, [D, D].
+        freedom: the number of independent images that it was estimated from. With few of them some directions seem to
+            vary less than they do, so its diagonal is added in proportion D / freedom.
+    """
+    diagonal = np.diag(inside) + _FLOOR * np.diag(inside).mean() + _LEAST
+    root = np.linalg.cholesky(inside + np.diag((len(inside) / freedom) * diagonal))
+    white = np.linalg.solve(root, means.T).T
+    weight = 1 / variance / (1 / variance).sum()
+    offset = white - weight @ white
+    between = (offset.T * weight) @ offset - (weight @ variance) * np.eye(offset.shape[1])
+    # Estimated from N means in D dimensions: with few of them, noise would look like differences between classes.
+    trust = len(means) / (len(means) + between.shape[1])
+    even = max(np.trace(between) / between.shape[1], _LEAST)
+    spread, directions = np.linalg.eigh(trust * between + (1 - trust) * even * np.eye(between.shape[1]))
+    places, spread = offset @ directions[:, spread > 0], spread[spread > 0]
+    scores = np.zeros((len(means), len(means)))
+    for at, share in zip(places.T, spread, strict=True):
+        total = share + variance
+        product = np.outer(total, total)
+        determinant = product - share**2
+        square = at**2
+        together = np.outer(square, total) + np.outer(total, square) - 2 * share * np.outer(at, at)
+        apart = square / total
+        scores -= (together / determinant - apart[:, None] - apart + np.log(determinant) - np.log(product)) / 2
+    return scores
+
+
+def cosine_evidence(cosines: Array, owner: Array) -> Array:
+    """The evidence that two classes are one, [N, N], from the cosines of their rows.
+
+    Cosines of classes of one client show how different classes look. Those between clients are a mixture of these and
+    of a second normal distribution with the same deviation and a higher mean, which is estimated.
+    """
+    same_client = owner[:, None] == owner
+    different = cosines[same_client & ~np.eye(len(owner), dtype=bool)]
+    if not len(different):
+        return np.zeros_like(cosines)
+    low, deviation = different.mean(), max(different.std(), 1e-3)
+    found = cosines[~same_client]
+    least = low + _APART * deviation
+    high, share = max(least, np.quantile(found, 0.99)), 1 / len(owner)
+    for _ in range(_STEPS):
+        ratio = np.exp(np.clip((high - low) * (found - (high + low) / 2) / deviation**2, -_MOST, _MOST))
+        belongs = share * ratio / (share * ratio + 1 - share)
+        share = max(belongs.mean(), _LEAST)
+        high = max(least, (belongs @ found) / max(belongs.sum(), _LEAST))
+    return (high - low) * (cosines - (high + low) / 2) / deviation**2
+
+
+def assign_classes(scores: Array, owner: Array) -> tuple[Array, Array]:
+    """A group number for each class, int64 [N], and the confidence in it, from 0 to 1.
+
+    The grouping maximises the summed evidence of all pairs in one group, less the prior: log of the number of classes
+    that other clients have on average, because one of them is expected to be the same class. Groups are merged by
+    their mean evidence; then the classes of one client at a time are assigned anew to the groups of all others, by the
+    Hungarian method, as long as this raises the sum.
+
+    Args:
+        scores: the evidence for each pair, [N, N].
+        owner: the client of each class, [N].
+    """
+    clients = np.unique(owner)
+    prior = math.log(max(2.0, len(owner) * (1 - 1 / len(clients))))
+    gain = np.clip(scores - prior, -_MOST, _MOST)
+    labels = _merge(gain, owner)
+    for _ in range(5 * len(clients)):
+        raised, members, better = max(
+            (_reassigned(gain, owner, labels, k) for k in clients), key=lambda found: found[0]
+        )
+        if raised <= _LEAST:
+            break
+        labels[members] = better
+    confidence = _confidence(gain, owner, labels)
+    labels = np.unique(labels, return_inverse=True)[1]
+    return labels, np.where(np.bincount(labels)[labels] > 1, confidence, 0.0)
+
+
+def _merge(gain: Array, owner: Array) -> Array:
+    """Merges the two groups with the highest mean gain while it is positive and no client is in both."""
+    count = len(owner)
+    labels, size = np.arange(count), np.ones(count)
+    total = np.where(owner[:, None] == owner, -np.inf, gain)
+    while True:
+        mean = total / np.outer(size, size)
+        one, two = np.unravel_index(np.argmax(mean), mean.shape)
+        if not mean[one, two] > 0:
+            return labels
+        total[one] += total[two]
+        total[:, one] = total[one]
+        total[two] = total[:, two] = -np.inf
+        total[one, one] = -np.inf
+        size[one] += size[two]
+        labels[labels == two] = one
+
+
+def _groups(gain: Array, owner: Array, labels: Array, client: int) -> tuple[Array, Array, Array, Array]:
+    """One client's classes, the labels of the groups of all others, the summed gain [C, G], and sizes of the groups."""
+    members = np.flatnonzero(owner == client)
+    others = np.flatnonzero(owner != client)
+    groups, which = np.unique(labels[others], return_inverse=True)
+    belongs = np.zeros((len(others), len(groups)))
+    belongs[np.arange(len(others)), which] = 1.0
+    return members, groups, gain[np.ix_(members, others)] @ belongs, belongs.sum(0)
+
+
+def _reassigned(gain: Array, owner: Array, labels: Array, client: int) -> tuple[float, Array, Array]:
+    """By how much the best assignment of one client's classes raises the sum; the classes, and their new labels."""
+    members, groups, summed, _ = _groups(gain, owner, labels, client)
+    choices = np.hstack([summed, np.zeros((len(members), len(members)))])  # each class may also stay without a match
+    rows, columns = linear_sum_assignment(-choices)
+    place = {label: index for index, label in enumerate(groups)}
+    now = sum(summed[row, place[label]] for row, label in enumerate(labels[members]) if label in place)
+    fresh = labels.max() + 1 + np.arange(len(members))
+    better = np.array([groups[c] if c < len(groups) else fresh[row] for row, c in enumerate(columns)])
+    return float(choices[rows, columns].sum() - now), members, better
+
+
+def _confidence(gain: Array, owner: Array, labels: Array) -> Array:
+    """The confidence of each class in its group.
+
+    A pair of a class and a group with the mean gain g has the odds exp(g), or the probability p = exp(g) / (1 +
+    exp(g)), if nothing else is known. The confidence is p times the product of 1 - p over the rivals of the pair:
+    the same class with other groups, and other classes of its client with the same group. So a class that is two
+    classes elsewhere is not matched with the more similar one of them.
+    """
+    confidence = np.zeros(len(owner))
+    for client in np.unique(owner):
+        members, groups, summed, sizes = _groups(gain, owner, labels, client)
+        odds = np.exp(summed / sizes)
+        against = np.log1p(odds)
+        place = {label: index for index, label in enumerate(groups)}
+        for row, k in enumerate(members):
+            if labels[k] in place:
+                column = place[labels[k]]
+                rivals = against[row].sum() + against[:, column].sum() - 2 * against[row, column]
+                confidence[k] = odds[row, column] / (1 + odds[row, column]) * math.exp(-rivals)
+    return confidence
