@@ -84,7 +84,7 @@ def find_method(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def refusal(method: Method) -> str:
+def label_refusal(method: Method) -> str:
     """A sentence for clients whose labels disagree: that the method cannot serve them, and some methods that can."""
     can = [name for name in ("fedavg", "fedrep", "ditto", "factorized-peers") if name in METHODS]
     return (
@@ -106,4 +106,14 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
     return make(find_method(name), options, f"option of {name}")
 
 
-__all__ = ["INSTALLED", "METHODS", "Card", "Method", "find_method", "make_method", "refusal", "register", "sentence_of"]
+__all__ = [
+    "INSTALLED",
+    "METHODS",
+    "Card",
+    "Method",
+    "find_method",
+    "label_refusal",
+    "make_method",
+    "register",
+    "sentence_of",
+]

@@ -138,7 +138,7 @@ class Kit:
 
 def read_agreement(path: Path) -> tuple[Agreement, Config]:
     """The agreement in sites.toml: the terms of the federation, and the options of a run. Imports PyTorch."""
-    from factorized_fl.methods import INSTALLED, refusal
+    from factorized_fl.methods import INSTALLED, label_refusal
 
     table = read_table(path)
     if "oracle" in table:
@@ -166,7 +166,7 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     if config.has_own_model and (unused := [name for name in _NETWORK if name in table]):
         raise UserError(f"{path} sets {unused[0]}, which has no effect on {config.model}: leave it out.")
     if (method := config.build_method()).needs_agreeing_labels:
-        raise UserError(f"Nothing says that sites number their classes alike. {refusal(method)}")
+        raise UserError(f"Nothing says that sites number their classes alike. {label_refusal(method)}")
     if config.method not in INSTALLED:
         raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")
     return agreement, config

@@ -33,7 +33,7 @@ from factorized_fl.data.scenarios import (
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Work
 from factorized_fl.engine.choice import build_engine
-from factorized_fl.methods import Method, fingerprints, refusal
+from factorized_fl.methods import Method, fingerprints, label_refusal
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
@@ -208,7 +208,7 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
     if config.oracle == "centralised":
         scenario = pool_domains(scenario)
     if method.needs_agreeing_labels and not scenario.labels_agree:
-        raise UserError(f"The clients of this scenario number their classes differently. {refusal(method)}")
+        raise UserError(f"The clients of this scenario number their classes differently. {label_refusal(method)}")
     if config.has_own_model:
         return scenario
     pixels = scenario.images.shape[2:]
