@@ -106,14 +106,5 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
     return make(find_method(name), options, f"option of {name}")
 
 
-__all__ = [
-    "INSTALLED",
-    "METHODS",
-    "Card",
-    "Method",
-    "find_method",
-    "label_refusal",
-    "make_method",
-    "register",
-    "sentence_of",
-]
+__all__ = ["INSTALLED", "METHODS", "Card", "Method", "find_method", "label_refusal", "make_method", "register"]
+__all__ += ["sentence_of"]
