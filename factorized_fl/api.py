@@ -244,7 +244,7 @@ def pilot(
     """Run Clustered-FL without splits and return the norms of its updates."""
     if {"eps1", "clustered-fl.eps1"} & settings.keys():
         raise UserError("A pilot finds eps1: leave it out.")
-    config = configure(preset, "clustered-fl", **settings, eps1=0.0)
+    config = configure(preset, "clustered-fl", **{"rule": "norms", **settings}, eps1=0.0)
     if config.rounds < 2:
         raise UserError("A pilot needs at least 2 rounds: the first one has nothing to aggregate.")
     directory = run(

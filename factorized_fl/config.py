@@ -26,7 +26,7 @@ ALIGNMENTS = ("off", "statistics", "classifier", "true")
 ORACLES = ("none", "groups", "aligned", "centralised")
 BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
 # Options of methods that are newer than some runs, with the values that describe those runs.
-_EARLIER = {"pfedpara": {"head": "low-rank"}}
+_EARLIER = {"fedfomo": {"statistics": "own"}, "clustered-fl": {"rule": "norms"}, "pfedpara": {"head": "low-rank"}}
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,11 @@ class Config:
     min_peers: float = option(
         0.0, "a client with fewer effective peers receives its own tensors back; 0: no minimum", low=0, high=100_000
     )
+    protect: str = option(
+        "none",
+        "encrypt: the server computes weighted sums of ciphertexts and never sees a shared tensor",
+        choices=("none", "encrypt"),
+    )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 
@@ -142,12 +147,36 @@ class Config:
                 f"align_noise = {self.align_noise:g} has no effect where no statistics travel: "
                 "set align = 'statistics'."
             )
-        object.__setattr__(self, "options", dataclasses.asdict(self.build_method()))
+        method = self.build_method()
+        object.__setattr__(self, "options", dataclasses.asdict(method))
+        if self.protect == "encrypt":
+            self._refuse_unencryptable(method)
 
     @property
     def exchanges(self) -> bool:
         """Whether clients receive anything from each other; otherwise no traffic is counted."""
         return not self.control and self.oracle != "centralised"
+
+    def _refuse_unencryptable(self, method: "Method") -> None:
+        """Raise a UserError if encrypted aggregation cannot serve this run."""
+        from factorized_fl.methods import encryptable
+
+        if self.oracle != "none":
+            raise UserError(
+                f"oracle = '{self.oracle}' reveals to the server what encryption hides: use protect = 'none'."
+            )
+        if self.align != "off":
+            raise UserError(f"align = '{self.align}' sends tensors that are not encrypted: use protect = 'none'.")
+        if method.reads_tensors:
+            raise UserError(
+                f"The weights of {method.name} are computed from the shared tensors, which protect = 'encrypt' hides "
+                f"from the server. Methods that work: {', '.join(encryptable())}."
+            )
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether clients encrypt what they share; without an exchange between clients there is nothing to encrypt."""
+        return self.protect == "encrypt" and self.exchanges
 
     @property
     def has_own_model(self) -> bool:

@@ -197,4 +197,4 @@ def pilot_command(
         )
     for round_number, mean, longest in pilot.norms:
         console.print(f"round {round_number}: mean update {mean:.4g}, longest update {longest:.4g}", highlight=False)
-    console.print(f"Use: --set eps1={pilot.eps1:.4g} --set eps2={pilot.eps2:.4g}", highlight=False)
+    console.print(f"Use: --set rule=norms --set eps1={pilot.eps1:.4g} --set eps2={pilot.eps2:.4g}", highlight=False)

@@ -13,6 +13,9 @@ from factorized_fl.core.views import Cost
 BYTES_PER_NUMBER = 4
 FINGERPRINT = "fingerprint"  # the name under which the vector that clients are matched by travels
 EXTRA = "extra/"  # before the names of payloads besides the model's tensors
+ENCRYPTED = "encrypted/"  # before the names of the tensors that travel in an encrypted aggregation
+CIPHERTEXTS = f"{ENCRYPTED}ciphertexts"  # uint8 [bytes] of each client, up and down
+CLAIMED_WEIGHTS, CLAIMED_ROUNDS = f"{ENCRYPTED}weights", f"{ENCRYPTED}rounds"  # [K] of each client, down only
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Payloads:
     def _by_role(self, row: int) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for name, shape, dtype, nonzero in self.entries:
-            kind = "extra" if name.startswith(EXTRA) else name
+            kind = next((prefix[:-1] for prefix in (EXTRA, ENCRYPTED) if name.startswith(prefix)), name)
             # A fingerprint may be a buffer of the model, but as a payload it is a kind of its own.
             if kind == name and name != FINGERPRINT and name in self.role_of:
                 kind = self.role_of[name].kind

@@ -75,6 +75,11 @@ class Method:
         """Whether `Server.validation_losses` use the client's validation images; nothing is kept aside then."""
         return False
 
+    @property
+    def recalibrates_candidates(self) -> bool:
+        """Whether the statistics of each candidate in `Server.validation_losses` are measured on training images."""
+        return False
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient that the optimiser steps along."""
         return local.loss_gradient(parameters, batches[0])
@@ -100,7 +105,12 @@ class Method:
     # -- sharing
 
     def shares(self, role: Role) -> bool:
-        """Whether tensors of this role travel. Running statistics never do, and a classifier only if labels agree."""
+        """Whether tensors of this role travel. A classifier travels only if labels agree."""
+        return False
+
+    @property
+    def sends_statistics(self) -> bool:
+        """Whether the running statistics of BatchNorm travel with the tensors that are shared."""
         return False
 
     def resets(self, role: Role) -> bool:
@@ -151,6 +161,20 @@ class Method:
 
     # -- aggregation
 
+    @property
+    def reads_tensors(self) -> bool:
+        """Whether `mix` or the fingerprint reads shared tensors, which are not there in an encrypted aggregation.
+
+        A method with a `mix` of its own declares False here if its weights come from sizes and fingerprints alone.
+        """
+        return type(self).mix is not Method.mix
+
     def mix(self, server: Server) -> Mixing:
         """With which weights each client receives the tensors of the others in this round."""
         return Mixing(own_tensors(len(server.sizes)))
+
+    # -- after the last round
+
+    def activated(self, state: Tensors) -> bool | None:
+        """Whether the method did what distinguishes it, given its memory; None if it has no condition for that."""
+        return None

@@ -11,6 +11,7 @@ from factorized_fl.core.errors import UserError, unknown
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+RUNNING = ("running_mean", "running_var")  # ends of the names of BatchNorm's statistics
 
 
 @dataclass(frozen=True)

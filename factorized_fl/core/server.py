@@ -6,19 +6,31 @@ is held twice; a coordinator gives it tensors of its own and fills in what arriv
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from factorized_fl.core.answers import checked_mixing
 from factorized_fl.core.classes import CLASS, ClassSharing
 from factorized_fl.core.dominance import effective_peers, keep_own_below, others_share
-from factorized_fl.core.ledger import EXTRA, FINGERPRINT, Load, Payloads
+from factorized_fl.core.errors import UserError
+from factorized_fl.core.ledger import CIPHERTEXTS, EXTRA, FINGERPRINT, Load, Payloads
 from factorized_fl.core.method import Method
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.views import Mixing, Roles, Server, Tensors
 
 Losses = Callable[[int, Tensors], Sequence[float]]
 _ON_CPU, _WITH_STACK = "method/", "method-with-stack/"  # before the names of the method's state in a checkpoint
+
+
+class Blind(Protocol):
+    """Weighted sums of what clients encrypted: `protect` has the implementation."""
+
+    size: int  # the bytes of a client's row
+    seconds: dict[str, float]  # spent on each kind of work, since it was last set to 0
+
+    def mix(self, mixing: Mixing, stacked: torch.Tensor, clients: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Returns what is sent to each participant, [n, ...], given the rows of all clients, uint8 [K, size]."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,9 @@ class Downloads:
         if self.mixing is None:
             return
         mixing, server = self.mixing, self.server
+        if server.blind is not None:
+            yield from server.blind.mix(mixing, server.stack[CIPHERTEXTS], self.clients)
+            return
         back = [] if mixing.revert is None else [row for row, k in enumerate(self.clients) if mixing.revert[k]]
         for name, stacked in server.stack.items():
             if name in mixing.rows:
@@ -114,11 +129,16 @@ class ServerState:
         aliased: bool = False,
         classes: ClassSharing | None = None,
         min_peers: float = 0.0,
+        blind: Blind | None = None,
     ) -> None:
         count = len(sizes)
         self.method, self.roles, self.seed, self.aliased = method, roles, seed, aliased
-        self.min_peers = min_peers
+        self.min_peers, self.blind = min_peers, blind
         self.stack, self.initial, self.sizes = stack, initial, sizes
+        self.seen = stack  # what a method sees: with encryption names and shapes only, as reading a value is an error
+        if blind is not None:
+            self.seen = {name: torch.empty_like(stacked, device="meta") for name, stacked in stack.items()}
+            self.stack = {CIPHERTEXTS: torch.zeros(count, blind.size, dtype=torch.uint8)}
         self.start = start or {}
         self.received = torch.zeros(count, dtype=torch.bool)
         self.updated = torch.zeros(count, dtype=torch.bool)
@@ -127,7 +147,7 @@ class ServerState:
         self._before: Tensors = {}  # the method's state before that round
         vector = method.fingerprint(initial, roles) if stack else None
         self.vectors = None if vector is None else vector.expand(count, -1).clone()
-        shared = frozenset(stack)
+        shared = frozenset(self.seen)
         self.classes = classes
         up = method.extra_up(initial, shared) | ({} if classes is None else classes.up(initial))
         self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in up.items()}
@@ -143,7 +163,8 @@ class ServerState:
 
         Preparing the same round again, for other participants, begins with the same state of the method.
         """
-        if not clients or not (self.stack or self.extra) or not (self.received.any() or self.method.mixes_first):
+        nothing = not (self.seen or self.extra) or not (self.received.any() or self.method.mixes_first)
+        if not clients or nothing:
             return Downloads(self, clients, None)
         if round_number != self._prepared:
             self._prepared, self._before = round_number, self.state
@@ -152,7 +173,7 @@ class ServerState:
         view = Server(
             round=round_number,
             clients=clients,
-            stack=self.stack,
+            stack=self.seen,
             start=self.start,
             fingerprints=self.vectors,
             sizes=self.sizes,
@@ -160,7 +181,7 @@ class ServerState:
             state=self._before,
             rng=numpy_rng(self.seed, "mix", round_number),
             validation_losses=losses,
-            initial={name: self.initial[name] for name in self.stack},
+            initial={name: self.initial[name] for name in self.seen},
             updated=self.updated & self.received,
             extra={name: tensor for name, tensor in self.extra.items() if not name.startswith(CLASS)},
             labels=None if self.classes is None else self.classes.matches.labels,
@@ -171,6 +192,11 @@ class ServerState:
 
     def _guarded(self, mixing: Mixing, clients: Sequence[int]) -> Mixing:
         """The mixing in which participants with fewer effective peers than the minimum keep their own tensors."""
+        if self.blind is not None and (mixing.others or mixing.rows or mixing.extra or mixing.revert is not None):
+            raise UserError(
+                f"The mix of {self.method.name} must be weights alone, the same for all tensors, where protect = "
+                "'encrypt': use other options of the method, or protect = 'none'."
+            )
         if not self.min_peers:
             return mixing
         others = {name: keep_own_below(weights, clients, self.min_peers) for name, weights in mixing.others.items()}
@@ -207,6 +233,7 @@ class ServerState:
 
     def expected(self, k: int, begun_with: Tensors) -> Tensors:
         """What client k's update is compared with: what it began the round with, or else its last update."""
+        begun_with = begun_with if self.blind is None else {}  # a download has ciphertexts of another size
         expected = {name: begun_with.get(name, stacked[k]) for name, stacked in self.stack.items()}
         if self.sends_fingerprints:
             assert self.vectors is not None

@@ -251,9 +251,12 @@ class ReferenceEngine:
     def validation_losses(self, k: int, own: Tensors, candidates: Tensors) -> Sequence[float]:
         """Losses on the held-out images, in evaluation mode, one candidate after the other."""
         models = [dict(zip(candidates, tensors, strict=True)) for tensors in zip(*candidates.values(), strict=True)]
+        models = [own | model for model in models]
         with using_threads(self.threads):
+            if self.method.recalibrates_candidates:
+                models = [self._recalibrated(k, model) for model in models]
             held = self.scenario.clients[k].holdout
-            return [self._mean_loss(self._outputs(k, own | model, held), len(held)) for model in models]
+            return [self._mean_loss(self._outputs(k, model, held), len(held)) for model in models]
 
     def _mean_loss(self, batches: Iterable[tuple[Tensor, Tensor]], count: int) -> float:
         return sum(float(self.task.loss.total(*batch)) for batch in batches) / count

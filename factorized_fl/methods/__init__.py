@@ -8,7 +8,7 @@ from typing import Any
 from factorized_fl.core.card import Card
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.method import Method
-from factorized_fl.core.options import make
+from factorized_fl.core.options import limits_of, make
 from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
 from factorized_fl.methods.apfl import APFL
 from factorized_fl.methods.clustered_fl import ClusteredFL
@@ -93,6 +93,33 @@ def label_refusal(method: Method) -> str:
     )
 
 
+def encryptable() -> list[str]:
+    """The methods whose weights do not depend on shared tensors; with the option that this needs, if any."""
+    found = []
+    for name, cls in METHODS.items():
+        first = cls()
+        choices = [
+            (field.name, choice)
+            for field in dataclasses.fields(cls)
+            if (limits := limits_of(field))
+            for choice in limits.choices
+        ]
+        if not first.reads_tensors:
+            found.append(name)
+        elif option := next((f"{n}={c}" for n, c in choices if not _reads(first, n, c)), None):
+            found.append(f"{name} with {option}")
+    return found
+
+
+def _reads(method: Method, name: str, value: str) -> bool:
+    """Whether the method reads shared tensors with this value of an option; True if the value does not fit."""
+    try:
+        changed: dict[str, Any] = {name: value}
+        return dataclasses.replace(method, **changed).reads_tensors
+    except UserError:
+        return True
+
+
 def sentence_of(method: type[Method]) -> str:
     """What the method does in one sentence: the first line of its docstring, or its title without one."""
     text = vars(method).get("__doc__") or ""
@@ -106,5 +133,15 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
     return make(find_method(name), options, f"option of {name}")
 
 
-__all__ = ["INSTALLED", "METHODS", "Card", "Method", "find_method", "label_refusal", "make_method", "register"]
-__all__ += ["sentence_of"]
+__all__ = [
+    "INSTALLED",
+    "METHODS",
+    "Card",
+    "Method",
+    "encryptable",
+    "find_method",
+    "label_refusal",
+    "make_method",
+    "register",
+    "sentence_of",
+]

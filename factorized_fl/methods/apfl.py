@@ -72,6 +72,11 @@ class APFL(FedAvg):
             mixed = {name: share * kept[name] + (1 - share) * parameters[name] for name in parameters}
         return {name: kept[name] for name, role in local.roles.items() if role.kind == "stat"} | mixed
 
+    @property
+    def reads_tensors(self) -> bool:
+        """False: numbers of clients alone decide the weights."""
+        return False
+
     def mix(self, server: Server) -> Mixing:
         """The plain mean over the clients of the last round."""
         return mean_of_last_round(server, torch.ones_like(server.sizes))

@@ -47,6 +47,11 @@ class Ditto(FedAvg):
         """The personal model."""
         return local.models["personal"]
 
+    @property
+    def reads_tensors(self) -> bool:
+        """False: sizes and participation decide the weights."""
+        return False
+
     def mix(self, server: Server) -> Mixing:
         """The mean over the clients of the last round, weighted by their numbers of images."""
         return mean_of_last_round(server, server.sizes)

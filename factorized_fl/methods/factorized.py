@@ -153,6 +153,11 @@ class FactorizedBySimilarity(FactorizedByImages):
         """The v of the layer before the classifier, or the statistics of the client's images."""
         return super().fingerprint(tensors, roles) if self.looks_at_images else tensors[last_body_v(roles)].flatten()
 
+    @property
+    def reads_tensors(self) -> bool:
+        """Whether clients are matched by v, which is one of the shared tensors or read from them."""
+        return not self.looks_at_images
+
     def peers(self, similarity: torch.Tensor, server: Server) -> torch.Tensor:
         """The peers of each client, bool [K, K]."""
         return similar_peers(similarity, server.received, self.tau, self.minimum)

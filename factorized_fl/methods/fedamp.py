@@ -28,6 +28,11 @@ class FedAMP(MRMTL):
     step: float = option(1.0, "alpha: factor on the weights of others by distance", above=0)
     own: float = option(0.5, "own weight with weights=cosine", low=0, high=1)
 
+    @property
+    def reads_tensors(self) -> bool:
+        """True: the models decide the weights."""
+        return True
+
     def mix(self, server: Server) -> Mixing:
         """The cloud model of each client, over the models that the server has received."""
         vectors = torch.cat([stacked[:, None].flatten(1) for stacked in server.stack.values()], 1)

@@ -20,6 +20,11 @@ class FedAvg(Method):
         """All tensors; running statistics and disagreeing classifiers are kept at home by the round itself."""
         return True
 
+    @property
+    def reads_tensors(self) -> bool:
+        """False for this mean; a subclass with a `mix` of its own declares for itself."""
+        return type(self).mix is not FedAvg.mix
+
     def mix(self, server: Server) -> Mixing:
         """The same weights n_i / n for all, over the clients from which the server has received a model."""
         return Mixing(weighted_mean(server.sizes, server.received))

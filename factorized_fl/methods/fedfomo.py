@@ -9,6 +9,7 @@ from factorized_fl.core.card import count_model
 from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import Dense
 from factorized_fl.core.options import option
+from factorized_fl.core.roles import RUNNING
 from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedavg import FedAvg
@@ -33,6 +34,7 @@ class FedFOMO(FedAvg):
 
     Client i weighs model n by (L_i(start_i) - L_i(theta_n)) / ||theta_n - start_i||, keeping positive weights.
     When labels differ the classifier does not travel: L_i tries the body of model n under the classifier of client i.
+    In the authors' code whole models travel, so a model is tried with the BatchNorm statistics of its sender.
     """
 
     name = "fedfomo"
@@ -48,6 +50,23 @@ class FedFOMO(FedAvg):
     fallback: str = option(
         "start", "if no candidate helps: previous start or current model", choices=("start", "current")
     )
+
+    statistics: str = option(
+        "sender",
+        "BatchNorm statistics of a model that is tried: those of its sender, which then travel (authors' code), the "
+        "client's own, or recalibrated on the client's training images",
+        choices=("sender", "own", "recalibrated"),
+    )
+
+    @property
+    def sends_statistics(self) -> bool:
+        """Whether models are tried with the statistics of their senders."""
+        return self.statistics == "sender"
+
+    @property
+    def recalibrates_candidates(self) -> bool:
+        """Whether statistics are measured on the client's training images for each model."""
+        return self.statistics == "recalibrated"
 
     @property
     def holdout(self) -> float:
@@ -108,7 +127,7 @@ class FedFOMO(FedAvg):
         if not losses[0].isfinite():
             return None
         square = torch.zeros(len(tried), dtype=torch.float64)
-        for stacked in models.values():
+        for stacked in (tensors for name, tensors in models.items() if not name.endswith(RUNNING)):
             square = (stacked[1:] - stacked[0]).double()[:, None].flatten(1).square().sum(1) + square.to(stacked.device)
         weights = (losses[0] - losses[1:]) / (square.sqrt().cpu() + 1e-5)
         # The loss of a model that diverged is no evidence for or against it.

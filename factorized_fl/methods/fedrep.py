@@ -37,6 +37,11 @@ class FedRep(Method):
             Phase("body", epochs=self.body_epochs, trains=lambda role: not role.head),
         )
 
+    @property
+    def reads_tensors(self) -> bool:
+        """False: sizes and participation decide the weights."""
+        return False
+
     def mix(self, server: Server) -> Mixing:
         """The plain mean over the clients of the last round."""
         return mean_of_last_round(server, torch.ones_like(server.sizes))

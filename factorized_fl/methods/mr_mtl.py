@@ -42,6 +42,11 @@ class MRMTL(FedAvg):
             gradient[name] = gradient[name] + self.pull * (parameters[name] - local.kept[name])
         return gradient
 
+    @property
+    def reads_tensors(self) -> bool:
+        """False: sizes and participation decide the weights."""
+        return False
+
     def mix(self, server: Server) -> Mixing:
         """All clients count the same."""
         return Mixing(weighted_mean(torch.ones_like(server.sizes), server.received))

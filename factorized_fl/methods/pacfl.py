@@ -65,6 +65,11 @@ class PACFL(FedAvg):
         """The signature."""
         return tensors[FINGERPRINT]
 
+    @property
+    def reads_tensors(self) -> bool:
+        """False: signatures and sizes alone decide the weights."""
+        return False
+
     def mix(self, server: Server) -> Mixing:
         """The mean inside each cluster, weighted by numbers of images."""
         assert server.fingerprints is not None

@@ -34,6 +34,11 @@ class FactorizedPeers(FactorizedByImages):
 
     general: int = option(0, "number of first blocks of the network that are averaged over all clients", low=0)
 
+    @property
+    def reads_tensors(self) -> bool:
+        """False: fingerprints and sizes decide the weights."""
+        return False
+
     def mix(self, server: Server) -> Mixing:
         """Weights by likeness; for the first blocks by numbers of images alone."""
         assert server.fingerprints is not None

@@ -78,6 +78,11 @@ class PerFedAvg(FedAvg):
         gradient = local.loss_gradient(parameters, next(local.batches()))
         return local.start | moved(parameters, gradient, -self.inner)
 
+    @property
+    def reads_tensors(self) -> bool:
+        """False: all clients count the same."""
+        return False
+
     def mix(self, server: Server) -> Mixing:
         """All clients count the same."""
         return Mixing(weighted_mean(torch.ones_like(server.sizes), server.received))

@@ -25,7 +25,7 @@ def _count_shared(method: Method, tensors: Tensors, roles: Roles) -> Cost:
 class PFedPara(FedAvg):
     """Weights are products of two low-rank matrices, one shared with all clients and one personal.
 
-    The aggregation is FedAvg's. A classifier that stays at home is left dense.
+    The aggregation is FedAvg's. The classifier is left dense, and travels whole where labels agree.
     """
 
     name = "pfedpara"
@@ -36,7 +36,7 @@ class PFedPara(FedAvg):
     )
     capacity: float = option(0.0, "share of the dense size to fill instead of gamma; 0: use gamma", low=0, high=1)
     head: str = option(
-        "low-rank", "a classifier that travels: of low rank, or dense and whole", choices=("low-rank", "dense")
+        "dense", "a classifier that travels: dense and whole, or of low rank", choices=("low-rank", "dense")
     )
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:

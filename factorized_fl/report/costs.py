@@ -10,6 +10,7 @@ from factorized_fl.core.roles import roles
 from factorized_fl.core.views import Tensors
 from factorized_fl.methods import METHODS, Method
 from factorized_fl.nn import build_model
+from factorized_fl.simulate.build import travels
 
 CLIENTS, ROUNDS, CLASSES = 20, 50, 10
 
@@ -34,9 +35,9 @@ def method_cost(method: Method) -> MethodCost:
     }
     cost = method.card.cost(method, tensors, role_of)
     formula = formula_bytes((round_number, cost.up, cost.down) for round_number in range(1, ROUNDS + 1))
-    travels = [name for name, role in role_of.items() if role.kind != "stat" and method.shares(role)]
-    shared = _full({name: tensors[name] for name in travels})
-    to, back = (hook(tensors, frozenset(travels)) for hook in (method.extra_up, method.extra_down))
+    names = [name for name, role in role_of.items() if travels(method, name, role, True)]
+    shared = _full({name: tensors[name] for name in names})
+    to, back = (hook(tensors, frozenset(names)) for hook in (method.extra_up, method.extra_down))
     down = measure(shared)[1] * method.card.models_down(method)
     if back:
         down += measure(shared | _full(back, EXTRA))[1] - measure(shared)[1]

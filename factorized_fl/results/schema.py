@@ -4,7 +4,8 @@ config.toml            the complete configuration
 environment.json       versions, machine, commit
 clients.json           the participants: classes, numbers of images, marks of the split and of the images
 metrics.jsonl          one line per round and client, append-only
-timing.jsonl           one line per round: seconds, on a GPU peak_gib (apart, because metrics of equal runs are equal)
+timing.jsonl           one line per round: seconds, on a GPU peak_gib, with encryption the seconds that it took
+                       (apart from the metrics, because metrics of equal runs are equal)
 mixing/round-N.safetensors   mixing and similarity matrices of round N
 traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
 checkpoint.safetensors       everything needed to continue
@@ -89,6 +90,7 @@ class Summary(TypedDict):
     down_bytes: float | None
     formula_a_bytes: float | None
     formula_b_bytes: float | None
+    activated: bool | None  # None if the method has no condition for it, or the run is older
     clients: list[FinalResult]
 
 
@@ -126,6 +128,7 @@ def words(value: Any) -> list[str]:
 
 _CLEANED: dict[Any, Callable[[Any], Any]] = {  # by the type of a field: the value, or a default if it is not valid
     str: lambda value: "" if value is None else str(value),
+    bool | None: lambda value: value if isinstance(value, bool) else None,
     int: lambda value: whole(value) or 0,
     int | None: whole,
     float | None: number,

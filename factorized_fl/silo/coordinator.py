@@ -29,7 +29,7 @@ from factorized_fl.silo.sharing import PATIENCE, shared_with, warn_if_nothing_is
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
-from factorized_fl.simulate.run import summarise
+from factorized_fl.simulate.run import activation, summarise
 
 FAREWELL = 60.0  # seconds that a finished coordinator keeps serving sites that have not heard of the end
 _LAST_ANSWER = 0.5  # seconds
@@ -92,7 +92,8 @@ class Coordinator:
                 self._one_round(round_number)
                 if self.stop.is_set():
                     return False
-            self.directory.save_summary(summarise(self.directory))
+            memory = activation(self.memory.method, self.memory.server.state)
+            self.directory.save_summary(summarise(self.directory) | memory)
             self.mailbox.end()
             self._tell("complete")
         return True

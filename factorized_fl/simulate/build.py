@@ -13,7 +13,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.named import NOTHING, Brought
-from factorized_fl.core.roles import Role, roles, trainable
+from factorized_fl.core.roles import RUNNING, Role, roles, trainable
 from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack, untied_state
@@ -37,7 +37,11 @@ from factorized_fl.methods import Method, fingerprints, label_refusal
 from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
+from factorized_fl.protect.client import Sealer
+from factorized_fl.protect.packing import Layout
+from factorized_fl.protect.server import BlindSums
 from factorized_fl.simulate.alignment import Alignment, dense_rows, described_classes, find_alignment
+from factorized_fl.simulate.encryption import refuse_extra_payloads, simulated_sealer
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of
@@ -58,6 +62,7 @@ class Federation:
     clients: ClientState
     server: ServerState | SeparateServers
     engine: Engine
+    sealer: Sealer | None = None  # encrypts what the clients send, and decrypts what they receive
 
     def parameters(self) -> tuple[dict[str, int], int]:
         """The numbers of the first client's model by role, and how many of them are shared."""
@@ -70,13 +75,26 @@ class Federation:
     @property
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
-        return self.clients.tensors | self.server.tensors
+        own = {} if self.sealer is None else {"sealer/seen": self.sealer.seen}
+        return self.clients.tensors | self.server.tensors | own
+
+    def encryption_seconds(self) -> dict[str, float]:
+        """Returns the seconds of encryption, decryption and sums since the last call; empty without encryption."""
+        found: dict[str, float] = {}
+        blind = self.server.blind if isinstance(self.server, ServerState) else None
+        for part in (self.sealer, blind):
+            if part is not None:
+                found |= {f"{what}_seconds": spent for what, spent in part.seconds.items()}
+                part.seconds.update(dict.fromkeys(part.seconds, 0.0))
+        return found
 
     def load(self, tensors: Tensors) -> None:
         """Goes back to where a checkpoint was taken; fingerprints are made again from the clients' tensors."""
         # Early checkpoints hold only `received`, which in a simulation is true for the clients that have trained.
         self.clients.load({"trained": tensors["received"]} | tensors)
         self.server.load(tensors)
+        if self.sealer is not None:
+            self.sealer.seen.copy_(tensors["sealer/seen"])
         if self.server.vectors is not None:
             for k in self.server.received.nonzero().flatten().tolist():
                 vector = self.method.fingerprint(self.clients.state.client(k), self.roles)
@@ -118,12 +136,14 @@ def build_federation(
     factory: Factory | None = None,
     ranks: Ranks = ALONE,
     brought: Brought = NOTHING,
+    simulated: bool = True,
 ) -> Federation:
     """All clients at their common start; `engine` is "reference" or "auto", the fastest that supports the run.
 
     `noise_seed` is a private seed for noise on fingerprints: the run's public seed would let others subtract the noise.
     `factory` makes the network where the configuration names one that cannot be imported; `brought` holds other
-    functions of the caller by option. `ranks` are the processes that run this federation together.
+    functions of the caller by option. `ranks` are the processes that run this federation together. Only a `simulated`
+    federation has an encrypted aggregation of its own: organisations make their secret themselves.
     """
     if device.index is not None:  # a GPU with a number; kernels and streams of the fast engine use the current GPU
         torch.cuda.set_device(device)
@@ -168,6 +188,12 @@ def build_federation(
         dense_rows=dense_rows(models) if alignment and config.align == "classifier" else None,
     )
 
+    templates = {name: tensor for name, tensor in common.items() if name in shared}
+    encrypted = simulated and config.encrypts and bool(templates)
+    if encrypted:
+        refuse_extra_payloads(clients)
+    blind = BlindSums(Layout(templates)) if encrypted else None
+
     def server_of(ks: slice) -> ServerState:
         return ServerState(
             method,
@@ -177,20 +203,22 @@ def build_federation(
             initial=common | state.own[0],
             sizes=scenario.sizes[ks],
             start={name: stacked[ks] for name, stacked in clients.start.common.items()},
-            aliased=True,
+            aliased=blind is None,
             classes=alignment.sharing() if alignment else None,
             min_peers=config.min_peers,
+            blind=blind,
         )
 
     apart = separate_clients(config, scenario)
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
+    sealer = simulated_sealer(config, templates) if encrypted else None
     work = Work(config, method, scenario, models, role_of, shared, device, task)
     built = build_engine(engine, work)
     if isinstance(clients, RankedClients):
         clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
         built = RankedEngine(built, clients)
-    return Federation(config, scenario, method, role_of, shared, clients, server, built)
+    return Federation(config, scenario, method, role_of, shared, clients, server, built, sealer)
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
@@ -317,9 +345,10 @@ def travelling(
     whole = labels_agree or alignment is not None
     by_class = alignment.rows.names if alignment else ()
     stay = frozen.union(by_class)
-    return role_of, [n for n, role in role_of.items() if n not in stay and travels(method, role, whole)]
+    return role_of, [n for n, role in role_of.items() if n not in stay and travels(method, n, role, whole)]
 
 
-def travels(method: Method, role: Role, labels_agree: bool) -> bool:
-    """Whether tensors of this role leave a client: the method shares them and sharing them is permitted."""
-    return role.kind != "stat" and (labels_agree or not role.head) and method.shares(role)
+def travels(method: Method, name: str, role: Role, labels_agree: bool) -> bool:
+    """Whether a tensor leaves a client: the method shares it and sharing it is permitted."""
+    shared = method.sends_statistics and name.endswith(RUNNING) if role.kind == "stat" else method.shares(role)
+    return shared and (labels_agree or not role.head)

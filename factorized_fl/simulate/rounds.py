@@ -33,7 +33,10 @@ def download(
     clients.reset(answering)
     downloads = federation.server.prepare(round_number, sampled, validation_losses)
     rows = {k: row for row, k in enumerate(sampled) if k in answering}
-    clients.receive(round_number, downloads.items(), rows, engine)
+    items = downloads.items()
+    if federation.sealer is not None:
+        items = federation.sealer.opened(round_number, items, rows, lambda k: f"client {k + 1}")
+    clients.receive(round_number, items, rows, engine)
     return downloads
 
 
@@ -52,7 +55,10 @@ def run_round(
     downloads = download(federation, round_number, sampled, answering)
     server.begin_updates()
     trained = clients.train(round_number, answering, engine, done)
-    up = server.keep(answering, clients.send(answering)) if answering else {}
+    updates = clients.send(answering)
+    if federation.sealer is not None:
+        updates = federation.sealer.sealed(round_number, answering, updates)
+    up = server.keep(answering, updates) if answering else {}
     down, peers = downloads.loads(), downloads.peers()
 
     tested = [] if round_number % federation.config.test_every else list(answering)

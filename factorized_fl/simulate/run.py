@@ -14,8 +14,10 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import total_traffic
+from factorized_fl.core.method import Method
 from factorized_fl.core.named import NOTHING, Brought
-from factorized_fl.core.views import Evaluated
+from factorized_fl.core.server import ServerState
+from factorized_fl.core.views import Evaluated, Tensors
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.nn.own import Factory
 from factorized_fl.results.environment import describe_environment
@@ -175,7 +177,8 @@ def _go_on(
         directory.save_trace(round_number, trace(federation))
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
-        directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **peak_memory(device)}])
+        more = peak_memory(device) | federation.encryption_seconds()
+        directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **more}])
         due = ranks.same(round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written))
         if due:
             _save(federation, directory, round_number)
@@ -193,7 +196,8 @@ def _go_on(
             raise stopped
     directory.save_analysis(analyse(federation))
     if ranks.leads:
-        directory.save_summary(summarise(directory))
+        state = federation.server.state if isinstance(federation.server, ServerState) else {}
+        directory.save_summary(summarise(directory) | activation(federation.method, state))
 
 
 def _restore(federation: Federation, directory: RunDirectory, ranks: Ranks) -> int | None:
@@ -208,6 +212,12 @@ def _save(federation: Federation, directory: RunDirectory, round_number: int) ->
     federation.clients.complete_all()
     size = torch.tensor(directory.metrics_size())
     directory.save_checkpoint(round_number, {**federation.tensors, _METRICS_SIZE: size})
+
+
+def activation(method: Method, state: Tensors) -> Record:
+    """Whether the method did what distinguishes it, as an entry of the summary; empty if it has no condition for it."""
+    found = method.activated(state) if state else None
+    return {} if found is None else {"activated": found}
 
 
 def summarise(directory: RunDirectory) -> Record:

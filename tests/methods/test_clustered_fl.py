@@ -1,15 +1,20 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import weigh
-from factorized_fl.methods.clustered_fl import ClusteredFL, halves
+from factorized_fl.methods.clustered_fl import ClusteredFL, halves, separation
+from factorized_fl.results.reading import read_run
 from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.run import run_federation
 from tests.methods.hand import server
-from tests.tiny import tiny_federation
+from tests.tiny import tiny_config, tiny_federation, tiny_scenario
 
 FIRST = 22  # the first mixing that may split: it looks at the updates of round 21
 X, Y, Z = torch.eye(3)
-READY = ClusteredFL(eps1=0.5, eps2=0.8)
+READY = ClusteredFL(rule="norms", eps1=0.5, eps2=0.8)
 TWO_CAMPS = [X, -X, X + 0.1 * Y, -X + 0.1 * Y]
 
 
@@ -59,7 +64,7 @@ def test_two_camps_are_split() -> None:
 
 
 def test_clients_can_be_weighted_by_images() -> None:
-    method = ClusteredFL(eps1=0.5, eps2=0.8, weights="images")
+    method = ClusteredFL(rule="norms", eps1=0.5, eps2=0.8, weights="images")
     mixing = method.mix(server(torch.stack(TWO_CAMPS), round_number=FIRST, sizes=[1.0, 2.0, 3.0, 2.0]))
     assert mixing.matrix.tolist() == [[0.25, 0, 0.75, 0], [0, 0.5, 0, 0.5]] * 2
 
@@ -67,11 +72,13 @@ def test_clients_can_be_weighted_by_images() -> None:
 @pytest.mark.parametrize(
     ("method", "updates", "round_number"),
     [
-        pytest.param(ClusteredFL(eps1=0.05, eps2=0.8), TWO_CAMPS, FIRST, id="the mean moves by 0.05"),
-        pytest.param(ClusteredFL(eps1=0.5, eps2=1.1), TWO_CAMPS, FIRST, id="no client moves by more than 1.1"),
+        pytest.param(ClusteredFL(rule="norms", eps1=0.05, eps2=0.8), TWO_CAMPS, FIRST, id="the mean moves by 0.05"),
+        pytest.param(
+            ClusteredFL(rule="norms", eps1=0.5, eps2=1.1), TWO_CAMPS, FIRST, id="no client moves by more than 1.1"
+        ),
         pytest.param(READY, TWO_CAMPS[:2], FIRST, id="two clients only"),
         pytest.param(READY, TWO_CAMPS, FIRST - 1, id="updates of round 20"),
-        pytest.param(ClusteredFL(), TWO_CAMPS, FIRST, id="no thresholds set"),
+        pytest.param(ClusteredFL(rule="norms"), TWO_CAMPS, FIRST, id="no thresholds set"),
     ],
 )
 def test_each_condition_alone_prevents_a_split(
@@ -147,7 +154,7 @@ def test_clients_of_a_cluster_without_participants_keep_their_own_tensors() -> N
 
 
 def test_in_a_federation_each_cluster_gets_its_own_mean() -> None:
-    federation = tiny_federation("clustered-fl", options={"eps1": 1e6, "eps2": 0.0, "warm_up": 0})
+    federation = tiny_federation("clustered-fl", options={"rule": "norms", "eps1": 1e6, "warm_up": 0})
     run_round(federation, 1)
     trained = {name: federation.clients.state.common[name].clone() for name in federation.shared}
     records, mixing = run_round(federation, 2)
@@ -156,3 +163,58 @@ def test_in_a_federation_each_cluster_gets_its_own_mean() -> None:
     assert len(federation.server.state["clusters"].unique()) == 2
     for name, start in federation.clients.start.common.items():
         assert torch.equal(start, weigh(mixing.matrix, trained[name]))
+
+
+# -- the relative rule, and whether a run split at all
+
+RELATIVE = ClusteredFL()
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_the_relative_rule_depends_on_no_scale(scale: float) -> None:
+    """The mean of the two camps has length 0.05, the longest update 1.005."""
+    mixing = RELATIVE.mix(server(scale * torch.stack(TWO_CAMPS), round_number=FIRST))
+    assert groups(mixing.state["clusters"]) == {frozenset({0, 2}), frozenset({1, 3})}
+    assert RELATIVE.activated(mixing.state) is True
+
+
+@pytest.mark.parametrize(
+    ("method", "updates", "round_number"),
+    [
+        pytest.param(ClusteredFL(ratio=0.04), TWO_CAMPS, FIRST, id="the mean is 0.0498 of the longest"),
+        pytest.param(RELATIVE, TWO_CAMPS, FIRST - 1, id="updates of round 20"),
+        pytest.param(RELATIVE, [X, X, X + 0.1 * Y, X], FIRST, id="all agree"),
+        # The greatest similarity between the halves {X, Y} and {-X, -Y} is 0: sqrt(1 / 2) is not above 0.75.
+        pytest.param(ClusteredFL(gamma=0.75), [X, Y, -X, -Y], FIRST, id="the halves are too near"),
+    ],
+)
+def test_each_condition_of_the_relative_rule_alone_prevents_a_split(
+    method: ClusteredFL, updates: list[torch.Tensor], round_number: int
+) -> None:
+    mixing = method.mix(server(torch.stack(updates), round_number=round_number))
+    assert mixing.state["clusters"].unique().tolist() == [0]
+    assert method.activated(mixing.state) is False
+
+
+def test_separation_of_two_halves() -> None:
+    similarity = torch.tensor([[1.0, 0.9, -0.28, -1.0], [0.9, 1.0, -0.5, -1.0], [-0.28, -0.5, 1, 0], [-1, -1, 0, 1]])
+    second = torch.tensor([False, False, True, True])
+    assert separation(similarity, second) == pytest.approx(0.8)  # sqrt((1 + 0.28) / 2)
+
+
+def test_thresholds_without_effect_are_refused() -> None:
+    with pytest.raises(UserError, match="add rule = 'norms'"):
+        ClusteredFL(eps1=0.1)
+
+
+@pytest.mark.parametrize(("ratio", "split"), [(1e-6, False), (1.0, True)])
+def test_the_summary_says_whether_a_cluster_was_split(ratio: float, split: bool, tmp_path: Path) -> None:
+    config = tiny_config("clustered-fl", options={"warm_up": 0, "ratio": ratio, "gamma": 0.0})
+    summary = run_federation(config, tmp_path / "run", scenario=tiny_scenario(config)).summary()
+    assert summary is not None
+    assert summary["activated"] is split
+    assert read_run(tmp_path / "run").summary["activated"] is split  # type: ignore[index]
+    other = tiny_config("fedavg", rounds=1)
+    without = run_federation(other, tmp_path / "other", scenario=tiny_scenario(other)).summary()
+    assert without is not None
+    assert "activated" not in without

@@ -17,7 +17,7 @@ CLIENTS, ROUNDS = range(20), range(1, 51)
 
 @cache
 def resnet9(name: str, gamma: float = 0.95) -> tuple[dict[str, torch.Tensor], dict[str, Role]]:
-    options = {"gamma": gamma} if name == "pfedpara" else {}
+    options = {"gamma": gamma, "head": "low-rank"} if name == "pfedpara" else {}
     method = make_method(name, options)
     model = method.parametrize(build_model("resnet9", 10), torch.Generator().manual_seed(0), labels_agree=True)
     return model.state_dict(), roles(model)
@@ -51,7 +51,7 @@ def test_fedfomo(models: int, a: float, b: float) -> None:
 
 @pytest.mark.parametrize(("gamma", "a", "b"), [(0.8, 7.34, 7.42), (0.95, 9.47, 9.56)])
 def test_pfedpara(gamma: float, a: float, b: float) -> None:
-    cost = cost_of(make_method("pfedpara", {"gamma": gamma}), *resnet9("pfedpara", gamma))
+    cost = cost_of(make_method("pfedpara", {"gamma": gamma, "head": "low-rank"}), *resnet9("pfedpara", gamma))
     assert gigabytes(cost) == (pytest.approx(a, abs=5e-3), pytest.approx(b, abs=5e-3))
 
 

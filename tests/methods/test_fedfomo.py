@@ -6,6 +6,7 @@ import torch
 from torch.func import functional_call
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.roles import RUNNING
 from factorized_fl.methods.fedfomo import FedFOMO
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import download, run_round
@@ -278,6 +279,7 @@ def test_bodies_of_others_are_tried_under_the_clients_own_classifier(monkeypatch
     def losses(client, own, candidates):
         assert all(torch.equal(own[name], snapshot[client][name]) for name in local)
         assert set(candidates) == set(federation.shared)
+        assert any(name.endswith("running_mean") for name in candidates)
         (count,) = {len(stacked) for stacked in candidates.values()}
         for m in range(count):
             body = [k for k in range(4) if all(torch.equal(candidates[n][m], snapshot[k][n]) for n in candidates)]
@@ -299,3 +301,45 @@ def test_a_model_that_diverged_has_no_weight_and_leaves_preferences_finite() -> 
         assert mixing is not None
         assert mixing.matrix[:3, 3].tolist() == [0, 0, 0]
         assert mixing.state["preference"].isfinite().all()
+
+
+# -- the statistics under which models are tried
+
+
+def test_running_statistics_travel_only_with_statistics_of_the_sender_and_are_counted() -> None:
+    bytes_up = {}
+    for statistics in ("sender", "own", "recalibrated"):
+        federation = tiny_federation("fedfomo", options={"statistics": statistics})
+        running = {name for name in federation.roles if name.endswith(RUNNING) and not federation.roles[name].head}
+        assert running
+        assert running & federation.shared == (running if statistics == "sender" else set())
+        assert not any(name.endswith("tracked") for name in federation.shared)
+        (record, *_), _ = run_round(federation, 1)
+        bytes_up[statistics] = record["up_roles"]
+        numbers = sum(federation.clients.state.common[name][0].numel() for name in running)
+    assert bytes_up["sender"] == {**bytes_up["own"], "stat": 4 * numbers}
+    assert bytes_up["recalibrated"] == bytes_up["own"]
+
+
+def test_statistics_do_not_count_in_the_distance_of_models() -> None:
+    stack = {"w": [[1.0], [2.0]], "norm.running_mean": [[0.0], [100.0]], "norm.running_var": [[1.0], [50.0]]}
+    start = {"w": [[0.0], [0.0]], "norm.running_mean": [[0.0], [0.0]], "norm.running_var": [[1.0], [1.0]]}
+    weights = ALL.weigh(server(stack, start=start, loss=lambda client, t: float(10 - t["w"])), 0, [1])
+    assert weights is not None
+    assert weights.tolist() == pytest.approx([1.0], rel=1e-4)
+
+
+def test_recalibrated_candidates_are_tried_with_statistics_of_the_clients_training_images() -> None:
+    """The losses of the three options differ; recalibrated ones do not depend on the statistics that a model has."""
+    losses = {}
+    for statistics in ("own", "recalibrated"):
+        federation = tiny_federation("fedfomo", options={"statistics": statistics})
+        run_round(federation, 1)
+        own = {name: tensor.clone() for name, tensor in federation.clients.state.client(0).items()}
+        candidates = {name: federation.clients.state.common[name].clone() for name in federation.shared}
+        before = federation.engine.validation_losses(0, own, candidates)
+        for name in (name for name in own if name.endswith(RUNNING)):
+            own[name] += 1.0
+        losses[statistics] = before, federation.engine.validation_losses(0, own, candidates)
+    assert losses["own"][0] != losses["own"][1]
+    assert losses["recalibrated"][0] == losses["recalibrated"][1] != losses["own"][0]

@@ -10,7 +10,7 @@ from tests.tiny import tiny_federation
 ROUNDS = 5
 SETTINGS = {"rounds": ROUNDS, "fraction": 0.5, "dropout": 0.4, "clients": 6, "seed": 3}
 # Settings under which the state of a method changes within five rounds.
-OPTIONS = {"clustered-fl": {"eps1": 1e6, "eps2": 0.0, "warm_up": 0}}
+OPTIONS = {"clustered-fl": {"rule": "norms", "eps1": 1e6, "eps2": 0.0, "warm_up": 0}}
 
 
 def build(method: str):

@@ -50,8 +50,8 @@ def test_classifier_is_dense_and_local_when_labels_differ() -> None:
     assert not federation.shared & head.keys()
 
 
-def test_classifier_is_low_rank_and_shared_without_its_bias_when_labels_agree() -> None:
-    federation = agreeing()
+def test_a_low_rank_classifier_is_shared_without_its_bias_when_labels_agree() -> None:
+    federation = agreeing(head="low-rank")
     head = {name: role.kind for name, role in federation.roles.items() if role.head}
     assert sorted(head.values()) == ["bias", "w1", "w1", "w2", "w2"]
     assert {head[name] for name in federation.shared & head.keys()} == {"w1"}
@@ -59,14 +59,14 @@ def test_classifier_is_low_rank_and_shared_without_its_bias_when_labels_agree() 
 
 
 def test_a_dense_classifier_travels_whole_when_labels_agree_and_stays_when_they_differ() -> None:
-    federation, apart = agreeing(head="dense"), tiny_federation("pfedpara", options={"head": "dense"})
+    federation, apart = agreeing(), tiny_federation("pfedpara")
     whole = {"head.weight": "body", "head.bias": "bias"}
     for each in (federation, apart):
         assert {name: role.kind for name, role in each.roles.items() if role.head} == whole
     assert federation.shared == apart.shared | whole.keys()
     counted, usual = (
         method.card.cost(method, federation.clients.state.client(0), federation.roles).up
-        for method in (PFedPara(head="dense"), PFedPara())
+        for method in (PFedPara(), PFedPara(head="low-rank"))
     )
     assert counted - usual == sum(federation.clients.state.client(0)[name].numel() for name in whole)
 

@@ -16,7 +16,7 @@ from tests.methods.hand import server
 K = 5
 # Settings under which a method does more than the plain mean of five clients.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "clustered-fl": {"eps1": 1e6, "eps2": 0.0, "warm_up": 0},
+    "clustered-fl": {"rule": "norms", "eps1": 1e6, "eps2": 0.0, "warm_up": 0},
     "fedfomo": {"models": K, "explore": 0.0},
     "pacfl": {"vectors": 2, "threshold": 50.0},
     "random-matching": {"others": 2},

@@ -222,7 +222,9 @@ class CudaEngine:
         """Return the loss of each candidate on the held-out images in evaluation mode, computed in one pass."""
         (count,) = {len(tensor) for tensor in candidates.values()}
         models = {name: candidates.get(name, t.expand(count, *t.shape)).contiguous() for name, t in own.items()}
-        return self._test([k] * count, models, "holdout")[0].tolist()
+        group = [k] * count
+        models = self._recalibrated(group, models) if self.method.recalibrates_candidates else models
+        return self._test(group, models, "holdout")[0].tolist()
 
     def _part(self, group: Sequence[int], part: str, size: int) -> tuple[Tensor, Tensor]:
         """Return positions and labels [G, n] of a part of the clients' images, n a multiple of `size`.

@@ -1,0 +1,1 @@
+"""Measurements on miniatures that one core of a CPU runs in minutes: options chosen on validation, and comparisons."""
