@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.named import is_named
 from factorized_fl.core.options import check, make, option
 from factorized_fl.core.seeds import PERMUTATION_SEED
 from factorized_fl.profiles import DEFAULT_PROFILE, PROFILES, profile_settings
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_ALPHA = 0.5
 ALIGNMENTS = ("off", "statistics", "classifier", "true")
 ORACLES = ("none", "groups", "aligned", "centralised")
+AUGMENTS = ("paper", "none")
 BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
 # Options of methods that are newer than some runs, with the values that describe those runs.
 _EARLIER = {"fedfomo": {"statistics": "own"}, "clustered-fl": {"rule": "norms"}, "pfedpara": {"head": "low-rank"}}
@@ -68,15 +70,26 @@ class Config:
     fraction: float = option(1.0, "share of the clients that is sampled in a round", above=0, high=1)
     dropout: float = option(0.0, "probability that a sampled client fails in a round", low=0, high=0.95)
     batch_size: int = option(256, "images per step; the last incomplete batch of an epoch is dropped", low=2)
-    lr: float = option(1e-3, "learning rate of SGD", above=0, high=1e30)
+    optimizer: str = option("sgd", "sgd, adamw or another of torch.optim in small letters, or package.module:name")
+    lr: float = option(1e-3, "learning rate", above=0, high=1e30)
     momentum: float = option(0.9, "momentum of SGD, kept by each client across rounds", low=0, high=0.9999)
-    weight_decay: float = option(1e-6, "weight decay of SGD", low=0)
+    weight_decay: float = option(1e-6, "weight decay", low=0)
+    schedule: str = option(
+        "constant", "learning rate over the run: constant, cosine, linear, warm-up-cosine, or package.module:function"
+    )
+    clip_norm: float = option(0.0, "largest norm of a gradient; 0: any", low=0)
+    ema: float = option(
+        0.0,
+        "weight of the past in averaged weights, which are tested in place of the last; 0: none",
+        low=0,
+        high=0.99999,
+    )
     loss: str = option(
         "cross-entropy", "cross-entropy, balanced-cross-entropy, binary, squared-error, or package.module:function"
     )
     class_weights: tuple[float, ...] = option((), "weights of the classes in the loss; empty: equal", above=0)
     metrics: tuple[str, ...] = option((), "metrics of the tests, the first decides verdicts; empty: accuracy or r2")
-    augment: str = option("paper", "the authors' augmentation, or none", choices=("paper", "none"))
+    augment: str = option("paper", "the authors' augmentation (paper), none, or package.module:function")
     precision: str = option(
         "bf16", "precision of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "tf32", "fp32")
     )
@@ -127,6 +140,10 @@ class Config:
         if self.model not in BUILT_IN and not self.has_own_model:
             raise UserError(
                 f"model = {self.model!r} must be one of {', '.join(BUILT_IN)}, or a factory 'package.module:name'."
+            )
+        if self.augment not in AUGMENTS and not is_named(self.augment):
+            raise UserError(
+                f"augment = {self.augment!r} must be one of {', '.join(AUGMENTS)}, or a function 'package.module:name'."
             )
         if self.alpha != DEFAULT_ALPHA and self.partition != "dirichlet":
             raise UserError(
@@ -181,8 +198,7 @@ class Config:
     @property
     def has_own_model(self) -> bool:
         """Whether the network is the caller's own, made by a factory "module:name"."""
-        module, separator, name = self.model.partition(":")
-        return bool(module and separator and name)
+        return is_named(self.model)
 
     def build_method(self) -> "Method":
         """An instance of the configured method."""

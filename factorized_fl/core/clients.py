@@ -56,7 +56,7 @@ class Engine(Protocol):
 
 
 class ClientState:
-    """Everything that stays with K clients: tensors, momentum, kept tensors, further models."""
+    """Everything that stays with K clients: tensors, optimiser state, averages, kept tensors, further models."""
 
     def __init__(
         self,
@@ -70,6 +70,8 @@ class ClientState:
         reset: Iterable[str] = (),
         kept: Sequence[Tensors] = (),
         models: Sequence[str] = (),
+        memory: Sequence[Tensors] = (),
+        averages: Iterable[str] = (),
         extra_up: Tensors | None = None,
         extra_down: Tensors | None = None,
         classes: ClassRows | None = None,
@@ -84,6 +86,9 @@ class ClientState:
         self.kept = ClientStack.of(kept) if kept else ClientStack({}, [{} for _ in range(len(state))])
         self.models = {name: state.made(torch.clone, state.client(0)) for name in models}
         self.momenta = {name: self.momentum.made(torch.zeros_like, self.momentum.client(0)) for name in models}
+        # The state of another optimiser than SGD, for the clients' own models ("") and for the further ones.
+        self.memories = {name: ClientStack.of(memory) for name in ("", *models)} if memory else {}
+        self.average = state.made(torch.clone, averages)  # averaged weights, which are tested in place of the last
         self.expected_up, self.expected_down = extra_up or {}, extra_down or {}
         self.classes, self.class_down = classes, class_down or {}
         self.described = described or {}  # by which classes are matched, [K, ...]
@@ -150,6 +155,7 @@ class ClientState:
     ) -> dict[int, Trained]:
         """Remembers where training begins, as far as the method asks for it, and trains."""
         self.start.take(self.state, ks)
+        self.average.take(self.state, ks)
         self.outbox = {}
         self.trained[list(ks)] = True
         if self.dense_rows is None:
@@ -195,6 +201,7 @@ class ClientState:
     def stacks(self) -> dict[str, ClientStack]:
         """Everything of the clients that changes from round to round, by the beginning of its names in a checkpoint."""
         stacks = {"state": self.state, "momentum": self.momentum, "start": self.start, "kept": self.kept}
+        stacks |= {f"optimizer/{name}": stack for name, stack in self.memories.items()} | {"average": self.average}
         stacks |= {f"models/{name}": stack for name, stack in self.models.items()}
         stacks |= {f"momenta/{name}": stack for name, stack in self.momenta.items()}
         return stacks if self.drift is None else stacks | {"drift": self.drift}

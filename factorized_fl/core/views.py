@@ -63,6 +63,8 @@ class Local:
     features: Callable[[Tensors], tuple[torch.Tensor, torch.Tensor]] = lambda tensors: (torch.empty(0), torch.empty(0))
     # The mean loss; BatchNorm uses the statistics of each batch, so that models of other clients are judged fairly.
     loss: Callable[[Tensors], float] = lambda tensors: 0.0
+    # Copies of these tensors, trained in some phases with a fresh optimiser: for `tested`, as its last call.
+    tune: Callable[[Tensors, Sequence[Phase]], Tensors] = lambda tensors, phases: tensors
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from factorized_fl.core.roles import Role
 from factorized_fl.core.seeds import torch_rng
 from factorized_fl.core.views import Phase
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.engine.training import Training
 from factorized_fl.methods import Method
 from factorized_fl.tasks.augment import draw
 from factorized_fl.tasks.task import Task
@@ -28,6 +29,7 @@ class Work:
     shared: frozenset[str]  # the names that travel
     device: torch.device
     task: Task
+    training: Training
 
     def _batch_size(self, k: int) -> int:
         """Return the size of a client's batches: with less than one batch it makes one smaller step per epoch."""
@@ -36,6 +38,12 @@ class Work:
     def batch_count(self, k: int) -> int:
         """Return the number of a client's batches in one round; the last incomplete one of an epoch is dropped."""
         return self.config.epochs * self.method.passes * (len(self.scenario.clients[k].train) // self._batch_size(k))
+
+    def step_count(self, k: int) -> int:
+        """Return the number of a client's steps in one round, over all phases of its training."""
+        each = self.config.epochs and self.batch_count(k) // self.config.epochs
+        epochs = [self.config.epochs if phase.epochs is None else phase.epochs for phase in self.method.phases()]
+        return sum(max(1, each * count // self.method.batches_per_step) for count in epochs)
 
     def plain_batches(self, k: int) -> torch.Tensor:
         """Return the positions of a client's training images in complete batches, [n, B], equal in every round.

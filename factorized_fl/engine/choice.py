@@ -44,7 +44,9 @@ def _trained_otherwise(work: Work) -> str | None:
     """The first option of training that is not as the fast engine has it, or None."""
     if work.task.loss != LOSSES["cross-entropy"] or work.task.class_weights:
         return "the loss"
-    return None if work.task.counts_only else "metrics"
+    if not work.task.counts_only:
+        return "the choice of metrics"
+    return work.training.differs
 
 
 def _why_not(work: Work) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,9 @@ from torch import nn
 from factorized_fl.core.clients import ClientState
 from factorized_fl.core.roles import layers
 from factorized_fl.core.stack import call_untied
-from factorized_fl.core.views import Tensors
+from factorized_fl.core.views import Phase, Tensors
+from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
+from factorized_fl.engine.training import clipped
 
 if TYPE_CHECKING:
     from factorized_fl.engine.reference import ReferenceEngine
@@ -77,6 +79,38 @@ def loss_of(engine: ReferenceEngine, k: int, clients: ClientState, tensors: Tens
             module.training = isinstance(module, nn.modules.batchnorm._BatchNorm)
         for chosen in batches:
             state = {name: tensor.clone() for name, tensor in (clients.state.client(k) | tensors).items()}
-            outputs = call_untied(model, state, engine._plain(chosen))
+            outputs = call_untied(model, state, engine.inputs.plain(chosen))
             total += float(engine.task.loss.mean(outputs, engine.labels(k, chosen), weights))
     return total / len(batches)
+
+
+def tuned(
+    engine: ReferenceEngine,
+    round_number: int,
+    k: int,
+    clients: ClientState,
+    tensors: Tensors,
+    phases: Sequence[Phase],
+) -> Tensors:
+    """Returns what training in these phases makes of copies of the given tensors, in client k's model.
+
+    Each phase begins with a fresh optimiser of the run's kind and has batches of its own.
+    """
+    copies = {name: tensor.clone() for name, tensor in (clients.state.client(k) | tensors).items()}
+    factor = engine._factor(round_number, k, 0)
+    for index, phase in enumerate(phases):
+        loss_gradient, parameters = engine._attach(k, copies, [], phase)
+        update = _fresh(engine, parameters)
+        for batch in engine.batches(round_number, k, phase, -1 - index):
+            update.step(clipped(loss_gradient(parameters, batch), engine.training.clip), factor)
+    return copies
+
+
+def _fresh(engine: ReferenceEngine, parameters: Tensors) -> Stepper:
+    """Returns an optimiser of the run's kind without any state."""
+    choice, config = engine.training.optimizer, engine.config
+    if choice.build is None:
+        buffers = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        return SgdUpdate(parameters, buffers, config.lr, config.momentum, config.weight_decay)
+    own = {name: p for name, p in parameters.items() if isinstance(p, nn.Parameter)}
+    return OptimizerUpdate(choice.name, choice.build, own, {})

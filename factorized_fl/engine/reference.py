@@ -14,14 +14,16 @@ from factorized_fl.core.answers import checked_gradient, checked_payload
 from factorized_fl.core.clients import ClientState
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.roles import trainable
-from factorized_fl.core.seeds import global_rng
+from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.stack import call_untied
 from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Trained
 from factorized_fl.engine import Work
-from factorized_fl.engine.looks import Penalty, features_of, head_inputs, loss_of
+from factorized_fl.engine.looks import Penalty, features_of, head_inputs, loss_of, tuned
+from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
-from factorized_fl.tasks.augment import augment, normalise
+from factorized_fl.engine.training import clipped
 from factorized_fl.tasks.confusion import count_confusion
+from factorized_fl.tasks.inputs import Inputs
 
 _EVALUATION_BATCH = 500
 
@@ -34,12 +36,12 @@ class ReferenceEngine:
         self.work, self.config, self.method, self.scenario = work, work.config, work.method, work.scenario
         self.roles, self.device, self.task = work.roles, work.device, work.task
         self.models = {classes: model.to(work.device) for classes, model in work.models.items()}
-        self.images = self.scenario.images.to(self.device)
-        self.mean = torch.tensor(self.scenario.mean, device=self.device)
-        self.std = torch.tensor(self.scenario.std, device=self.device)
+        self.images, self.training = self.scenario.images.to(self.device), work.training
+        mean, std = (torch.tensor(side, device=self.device) for side in (self.scenario.mean, self.scenario.std))
+        self.inputs = Inputs(self.images, mean, std, self.scenario.arrays, work.training.augment)
         self.threads = torch.get_num_threads()
         if self.device.type == "cpu":
-            image = self._plain(torch.zeros(1, dtype=torch.int64))
+            image = self.inputs.plain(torch.zeros(1, dtype=torch.int64))
             self.threads = worthwhile_threads(next(iter(self.models.values())), image, self.config.batch_size)
 
     def describe(self) -> dict[str, str | int]:
@@ -65,19 +67,38 @@ class ReferenceEngine:
         local = self._view(round_number, k, clients, start)
         for index, phase in enumerate(self.method.phases()):
             tensors = clients.models[phase.model].client(k) if phase.model else own
-            momentum = (clients.momenta[phase.model] if phase.model else clients.momentum).client(k)
             loss_gradient, parameters = self._attach(k, tensors, losses, phase)
             batches = partial(self.batches, round_number, k, phase, index)
+            lr = self.config.lr * self._factor(round_number, k, steps)
             local = replace(
-                local, loss_gradient=loss_gradient, tensors=tensors, phase=phase, steps=steps, batches=batches
+                local, loss_gradient=loss_gradient, tensors=tensors, phase=phase, steps=steps, batches=batches, lr=lr
             )
-            steps += self._train_phase(local, parameters, momentum)
+            average = {} if phase.model else clients.average.client(k)
+            update = self._update(k, clients, phase.model, parameters)
+            steps += self._train_phase(round_number, k, local, parameters, update, average)
+            update.keep()
         with torch.no_grad():
             payload = self.method.finish(replace(local, tensors=own, steps=steps))
         clients.outbox[k] = checked_payload(self.method.name, "finish", payload, clients.expected_up)
         return Trained(float(torch.stack(losses).mean()), steps)
 
-    def _train_phase(self, local: Local, parameters: Tensors, momentum: Tensors) -> int:
+    def _update(self, k: int, clients: ClientState, model: str, parameters: Tensors) -> Stepper:
+        """The client's optimiser for these parameters of its own or of a further model."""
+        choice, config = self.training.optimizer, self.config
+        if choice.build is None:
+            buffers = (clients.momenta[model] if model else clients.momentum).client(k)
+            return SgdUpdate(parameters, buffers, config.lr, config.momentum, config.weight_decay)
+        own = {name: p for name, p in parameters.items() if isinstance(p, nn.Parameter)}
+        return OptimizerUpdate(choice.name, choice.build, own, clients.memories[model].client(k))
+
+    def _factor(self, round_number: int, k: int, steps: int) -> float:
+        """The schedule's factor on the learning rate after so many steps of a round."""
+        done = round_number - 1 + min(1.0, steps / self.work.step_count(k))
+        return self.training.schedule(done / self.config.rounds)
+
+    def _train_phase(
+        self, round_number: int, k: int, local: Local, parameters: Tensors, update: Stepper, average: Tensors
+    ) -> int:
         """Trains these parameters and returns the number of steps."""
         batches = local.batches()
         need, steps = self.method.batches_per_step, 0
@@ -87,9 +108,19 @@ class ReferenceEngine:
                     break
                 step = tuple(islice(cycle(step), need))  # too few images for even one step of distinct batches
             gradient = self.method.gradient(local, parameters, step)
-            self._sgd(parameters, checked_gradient(self.method.name, gradient, parameters), momentum)
+            gradient = clipped(checked_gradient(self.method.name, gradient, parameters), self.training.clip)
+            update.step(gradient, self._factor(round_number, k, local.steps + steps))
             steps += 1
+            if average:
+                self._average(average, parameters, local.steps + steps)
         return steps
+
+    @torch.no_grad()
+    def _average(self, average: Tensors, parameters: Tensors, steps: int) -> None:
+        """Updates the mean of the weights after each step of this round; a step weighs `ema` times the next one."""
+        ema = self.training.ema
+        for name, parameter in parameters.items():
+            average[name].lerp_(parameter, (1 - ema) / (1 - ema**steps))
 
     def _view(self, round_number: int, k: int, clients: ClientState, start: Tensors) -> Local:
         """The parts of a client's view that do not depend on the phase."""
@@ -108,6 +139,7 @@ class ReferenceEngine:
             last=round_number == self.config.rounds,
             features=partial(features_of, self, k, clients),
             loss=partial(loss_of, self, k, clients),
+            tune=partial(tuned, self, round_number, k, clients),
         )
 
     def _attach(
@@ -181,29 +213,19 @@ class ReferenceEngine:
         batches = self.work.plain_batches(k)
         for chosen in batches:
             here = tensors | {name: torch.zeros_like(tensor) for name, tensor in changed.items()}
-            call_untied(model, here, self._plain(chosen))
+            call_untied(model, here, self.inputs.plain(chosen))
             for name, total in totals.items():
                 total.add_(here[name])
         for name, norm in norms.items():
             norm.momentum = before[name]
         return tensors | {name: total / (share[name] * len(batches)) for name, total in totals.items()}
 
-    @torch.no_grad()
-    def _sgd(self, parameters: Tensors, gradient: Tensors, momentum: Tensors) -> None:
-        """SGD as in PyTorch: decay is added to the gradient, the gradient to the buffer, the buffer to the weight."""
-        for name, parameter in parameters.items():
-            decayed = gradient[name].add(parameter, alpha=self.config.weight_decay)
-            momentum[name].mul_(self.config.momentum).add_(decayed)
-            parameter.add_(momentum[name], alpha=-self.config.lr)
-
     def batches(self, round_number: int, k: int, phase: Phase | None = None, index: int = 0) -> Iterator[Batch]:
         """The client's shuffled and augmented batches of one phase of a round."""
+        seat = self.scenario.clients[k].draws_as(k)
+        generator = torch_rng(self.config.seed, "augment", round_number, seat, index) if self.inputs.own else None
         for chosen, draws in self.work.batches(round_number, k, phase, index):
-            if draws is None:
-                yield Batch(self._plain(chosen), self.labels(k, chosen))
-            else:
-                pixels = augment(self.images[chosen.to(self.device)], draws.to(self.device))
-                yield Batch(self._ready(pixels), self.labels(k, chosen))
+            yield Batch(self.inputs.augmented(chosen, draws, generator), self.labels(k, chosen))
 
     def evaluate(
         self,
@@ -236,8 +258,8 @@ class ReferenceEngine:
         return matrices
 
     def tested(self, round_number: int, k: int, clients: ClientState, recalibrate: bool | None = None) -> Tensors:
-        """The client's own tensors, or what the method makes of them, recalibrated if that is asked for."""
-        tested = clients.state.client(k)
+        """The client's own tensors, or their averages, or what the method makes of them, recalibrated if asked for."""
+        tested = clients.state.client(k) | clients.average.client(k)
         if self.method.personal:
             with self._seeded("tested", round_number, k):
                 begun = clients.start.client(k) if self.method.keeps_start else {}
@@ -278,17 +300,8 @@ class ReferenceEngine:
         model = self._model(k).eval()
         for chosen in positions.split(_EVALUATION_BATCH):
             with torch.no_grad():
-                logits = call_untied(model, tensors, self._plain(chosen))
+                logits = call_untied(model, tensors, self.inputs.plain(chosen))
             yield logits, self.labels(k, chosen)
-
-    def _plain(self, chosen: Tensor) -> Tensor:
-        """Inputs as they are tested: not augmented."""
-        inputs = self.images[chosen.to(self.device)]
-        return inputs if self.scenario.arrays else self._ready(inputs.float() / 255)
-
-    def _ready(self, pixels: Tensor) -> Tensor:
-        """Normalised, and channels last: 1.4 times as fast a step of ResNet-9 on a CPU."""
-        return normalise(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
     def labels(self, k: int, chosen: Tensor) -> Tensor:
         """Returns the targets of these examples: classes under the client's own labelling, or numbers."""

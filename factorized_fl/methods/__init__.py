@@ -19,6 +19,7 @@ from factorized_fl.methods.fedamp import FedAMP
 from factorized_fl.methods.fedap import FedAP
 from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.methods.fedavgm import FedAvgM
+from factorized_fl.methods.fedbabu import FedBABU
 from factorized_fl.methods.fedbn import FedBN
 from factorized_fl.methods.fedcac import FedCAC
 from factorized_fl.methods.fedfomo import FedFOMO
@@ -69,7 +70,7 @@ for _method in (
     *(StandAlone, FedAvg, FedProx, ClusteredFL, PerFedAvg, FedFOMO, PFedPara, FactorizedFL, FactorizedFLBeta),
     *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout, FactorizedPeers),
     *(FedPer, FedRep, FedBN, Ditto, MRMTL, PFedMe, FedALA, FedAMP, FedCAC, Scaffold, FedAvgM, FedAP),
-    *(APFL, KNNPer, IFCA, PACFL, FedProto),
+    *(FedBABU, APFL, KNNPer, IFCA, PACFL, FedProto),
 ):
     register(_method)
 INSTALLED = frozenset(METHODS)

@@ -50,7 +50,6 @@ class FedFOMO(FedAvg):
     fallback: str = option(
         "start", "if no candidate helps: previous start or current model", choices=("start", "current")
     )
-
     statistics: str = option(
         "sender",
         "BatchNorm statistics of a model that is tried: those of its sender, which then travel (authors' code), the "

@@ -44,7 +44,7 @@ from factorized_fl.simulate.alignment import Alignment, dense_rows, described_cl
 from factorized_fl.simulate.encryption import refuse_extra_payloads, simulated_sealer
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
-from factorized_fl.simulate.training import task_of
+from factorized_fl.simulate.training import task_of, training_of
 from factorized_fl.tasks.augment import normalise
 
 _REFERENCE = 2  # outputs of the network whose initial values all clients take outside their classifiers
@@ -149,7 +149,7 @@ def build_federation(
         torch.cuda.set_device(device)
     method = config.build_method()
     scenario = scenario_for(method, config, scenario)
-    task = task_of(config, scenario, brought)
+    task, training = task_of(config, scenario, brought), training_of(config, brought)
     models = initial_models(config, scenario, factory)
     initial = {classes: untied_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
@@ -170,12 +170,15 @@ def build_federation(
     if alignment:
         seed = config.seed if noise_seed is None else noise_seed
         described = described_classes(alignment, scenario, partial(model_inputs, scenario), seed)
+    layouts = {classes: training.optimizer.layout(model.to(device)) for classes, model in models.items()}
     clients = (RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
         shared,
         state=state,
-        trained=trainable(model),
+        trained=trainable(model) if training.optimizer.build is None else (),
+        memory=[layouts[len(client.classes)] for client in scenario.clients] if training.optimizer.build else (),
+        averages=trainable(model) if config.ema else (),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
@@ -213,7 +216,7 @@ def build_federation(
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
     sealer = simulated_sealer(config, templates) if encrypted else None
-    work = Work(config, method, scenario, models, role_of, shared, device, task)
+    work = Work(config, method, scenario, models, role_of, shared, device, task, training)
     built = build_engine(engine, work)
     if isinstance(clients, RankedClients):
         clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))

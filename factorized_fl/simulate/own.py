@@ -35,7 +35,7 @@ def own_config(clients: Sequence[ClientData], method: str | None, settings: Mapp
     if dealt := [name for name in _DEALT if name in settings]:
         raise UserError(f"{dealt[0]} has no effect on clients with data of their own: leave it out.")
     images = all(isinstance(c, ClientData) and "uint8" in str(getattr(c.x, "dtype", "")) for c in clients)
-    if not images and settings.get("augment", "none") != "none":
+    if not images and settings.get("augment", "none") == "paper":
         raise UserError("augment = 'paper' needs uint8 images [N, C, H, W]: leave it out.")
     table = {"dataset": OWN, "clients": len(clients), "augment": "paper" if images else "none"}
     config = resolve(table, method, settings) if clients else Config()

@@ -1,16 +1,24 @@
-"""What a run trains with, from its options and from functions of the caller: loss and metrics."""
+"""What a run trains with, from its options and the caller's functions: task, optimiser, schedule, augmentation."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from factorized_fl.config import Config
+from factorized_fl.config import AUGMENTS, Config
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.named import Brought, name_of
+from factorized_fl.core.named import Brought, brought_or_imported, is_named, name_of
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.engine.optimizers import make_choice
+from factorized_fl.engine.schedules import make_schedule
+from factorized_fl.engine.training import Training
 from factorized_fl.tasks.metrics import Metric
 from factorized_fl.tasks.task import Task, check_defined, make_task
 
-_FORMS = {"loss": "a function (outputs, targets) -> losses"}
+_FORMS = {
+    "optimizer": "a class or function (parameters, lr=...) -> torch.optim.Optimizer",
+    "schedule": "a function from the share of the run that is done to a factor on the learning rate",
+    "augment": "a function (inputs, generator) -> inputs",
+    "loss": "a function (outputs, targets) -> losses",
+}
 
 
 def bring(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Brought]:
@@ -36,6 +44,21 @@ def _metric_name(metric: Metric | Callable[..., Any]) -> str:
     if isinstance(metric, Metric):
         return metric.name
     return name_of("metrics", metric, "a function (outputs, targets) -> number, or an ffl.Metric").rpartition(":")[2]
+
+
+def training_of(config: Config, brought: Brought) -> Training:
+    """How all clients of a run train; raises UserError for an unknown name or a function that does not serve."""
+    own = brought_or_imported("optimizer", config.optimizer, brought) if is_named(config.optimizer) else None
+    augment = None
+    if config.augment not in AUGMENTS:
+        augment = config.augment, brought_or_imported("augment", config.augment, brought)
+    return Training(
+        optimizer=make_choice(config.optimizer, own, config.lr, config.weight_decay),
+        schedule=make_schedule(config.schedule, brought),
+        clip=config.clip_norm,
+        ema=config.ema,
+        augment=augment,
+    )
 
 
 def task_of(config: Config, scenario: Scenario, brought: Brought) -> Task:

@@ -11,12 +11,13 @@ from torch.nn.functional import cross_entropy
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.seeds import numpy_rng
+from factorized_fl.core.views import Phase
 from factorized_fl.methods.knn_per import Neighbours
 from factorized_fl.methods.pacfl import PACFL, clusters_below
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import run_round
 from tests.methods.hand import Hand, assert_equal, compare, correct_answers, federation_of
-from tests.methods.test_by_hand import AGREE, PARTICIPATION
+from tests.methods.test_by_hand import AGREE, EVERYONE, PARTICIPATION, SOME
 from tests.methods.test_personal_by_hand import EQUAL, Known
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 
@@ -133,6 +134,55 @@ def test_an_empty_store_leaves_the_prediction() -> None:
     x = torch.randn(6, 4, dtype=torch.float64)
     assert torch.equal(layer(x), inner(x))
     torch.testing.assert_close(layer.eval()(x), inner(x).log_softmax(1))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedbabu", {"tune_epochs": 2}),
+        ("fedbabu", {"tune_epochs": 1, "tune": "head"}),
+        ("fedper", {"tune_epochs": 2}),
+        ("fedper", {"probe_epochs": 1, "tune_epochs": 1}),
+    ],
+)
+@pytest.mark.parametrize("participation", [EVERYONE, SOME], ids=["everyone", "some"])
+def test_fine_tuning_after_the_last_round(method: str, options: dict[str, Any], participation: dict[str, Any]) -> None:
+    federation = federation_of(method, False, options=options, **participation)
+    hand = Known(federation)
+    hand.shared = [name for name in hand.shared if not name.startswith("head.")]
+    in_head = lambda name: name.startswith("head.")  # noqa: E731
+    trains = (lambda name: not in_head(name)) if method == "fedbabu" else (lambda name: True)
+    probe, tune = options.get("probe_epochs", 0), options["tune_epochs"]
+    phases = [(probe, in_head)] if probe else []
+    phases.append((tune, in_head if options.get("tune") == "head" else lambda name: True))
+
+    def one_client(number: int, k: int) -> None:
+        hand.download(k, given)
+        hand.train(number, k, hand.models[k], hand.momentum[k], only=trains)
+
+    last = participation["rounds"]
+    for number in range(1, last + 1):
+        if hand.updated or method == "fedper":
+            hand.begin()
+        if method == "fedper":
+            images = sum(hand.weights[k] for k in hand.known)
+            given = hand.weighted({k: hand.weights[k] / images for k in hand.known}) if hand.known else {}
+        else:
+            hand.average(EQUAL)
+            given = {name: hand.server[name] for name in hand.shared}
+        records = compare(federation, hand, number, one_client)
+        for record in records:
+            if record["correct"] is None:
+                continue
+            model = copy.deepcopy(hand.models[record["client"]])
+            if number == last:
+                for index, (epochs, only) in enumerate(phases):
+                    phase = Phase("tune", epochs)
+                    zeros = hand.zeros(model)
+                    hand.train(number, record["client"], model, zeros, phase=phase, index=-1 - index, only=only)
+            assert record["correct"] == correct_answers(hand, record["client"], model)
+            wanted = {name: t.clone() for name, t in model.state_dict().items()}
+            assert_equal(federation.engine.tested(number, record["client"], federation.clients), wanted, "tested")
 
 
 @PARTICIPATION

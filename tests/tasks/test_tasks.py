@@ -127,7 +127,7 @@ def test_more_metrics_beside_accuracy_change_nothing_else(tmp_path: Path) -> Non
     more = ffl.run(own_clients(), tmp_path / "more", model=table_net, metrics=["accuracy", "macro-f1"], **QUICK)
     for one, other in zip(plain.metrics(), more.metrics(), strict=True):
         assert set(other.pop("metrics")) == {"accuracy", "macro-f1"}
-        assert one == other
+        assert {**one, "scores": None} == {**other, "scores": None}  # these hold other metrics as well
     assert (plain.path / "right.safetensors").read_bytes() == (more.path / "right.safetensors").read_bytes()
 
 
