@@ -22,11 +22,12 @@ from factorized_fl.presets import DEMO_METHODS
 from factorized_fl.report.tables import HEADINGS, comparison_cells
 from factorized_fl.results.comparison import Comparison, compare_methods, comparison_json, run_folder
 from factorized_fl.results.reading import read_run
+from factorized_fl.results.references import find_control
 
 RESULTS = Path("results/demo")
 SEEDS = (1, 2, 3)
 OURS = ("stand-alone", "factorized-fl-beta", "factorized-peers")  # of peers.json and plain.json
-LEFT_OUT = ("± clients", "± seeds")  # columns that the README's table does not have
+LEFT_OUT = ("± seeds",)  # columns that the README's table does not have
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/refresh-demo"), help="folder of the run directories")
     work = parser.parse_args().work
     RESULTS.mkdir(parents=True, exist_ok=True)
-    demo = compare("demo", DEMO_METHODS, (1,), work / "demo", resume=True)
+    demo = compare("demo", DEMO_METHODS, SEEDS, work / "demo", resume=True)
     others = [name for name in METHODS if name != "factorized-peers"]
     compare("demo", [*others, "factorized-peers"], SEEDS, work / "all", resume=True)
     plain = compare("demo", OURS, SEEDS, work / "plain", resume=True, recalibrate=False)
@@ -53,7 +54,9 @@ def main() -> None:
 def rows_of(folder: Path, methods: Sequence[str]) -> list[Comparison]:
     """The rows that a comparison of these methods alone would have."""
     paths = {method: [folder / run_folder(method, seed) for seed in SEEDS] for method in methods}
-    return compare_methods({method: [read_run(path, strict=True) for path in of] for method, of in paths.items()})
+    runs = {method: [read_run(path, strict=True) for path in of] for method, of in paths.items()}
+    controls = {method: list(filter(None, (find_control(run, []) for run in of))) for method, of in runs.items()}
+    return compare_methods(runs, controls)
 
 
 def replace_table(page: Path, name: str, groups: Mapping[str, Sequence[Comparison]]) -> None:

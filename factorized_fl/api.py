@@ -19,12 +19,13 @@ from factorized_fl.results.comparison import (
     Comparison,
     compare_methods,
     comparison_json,
-    different_images,
     refuse_losing,
     run_folder,
 )
-from factorized_fl.results.entries import check_configs, check_settings, parse_entry
+from factorized_fl.results.effect import CONTROL
+from factorized_fl.results.entries import check_configs, check_settings, parse_entry, plan_runs
 from factorized_fl.results.reading import RunFiles, read_run
+from factorized_fl.results.references import different_images
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import FEDERATION
 from factorized_fl.silo.agreement import read_kit
@@ -106,13 +107,20 @@ def run(
 
 
 def default_directory(config: Config) -> Path:
-    """Return the default directory of a run: runs/PRESET/METHOD-seedN."""
-    return Path("runs") / (config.preset or config.dataset) / f"{config.method}-seed{config.seed}"
+    """Return the default directory of a run: runs/PRESET/METHOD-seedN, of a control METHOD-control-seedN."""
+    name = f"{config.method}-{CONTROL}" if config.control else config.method
+    return Path("runs") / (config.preset or config.dataset) / f"{name}-seed{config.seed}"
 
 
 def comparison_directory(preset: str) -> Path:
     """Return the default directory of a comparison: runs/PRESET-comparison."""
     return Path("runs") / f"{Path(preset).stem}-comparison"
+
+
+def default_seeds(preset: str) -> list[int]:
+    """Return the seeds of a comparison: that of the preset or file, and the two after it."""
+    first = _table(preset).get("seed", Config.seed)
+    return [first, first + 1, first + 2]
 
 
 def compare(
@@ -126,15 +134,19 @@ def compare(
     resume: bool = False,
     watch: Callable[[Sequence[Config]], AbstractContextManager[Observer]] | None = None,
     device: str = "auto",
+    control: bool = True,
     **settings: Any,
 ) -> list[Comparison]:
     """Run several methods with several seeds; return the rows of their comparison and write comparison.json.
 
+    Beside each run its control is run, unless `control` is false: the same run in which every client aggregates with
+    itself alone. Methods that differ only in what they aggregate have one control.
+
     An entry of `methods` may have settings of its own, as in ``"factorized-fl:tau=0.3"``, and a setting may be for one
-    method, as in ``**{"factorized-fl.tau": 0.3}``. Without `seeds` the seed of the preset or file is used. `watch`
-    returns one observer for all runs, given their configurations in order.
+    method, as in ``**{"factorized-fl.tau": 0.3}``. Without `seeds` the seed of the preset or file and the next two are
+    used. `watch` returns one observer for all runs, given their configurations in order.
     """
-    seeds = [_table(preset).get("seed", Config.seed)] if seeds is None else seeds
+    seeds = default_seeds(preset) if seeds is None else seeds
     if not methods or not seeds:
         raise UserError("A comparison needs at least one method and one seed.")
     if "seed" in settings:
@@ -156,20 +168,29 @@ def compare(
         raise UserError(f"'{root}' already holds a comparison: add --resume to continue it, or choose another --out.")
     refuse_losing(root / COMPARISON, methods, seeds)
     of_seed: dict[int, RunDirectory] = {}
-    runs: dict[str, list[RunFiles]] = {method: [] for method in methods}
-    with watch(list(configs.values())) if watch else nullcontext() as observer:
+    plan = plan_runs(configs, control)
+    done: dict[str, RunFiles] = {}
+    with watch([planned.config for planned in plan]) if watch else nullcontext() as observer:
         observers = [observer] if observer else []
-        for (method, seed), config in configs.items():
-            out = root / run_folder(method, seed)
-            directory = run(config, out, data=data, resume=resume, observers=observers, device=device)
-            same = of_seed.setdefault(seed, directory)
+        for planned in plan:
+            directory = run(
+                planned.config, root / planned.folder, data=data, resume=resume, observers=observers, device=device
+            )
+            same = of_seed.setdefault(planned.config.seed, directory)
             if different_images(same.clients(), directory.clients()):
                 raise UserError(
                     f"'{same.path}' and '{directory.path}' have different images, so they cannot be compared: "
                     "give the same --data, or choose another --out."
                 )
-            runs[method].append(read_run(directory.path, strict=True))
-    rows = compare_methods(runs)
+            done[planned.folder] = read_run(directory.path, strict=True)
+    runs, controls = (
+        {
+            method: [done[planned.folder] for planned in plan for name in getattr(planned, part) if name == method]
+            for method in methods
+        }
+        for part in ("entries", "controls")
+    )
+    rows = compare_methods(runs, controls)
     write_atomically(root / COMPARISON, comparison_json(rows))
     return rows
 

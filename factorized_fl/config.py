@@ -332,6 +332,9 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
         else:
             raise _unknown_setting(values["method"], key, fields | method_fields)
     profile = values.setdefault("profile", DEFAULT_PROFILE)
-    for key, value in profile_settings(str(profile), values["method"]).items():
+    filled_in = profile_settings(str(profile), values["method"])
+    if ":" in str(values.get("model", "")) or values.get("optimizer", "sgd") != "sgd":
+        filled_in.pop("lr", None)  # it was chosen for SGD and for networks of the package
+    for key, value in filled_in.items():
         (values if key in fields else options).setdefault(key, value)
     return from_table({**values, "options": options})

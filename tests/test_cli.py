@@ -138,12 +138,12 @@ def test_a_diverged_run_is_reported(capsys, config: Path, images: Path, tmp_path
     assert "FedAvg: Training diverged for client 1, 2" in out
 
 
-def test_a_comparison_defaults_to_the_configurations_seed(capsys, images: Path, tmp_path: Path) -> None:
+def test_a_comparison_defaults_to_three_seeds_from_the_configurations(capsys, images: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "seven.toml", seed=7, rounds=1)
     code, out, _ = ffl(capsys, "compare", config, "--methods", "fedavg", "--data", images, "--out", tmp_path / "c")
     assert code == 0
-    assert "seven.toml, 1 seed" in out
-    assert (tmp_path / "c" / "fedavg-seed7" / "summary.json").exists()
+    assert "seven.toml, 3 seeds" in out
+    assert all((tmp_path / "c" / f"fedavg-seed{seed}" / "summary.json").exists() for seed in (7, 8, 9))
 
 
 def test_export_needs_a_client_and_predict_an_image(capsys, config: Path, images: Path, tmp_path: Path) -> None:
@@ -174,10 +174,9 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     assert code == 0
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [row["method"] for row in rows] == ["stand-alone", "fedavg"]
-    assert (len(rows[1]["verdicts"]), rows[0]["up_bytes"]) == (4, 0)
+    assert (len(rows[1]["effect"]["clients"]), rows[0]["up_bytes"]) == (4, 0)
     assert all(f" {100 * row['accuracy']:.2f}% " in out for row in rows)  # bold only on a terminal
-    assert f"{rows[1]['better']} of 4" in out
-    assert "FedAvg: helped " in out
+    assert f"FedAvg: {rows[1]['effect']['sentence']}" in out
     code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")
     assert code == 0
     assert again.strip() == out[out.index(str(config)) :].strip()

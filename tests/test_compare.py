@@ -16,7 +16,9 @@ def test_resuming_adds_methods_and_seeds_but_drops_none(capsys, images: Path, tm
     file = tmp_path / "c" / "comparison.json"
 
     def compare(*arguments: str) -> tuple[int, str]:
-        code, _, err = ffl(capsys, "compare", config, "--data", images, "--out", file.parent, "--quiet", *arguments)
+        seeds = () if "--seeds" in arguments else ("--seeds", "1")
+        begun = ("compare", config, "--data", images, "--out", file.parent, "--quiet")
+        code, _, err = ffl(capsys, *begun, *arguments, *seeds)
         return code, err
 
     assert compare("--methods", "stand-alone,fedavg") == (0, "")

@@ -66,8 +66,8 @@ def test_variants_of_one_method_and_a_range_of_seeds(capsys, config: Path, image
     assert [row["method"] for row in rows] == methods.split(",")
     assert "Factorized-FL (epsilon=3, tau=0.9)" in out
     assert "tiny.toml, 2 seeds" in out
-    assert "run 6/6, Factorized-FL, tau=0.9, epsilon=3.0, seed 2: round 2/2" in out
-    code, _, err = ffl(capsys, *begun, "--resume")  # seed 1 alone would lose seed 2
+    assert "run 8/8, Factorized-FL, tau=0.9, epsilon=3.0, seed 2: round 2/2" in out
+    code, _, err = ffl(capsys, *begun, "--resume", "--seeds", "1")
     assert (code, "also has the seed 2" in err) == (2, True)
     begun[3] = methods.rpartition(",")[0]
     code, _, err = ffl(capsys, *begun, "--resume", "--seeds", "1-2")
@@ -136,15 +136,15 @@ def test_a_run_as_json(capsys, config: Path, images: Path, tmp_path: Path) -> No
 
 def test_a_comparison_as_json(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     begun = ["compare", config, "--methods", "stand-alone,fedavg:lr=0.03", "--data", images, "--json"]
-    code, out, err = ffl(capsys, *begun, "--out", tmp_path / "c")
+    code, out, err = ffl(capsys, *begun, "--out", tmp_path / "c", "--seeds", "1")
     found = strict(out)
     assert isinstance(found, dict)
     assert (code, found["directory"], found["report"]) == (0, str(tmp_path / "c"), str(tmp_path / "c" / "report.html"))
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [row["accuracy"] for row in found["rows"]] == [row["accuracy"] for row in rows]
     assert found["rows"][1]["title"] == "FedAvg (lr=0.03)"
-    assert set(found["rows"][1]["helped"]) <= {f"client {k}" for k in (1, 2, 3, 4)}
-    assert "run 2/2, FedAvg, seed 1: round 2/2" in err
+    assert [verdict["client"] for verdict in found["rows"][1]["effect"]["clients"]] == [1, 2, 3, 4]
+    assert "run 3/3, Stand-Alone, lr=0.03, seed 1: round 2/2" in err
 
 
 def test_an_inspection_as_json(capsys, images: Path) -> None:

@@ -34,6 +34,7 @@ def test_a_profile_fills_in_what_preset_and_user_leave_open(monkeypatch: pytest.
     assert resolve({**table, "methods": {"fedprox": {"proximal": 1.0}}}, "fedprox").options["proximal"] == 1.0
     given = resolve(table, "fedprox", {"lr": 2.0, "proximal": 3.0, "recalibrate": False})
     assert (given.lr, given.options["proximal"], given.recalibrate) == (2.0, 3.0, False)
+    assert resolve({**table, "model": "package.module:factory"}, "fedprox").lr == Config.lr
     bare = resolve(table, "fedprox", {"profile": "none"})
     assert (bare.lr, bare.options["proximal"], bare.recalibrate) == (Config.lr, 0.01, False)
 

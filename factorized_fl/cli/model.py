@@ -32,7 +32,9 @@ def export_command(
         soft_wrap=True,
     )
     if verdict := exported.verdict:
-        console.print(f"Stand-Alone: {100 * verdict.alone:.2f}%. Verdict: {verdict.word}.", highlight=False)
+        assert exported.effect is not None
+        word = verdict.word if exported.seeds > 1 else "one seed cannot decide"
+        console.print(f"{verdict.gap} over {exported.effect.over}: {word}.", highlight=False)
 
 
 def predict_command(

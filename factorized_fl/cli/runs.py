@@ -118,7 +118,8 @@ def compare_command(
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="Whole numbers like 1,2,5 or 1-3; default: the configuration's.")
+        str | None,
+        typer.Option("--seeds", help="Whole numbers like 1,2,5 or 1-3; default: the first three."),
     ] = None,
     settings: Setting = None,
     out: Out = None,
@@ -127,6 +128,9 @@ def compare_command(
     device: Device = "auto",
     quiet: Quiet = False,
     watch: Watch = False,
+    control: Annotated[
+        bool, typer.Option(help="Also run each method's control: every client aggregates with itself alone.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods with several seeds and compare them. --set METHOD.NAME=VALUE is for one method."""
@@ -147,12 +151,13 @@ def compare_command(
             resume=resume,
             device=device,
             watch=None if quiet else _comparison_progress(to),
+            control=control,
             **parse_settings(settings),
         )
     if as_json:
         print_json(comparison_document_of(rows, out, end_with_page(out, to)))
         return
-    count = 1 if numbers is None else len(numbers)
+    count = len(api.default_seeds(preset) if numbers is None else numbers)
     _print_comparison(rows, f"{preset}, {count} seed{'s' if count > 1 else ''}")
     end_with_page(out)
 
@@ -164,16 +169,17 @@ def demo_command(
     resume: Resume = False,
     watch: Watch = False,
 ) -> None:
-    """Compare five methods on data that comes with the package: no download, about a minute."""
+    """Compare four methods with three seeds on data that comes with the package: no download, about a minute."""
     from factorized_fl import api
 
     console.print(
         "Twelve clients hold handwritten digits, drawn shapes or textures, and each numbers its classes in its own "
-        "order.\nNo client shares images or labels. Does training together help?\n"
+        "order.\nNo client shares images or labels. Does training together help? Each method runs with three seeds,\n"
+        "beside its control, in which every client aggregates with itself alone.\n"
     )
     with page_while_running(out, watch):
         progress, chosen = _comparison_progress(console), parse_settings(settings)
-        rows = api.compare("demo", DEMO_METHODS, [1], out, resume=resume, watch=progress, **chosen)
+        rows = api.compare("demo", DEMO_METHODS, None, out, resume=resume, watch=progress, **chosen)
     _print_comparison(rows, "Accuracy of each client's own model on its own test images")
     end_with_page(out)
 

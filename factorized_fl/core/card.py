@@ -29,6 +29,7 @@ class Card:
     local_step: str = "SGD"
     travels: str = ""
     mixing: str = ""
+    control: str = ""  # the method whose control gives the same bits as this method's; empty: its own
     published_gb: float | None = None  # the cost column of the Factorized-FL paper, for 20 clients and 50 rounds
     cost: CostFormula = count_model  # numbers that the paper's cost formula counts, for one client and one round
     models_down: Callable[["Method"], int] = lambda method: 1  # models that a client receives in a round

@@ -167,6 +167,7 @@ class ClassSharing:
     min_peers: float = 0.0  # rows that mix fewer effective peers stay at home
     matches: Matches = field(init=False)  # those in use
     labels: torch.Tensor = field(init=False)  # those that the last matching gave
+    reports: dict[int, Tensors] = field(init=False, default_factory=dict)  # what each client was last sent about them
     _round: int = field(init=False, default=0)
     _before: torch.Tensor = field(init=False)
 
@@ -208,7 +209,9 @@ class ClassSharing:
             found = same.any(2)
             found[:, k] = False
             number[row] = torch.where(found, same.int().argmax(2) + 1, 0)
-        return given | {CONFIDENCE: sure.float(), TAKEN: taken.float(), PEERS: number}
+        about = {CONFIDENCE: sure.float(), TAKEN: taken.float(), PEERS: number}
+        self.reports = {k: {name: tensor[row] for name, tensor in about.items()} for row, k in enumerate(places)}
+        return given | about
 
     @property
     def tensors(self) -> Tensors:

@@ -80,6 +80,11 @@ class Method:
         """Whether the statistics of each candidate in `Server.validation_losses` are measured on training images."""
         return False
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether `gradient` reads `Local.epoch_steps`, which only the reference engine provides."""
+        return False
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient that the optimiser steps along."""
         return local.loss_gradient(parameters, batches[0])

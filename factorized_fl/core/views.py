@@ -54,6 +54,7 @@ class Local:
     models: Mapping[str, Tensors] = field(default_factory=dict)  # the client's further models
     phase: Phase = Phase()
     steps: int = 0  # steps of this round that are done
+    epoch_steps: int = 0  # steps of one local epoch, if the method `counts_steps`
     lr: float = 0.0  # the learning rate
     trained: frozenset[str] = frozenset()  # the names of the parameters that training changes
     batches: Callable[[], Iterator[Batch]] = lambda: iter(())  # this round's training batches, from the first

@@ -5,6 +5,7 @@ a client with few images can gain from the images of the others.
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ _IMAGES = 1800
 _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
+@cache  # a comparison has many runs, which must not change the images
 def digits(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     """Return scikit-learn's 1,797 handwritten digits (8x8), enlarged and slightly moved: dark ink on pale paper."""
     from sklearn.datasets import load_digits
@@ -37,6 +39,7 @@ def digits(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     return _image_set("digits", pictures, source.target, map(str, range(10)), 0.06, channels, rng)
 
 
+@cache
 def shapes(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     """Return bright filled shapes, randomly turned and scaled, on a dark shaded background with random dots."""
     check_shape(size, channels)
@@ -56,6 +59,7 @@ def shapes(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     return _image_set("shapes", pictures, labels, _SHAPES, 0.06, channels, rng)
 
 
+@cache
 def textures(size: int = 16, channels: int = 3, seed: int = 0) -> ImageSet:
     """Return patterns in two muted colours that fill the image, tilted, warped and crossed by a scratch."""
     check_shape(size, channels)

@@ -37,7 +37,7 @@ def trains_otherwise(method: Method) -> bool:
     """Whether the method overrides hooks of local training that only the reference engine calls."""
     hooks = ("phases", "keeps", "receive", "extra_up", "extra_down")
     own = [hook for hook in hooks if getattr(type(method), hook) is not getattr(Method, hook)]
-    return bool(own or method.further_models)
+    return bool(own or method.further_models or method.counts_steps)
 
 
 def _trained_otherwise(work: Work) -> str | None:

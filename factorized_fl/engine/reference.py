@@ -133,6 +133,7 @@ class ReferenceEngine:
             extra={name: stacked[k] for name, stacked in clients.inbox.items()},
             models={name: stack.client(k) for name, stack in clients.models.items()},
             lr=self.config.lr,
+            epoch_steps=max(1, self.work.batch_count(k) // (self.config.epochs * self.method.batches_per_step)),
             trained=frozenset(trainable(self._model(k))),  # tied ones once, frozen ones not at all
             batches=partial(self.batches, round_number, k),
             classes=len(self.scenario.clients[k].classes),

@@ -37,10 +37,10 @@ from factorized_fl.nn import fold
 from factorized_fl.nn.installed import find_installed
 from factorized_fl.nn.models import MODELS
 from factorized_fl.nn.own import Factory, import_factory
-from factorized_fl.results.comparison import Verdict, check_baseline, client_verdicts, difference_lines, read_baseline
+from factorized_fl.results.effect import Effect, Verdict
 from factorized_fl.results.reading import read_run
-from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
-from factorized_fl.results.schema import clean_summary
+from factorized_fl.results.references import effect_beside, judge_run
+from factorized_fl.results.rundir import RunDirectory, describe_clients
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, initial_models
 
 _BATCH = 500
@@ -58,12 +58,23 @@ class Exported:
     same_class: int  # images that all forms of the model classify alike
     correct: int
     majority: float  # share of the largest class among the test images
-    verdict: Verdict | None  # against the client's Stand-Alone model, where there is one
+    client: int = 0  # counted from 0
+    effect: Effect | None = None  # of the run on all its clients, over a control or Stand-Alone, where there is one
 
     @property
     def accuracy(self) -> float:
         """Return the exported model's accuracy on the client's test images."""
         return self.correct / self.images
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Return the verdict on this client, where there is a reference."""
+        return next((v for v in self.effect.clients if v.client == self.client), None) if self.effect else None
+
+    @property
+    def seeds(self) -> int:
+        """Return the number of seeds that the verdict is from."""
+        return self.effect.seeds if self.effect else 0
 
     @property
     def at_chance(self) -> bool:
@@ -109,25 +120,20 @@ def export_run(
         federation.load(directory.load_checkpoint())
     if not federation.server.received[client - 1]:
         raise UserError(f"Client {client} has not taken part in a round of '{run}': it has no model of its own yet.")
-    baseline = _read_baseline(run, rounds, config.rounds, alone) if alone else None
+    effect = _measured(run, rounds, config.rounds, alone)
     name = federation.scenario.clients[client - 1].name
     trained = directory.rounds_trained(client - 1, rounds)
     out = out or run / "model" / f"client-{client}"
-    return export_client(federation, client - 1, rounds, trained, out, name, baseline, factory)
+    return export_client(federation, client - 1, rounds, trained, out, name, effect, factory)
 
 
-def _read_baseline(run: Path, rounds: int, planned: int, alone: Path) -> Record:
-    """Return the summary of a Stand-Alone run; raise UserError if a comparison with it would be unfair."""
+def _measured(run: Path, rounds: int, planned: int, reference: Path | None) -> Effect | None:
+    """Return what the run gained over a reference, or over the controls beside it and its other seeds."""
+    if reference is None:
+        return effect_beside(read_run(run))
     if rounds < planned:
         raise UserError(f"'{run}' has done {rounds} of {planned} rounds: let it finish first, or leave --alone out.")
-    baseline = RunDirectory(alone).summary()
-    if baseline is None:
-        raise UserError(f"'{alone}' holds no complete run to compare with.")
-    ours, theirs = read_run(run), read_baseline(alone)
-    check_baseline(ours, theirs)
-    if lines := difference_lines(ours, theirs):
-        raise UserError(f"'{alone}' was trained differently ({', '.join(lines)}): that would be no fair comparison.")
-    return baseline
+    return judge_run(run, reference)
 
 
 def export_client(
@@ -137,13 +143,13 @@ def export_client(
     trained: int,
     out: Path,
     name: str,
-    baseline: Record | None = None,
+    effect: Effect | None = None,
     factory: Factory | None = None,
     shared: str = "",
 ) -> Exported:
     """Fold client k's model, compare it with the trained one on all test images, and write it to `out`.
 
-    The client has trained in `trained` of the `rounds` rounds. `baseline` is the summary of a Stand-Alone run.
+    The client has trained in `trained` of the `rounds` rounds. `effect` is what the run gained.
     """
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
@@ -172,17 +178,12 @@ def export_client(
         same &= wanted.argmax(1) == theirs.argmax(1)
     onnx = (out / ONNX).exists()
     correct = int((got.argmax(1) == labels).sum())
-    verdict = None
-    if baseline:
-        line = {"client": k, "domain": client.domain, "accuracy": correct / len(images), "correct": correct}
-        ours = {"clients": [line | {"total": len(images)}]}
-        pair = [[clean_summary(summary)["clients"]] for summary in (ours, baseline)]
-        verdict = next(iter(client_verdicts(*pair)), None)
     majority = int(labels.bincount().max()) / len(images)
-    exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, majority, verdict)
+    exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, majority, k, effect)
     numbers = ("accuracy", "correct", "images", "largest_difference", "same_class")
     results = {name: getattr(exported, name) for name in numbers}
-    results |= {"alone": verdict and verdict.alone, "verdict": verdict and verdict.word}
+    if verdict := exported.verdict:
+        results |= {"reference": verdict.reference, "verdict": verdict.word, "seeds": exported.seeds}
     about = json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False)
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
     write_atomically(out / ABOUT, about.encode())

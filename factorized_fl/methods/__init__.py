@@ -58,7 +58,7 @@ def register(method: type[Method]) -> type[Method]:
     if method.name in INSTALLED:
         raise UserError(f"There is a method '{method.name}' already: give yours another name.")
     if "card" not in vars(method):  # an inherited card is about another method
-        method.card = dataclasses.replace(method.card, title="", paper="unpublished", published_gb=None)
+        method.card = dataclasses.replace(method.card, title="", paper="unpublished", published_gb=None, control="")
     if not method.card.title:
         method.card = dataclasses.replace(method.card, title=method.name)
     METHODS[method.name] = method

@@ -43,6 +43,11 @@ class Factorized(Method):
 
     sparsity: float = option(5e-4, "lambda: weight of the L1 penalty and pruning threshold of mu", low=0)
     l1: bool = option(True, "the L1 penalty has a gradient (in the authors' code it has none)")
+    penalty: str = option(
+        "step",
+        "Eq. 6 sums losses over data and penalises once: in each step, as its code would, or once in each local epoch",
+        choices=("step", "epoch"),
+    )
     layout: str = option("taps", "which matrix of a kernel has rank one", choices=LAYOUTS)
     prune: str = option(
         "test",
@@ -63,13 +68,19 @@ class Factorized(Method):
         factorize(model, layout=self.layout, threshold=self.sparsity, generator=generator)
         return head_mu_xavier(model, generator) if self.head_mu == "xavier" else model
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the penalty is spread over the steps of an epoch."""
+        return self.penalty == "epoch"
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
-        """Cross-entropy plus lambda * ||mu||_1 (paper, Eq. 6)."""
+        """Cross-entropy plus lambda * ||mu||_1 (paper, Eq. 6), or with penalty=epoch that share of it for each step."""
         gradient = local.loss_gradient(parameters, batches[0])
         if self.l1 and self.sparsity:
+            strength = self.sparsity / local.epoch_steps if self.counts_steps else self.sparsity
             for name, role in local.roles.items():
                 if role.kind == "mu" and name in gradient:
-                    gradient[name] = gradient[name].add(parameters[name].sign(), alpha=self.sparsity)
+                    gradient[name] = gradient[name].add(parameters[name].sign(), alpha=strength)
         return gradient
 
     def finish(self, local: Local) -> Tensors:

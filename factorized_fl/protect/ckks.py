@@ -78,6 +78,8 @@ class Cipher:
         due = self._summed if summed else self._fresh
         if found.size() != 2 or found.parms_id() != due or found.scale != SCALE or not found.is_ntt_form():
             raise BadCiphertext("a ciphertext has other parameters than those of this federation")
+        if found.is_transparent():  # it would stop the sum
+            raise BadCiphertext("a ciphertext is not encrypted")
         return found
 
     def weighted_sum(self, ciphertexts: Sequence[Any], weights: Sequence[Weight]) -> bytes:

@@ -13,7 +13,7 @@ from factorized_fl.core.ledger import CIPHERTEXTS, CLAIMED_ROUNDS, CLAIMED_WEIGH
 from factorized_fl.core.mixing import Dense
 from factorized_fl.core.views import Tensors
 from factorized_fl.protect import packing
-from factorized_fl.protect.ckks import LIMIT, UP, BadCiphertext, Secret
+from factorized_fl.protect.ckks import DOWN, LIMIT, UP, BadCiphertext, Secret
 from factorized_fl.protect.packing import Layout, from_row, to_row
 from factorized_fl.protect.tags import TOLERANCE, Tags
 
@@ -47,6 +47,16 @@ class Sealer:
         self.tags = Tags(secret)
         self.seen = torch.zeros(len(self.seats), count, dtype=torch.int32)  # round of the newest update of each sender
         self.seconds = {"encrypt": 0.0, "decrypt": 0.0}
+
+    @property
+    def due(self) -> Tensors:
+        """A tensor like each of those in one client's download."""
+        size = packing.row_size(self.layout.ciphertexts, DOWN)
+        return {
+            CIPHERTEXTS: torch.zeros(size, dtype=torch.uint8),
+            CLAIMED_WEIGHTS: torch.zeros(self.count, dtype=torch.float64),
+            CLAIMED_ROUNDS: torch.zeros(self.count, dtype=torch.int32),
+        }
 
     def sealed(self, round_number: int, ks: Sequence[int], items: Items) -> Iterator[tuple[str, torch.Tensor]]:
         """What some clients send, [n, ...] under the names that travel, with one ciphertext tensor for the shared ones.

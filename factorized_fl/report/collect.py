@@ -19,16 +19,18 @@ from factorized_fl.report.comparison import comparison_document
 from factorized_fl.report.exports import client_rows, downloads, verdict_rows
 from factorized_fl.report.matrices import collect_matrices, to_base64
 from factorized_fl.report.peers import peers_sentence
-from factorized_fl.results.comparison import (
-    BASELINE,
-    Verdict,
-    client_verdicts,
+from factorized_fl.results.control import BASELINE
+from factorized_fl.results.effect import Effect, measure_effect
+from factorized_fl.results.reading import RunFiles, find_runs, read_run, recorded_rounds
+from factorized_fl.results.references import (
     difference_lines,
     different_data,
     find_baseline,
-    read_baseline,
+    find_control,
+    is_control,
+    read_reference,
+    reference_name,
 )
-from factorized_fl.results.reading import RunFiles, find_runs, read_run, recorded_rounds
 from factorized_fl.results.schema import CONFIG, COORDINATOR, MIXING, TRACES, number
 
 Document = dict[str, Any]
@@ -43,7 +45,7 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
     if not paths:
         raise UserError("There is nothing to report on: name a run directory, or a folder of them.")
     found = find_runs(list(paths))
-    given = read_baseline(baseline) if baseline else None
+    given = read_reference(baseline) if baseline else None
     if len(found) > 1 and baseline:  # among several runs it is another run
         found, given = find_runs([*found, baseline]), None
     runs = [read_run(path) for path in found]
@@ -53,9 +55,12 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
         raise UserError(f"There is no result in '{paths[0]}' yet: wait for the end of the first round.")
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")
+    others = [run for run in runs if not is_control(run)] or runs  # of a folder with runs, its controls are references
+    controls = [run for run in runs if is_control(run)] if others is not runs else []
+    runs = others
     sharing = sum(bool(recorded_rounds(run.path, MIXING) or recorded_rounds(run.path, TRACES)) for run in runs)
-    described = [_run_document(run, runs, given, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
-    comparison = comparison_document(runs) if len(runs) > 1 else None
+    described = [_run_document(run, [*runs, *controls], given, MATRIX_BUDGET // max(sharing, 1)) for run in runs]
+    comparison = comparison_document(runs, controls) if len(runs) > 1 else None
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
     first = runs[0]
     about = first.party or first.config.get("preset") or first.config.get("dataset") or first.path.resolve().name
@@ -78,8 +83,9 @@ def make_document(
 
 
 def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | None, budget: int) -> Document:
-    base = find_baseline(run, runs, given)
-    found = client_verdicts([run.final], [base.final]) if base else []
+    base = (None if given else find_control(run, runs)) or find_baseline(run, runs, given)
+    effect = measure_effect([run], [base], reference_name(base)) if base else None
+    found = effect.clients if effect else ()
     domains = list(dict.fromkeys(client["domain"] for client in run.clients))
     matrices = collect_matrices(run, budget)
     table = {**run.config, "options": run.options}
@@ -93,9 +99,9 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         "rounds": run.planned,
         "done": run.done,
         "complete": run.complete,
-        "headline": headline(run, base, found),
+        "headline": headline(run, effect),
         "baseline": _baseline_line(run, base) if base else None,
-        "baseline_command": None if base or run.party else command_of(table, BASELINE, again),
+        "baseline_command": None if base or run.party else command_of(table, file=again, control=True),
         "domains": domains,
         "clients": [
             {
@@ -110,7 +116,7 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         "final": [
             {name: record[name] for name in ("client", "accuracy", "correct", "total", "round")} for record in run.final
         ],
-        "verdicts": [{**asdict(v), "difference": v.difference, "word": v.word} for v in found],
+        "verdicts": [{**asdict(v), "difference": v.difference, "margin": v.margin} for v in found],
         "curves": _curves(run),
         "traffic": _traffic(run),
         "peers": peers_sentence(run),
@@ -132,15 +138,16 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
 
 
 def _baseline_line(run: RunFiles, base: RunFiles) -> str:
-    """Return the baseline's name and how its training differed."""
-    text = f"Baseline: the Stand-Alone run '{base.path.resolve().name}', same clients, same test images, same seed."
+    """Return the reference's name and how its training differed."""
+    kind = "control" if is_control(base) else "Stand-Alone run"
+    text = f"Reference: the {kind} '{base.path.resolve().name}', same clients, same test images, same seed."
     if not base.complete:
         text += f" It is in round {base.done} of {base.planned}."
     lines = difference_lines(run, base)
     return f"{text} It was trained differently: {', '.join(lines)}." if lines else text
 
 
-def headline(run: RunFiles, base: RunFiles | None, verdicts: Sequence[Verdict]) -> str:
+def headline(run: RunFiles, effect: Effect | None) -> str:
     """Return the result of a run in one or two sentences."""
     if not run.final:
         if run.party == COORDINATOR and run.done:
@@ -148,6 +155,8 @@ def headline(run: RunFiles, base: RunFiles | None, verdicts: Sequence[Verdict]) 
         return "No client has a result yet."
     mean = sum(record["accuracy"] for record in run.final) / len(run.final)
     so_far = "" if run.complete else f" so far (round {run.done} of {run.planned})"
+    if is_control(run):
+        return f"The control: {mean:.1%} accuracy on average{so_far}, every client without the others."
     if run.method == BASELINE:
         return f"Every client alone: {mean:.1%} accuracy on average{so_far}. A federation has to beat this."
     if run.party == COORDINATOR:
@@ -156,20 +165,10 @@ def headline(run: RunFiles, base: RunFiles | None, verdicts: Sequence[Verdict]) 
             f"{mean:.1%} accuracy on average{so_far}, reported by {sites}. "
             "Each site can compare this with training alone."
         )
-    if base is None or not verdicts:
+    if effect is None:
         return f"{mean:.1%} accuracy on average{so_far}. Run the control to see whether federation helped."
-    alone = sum(verdict.alone for verdict in verdicts) / len(verdicts)
-    if run.party:
-        words = {"helped": "Federation helped", "harmed": "Federation harmed"}
-        word = words.get(verdicts[0].word, "These tests show no difference for")
-        return f"{word} {run.party}{so_far}: {mean:.1%} accuracy, alone {alone:.1%}."
-    helped, harmed = (sum(verdict.word == word for verdict in verdicts) for word in ("helped", "harmed"))
-    rest = len(verdicts) - helped - harmed
-    tail = f"; for {'the other ' if helped or harmed else ''}{rest} these tests show no difference" if rest else ""
-    return (
-        f"Federation helped {helped} of {len(verdicts)} clients and harmed {harmed}{so_far}{tail}. "
-        f"On average {mean:.1%} accuracy, alone {alone:.1%}."
-    )
+    where = f"{run.party}: {mean:.1%} accuracy{so_far}" if run.party else f"{mean:.1%} accuracy on average{so_far}"
+    return f"{where}, {effect.sentence}"
 
 
 # -- curves and traffic

@@ -13,10 +13,15 @@ from factorized_fl.presets import PRESETS, find_preset
 _STAND_IN = "stand-alone"  # an installed method in place of one that is not loaded
 
 
-def command_of(table: Mapping[str, Any], method: str | None = None, file: str = "config.toml") -> str | None:
-    """Return `ffl run ...` for a parsed config.toml or the same scenario with another method; None if it is invalid."""
+def command_of(
+    table: Mapping[str, Any], method: str | None = None, file: str = "config.toml", control: bool = False
+) -> str | None:
+    """Return `ffl run ...` for a parsed config.toml or the same scenario with another method; None if it is invalid.
+
+    With `control` it is the command of the run's control.
+    """
     try:
-        return shlex.join(_words(table, method, file))
+        return shlex.join([*_words(table, method, file), *(["--set", "control=true"] if control else [])])
     except (UserError, TypeError):  # a damaged file may hold a date, which no setting can be
         return None
 

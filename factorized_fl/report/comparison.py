@@ -4,16 +4,19 @@ from collections.abc import Sequence
 
 from factorized_fl.report.exports import Rows, client_rows, downloads
 from factorized_fl.report.tables import HEADINGS, comparison_cells
-from factorized_fl.results.comparison import BASELINE, Variant, difference_lines, group_runs
+from factorized_fl.results.comparison import Variant, group_runs
+from factorized_fl.results.control import BASELINE
+from factorized_fl.results.effect import CONTROL, Effect
 from factorized_fl.results.reading import RunFiles
+from factorized_fl.results.references import difference_lines
 from factorized_fl.results.schema import Record
 
 _MOST_DIFFERENCES = 60_000  # pairs of variants times clients that a page holds
 
 
-def comparison_document(runs: Sequence[RunFiles]) -> Record:
+def comparison_document(runs: Sequence[RunFiles], controls: Sequence[RunFiles] = ()) -> Record:
     """Return the comparison part of the document."""
-    variants, notes = group_runs(runs)
+    variants, notes = group_runs(runs, controls)
     for variant in variants[1:]:
         if lines := difference_lines(variant.first, variants[0].first):
             notes.append(f"{variants[0].label}, unlike {variant.label}, was trained with {', '.join(lines)}.")
@@ -23,15 +26,14 @@ def comparison_document(runs: Sequence[RunFiles]) -> Record:
     notes += _seed_notes([(variants[at], other) for at in references for other in variants])
     differences = {
         str(at): {
-            str(other): [
-                (v.client, round(v.difference, 6), round(v.error, 6), v.word)
-                for v in variants[other].against(variants[at])
-            ]
+            str(other): _effect(variants[other].against(variants[at].results, variants[at].label))
             for other in range(len(variants))
             if other != at
         }
         for at in references
     }
+    if any(variant.controls for variant in variants):
+        differences[CONTROL] = {str(at): _effect(variant.effect) for at, variant in enumerate(variants)}
     base = None if reference is None else variants[reference]
     rows = [_variant_row(variant, base) for variant in variants]
     return {
@@ -42,6 +44,15 @@ def comparison_document(runs: Sequence[RunFiles]) -> Record:
         "downloads": downloads("comparison", _table(variants, base), client_rows(runs)),
         "notes": notes,
     }
+
+
+def _effect(effect: Effect | None) -> Record | None:
+    """Return an effect for the page: its mean, and client, difference, half the interval and verdict of each client."""
+    if effect is None:
+        return None
+    clients = [(v.client, round(v.difference, 6), round(v.margin, 6), v.word) for v in effect.clients]
+    numbers = {name: round(getattr(effect, name), 6) for name in ("mean", "low", "high")}
+    return {**numbers, "seeds": effect.seeds, "sentence": effect.sentence, "clients": clients}
 
 
 def _seed_notes(pairs: Sequence[tuple[Variant, Variant]]) -> list[str]:
@@ -58,7 +69,7 @@ def _seed_notes(pairs: Sequence[tuple[Variant, Variant]]) -> list[str]:
 
 def _variant_row(variant: Variant, base: Variant | None) -> Record:
     row = variant.row(base)
-    compared = len(row.verdicts) if row else 0
+    effect, alone = (row.effect, row.alone) if row else (None, None)
     return {
         "label": variant.label,
         "method": variant.first.method,
@@ -68,9 +79,9 @@ def _variant_row(variant: Variant, base: Variant | None) -> Record:
         **{name: getattr(row, name, None) for name in ("accuracy", "client_spread", "seed_spread")},
         **{way: getattr(row, f"{way}_bytes", None) for way in ("up", "down")},
         "seconds": variant.seconds,
-        **{word: len(row.clients(word)) if row and compared else None for word in ("helped", "harmed")},
-        "better": row.better if row and compared else None,
-        "compared": compared,
+        "effect": _effect(effect),
+        "alone": _effect(alone),
+        **{word: effect.number(word) if effect and effect.seeds > 1 else None for word in ("helped", "harmed")},
     }
 
 
@@ -87,14 +98,13 @@ def _headline(rows: Sequence[Record], reference: int | None) -> str:
     if not all(row["complete"] for row in rows):
         text = f"Not every run has ended. So far {text}"
     alone = rows[reference]["accuracy"] if reference is not None else None
-    if alone is None:
-        return f"{text}. Run the control, Stand-Alone, to see whether federation helped."
-    if best is rows[reference or 0]:
-        return f"{text}: on average no federation beat training alone."
-    text += f"; alone it is {100 * alone:.1f}%."
-    if len(equal) > 1 or not best["compared"]:
-        return text
-    return f"{text} It helped {best['helped']} of {best['compared']} clients and harmed {best['harmed']}."
+    if alone is not None and best is rows[reference or 0]:
+        return f"{text}: on average no federation was better than training alone."
+    text += f"; alone it is {100 * alone:.1f}%." if alone is not None else "."
+    found = best["effect"] or best["alone"]
+    if found and len(equal) == 1:
+        return f"{text} That is {found['sentence']}"
+    return text if found or alone is not None else f"{text} Run the control to see whether federation helped."
 
 
 def _table(variants: Sequence[Variant], base: Variant | None) -> Rows:

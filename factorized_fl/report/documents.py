@@ -30,8 +30,6 @@ def comparison_document_of(rows: Sequence[Comparison], out: Path, page: Path | N
     records = json.loads(comparison_json(rows))
     for row, record in zip(rows, records, strict=True):
         record["title"] = method_title(row.method)
-        for word in ("helped", "harmed"):
-            record[word] = [f"client {number}" for number in row.clients(word)]
     return {"directory": str(out), "report": str(page) if page else None, "rows": records}
 
 

@@ -4,10 +4,9 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from factorized_fl.results.comparison import Verdict
+from factorized_fl.results.effect import Verdict
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.schema import ClientEntry
-from factorized_fl.results.statistic import SURE
 
 Rows = list[list[str]]  # the first is the heading
 
@@ -64,9 +63,9 @@ def _csv_cell(cell: str) -> str:
 
 def verdict_rows(clients: Sequence[ClientEntry], verdicts: Sequence[Verdict]) -> Rows:
     """Return a table of every client's verdict, in percent."""
-    rows = [["client", "domain", "alone", "with federation", "difference", "± two standard errors", "verdict"]]
+    rows = [["client", "domain", "reference", "with federation", "difference", "95% from", "to", "verdict"]]
     for verdict in verdicts:
-        shares = (verdict.alone, verdict.together, verdict.difference, SURE * verdict.error)
+        shares = (verdict.reference, verdict.accuracy, verdict.difference, verdict.low, verdict.high)
         numbers = [f"{100 * share:.2f}" for share in shares]
         rows.append([clients[verdict.client]["name"], verdict.domain, *numbers, verdict.word])
     return rows

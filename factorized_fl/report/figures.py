@@ -98,16 +98,22 @@ def _accuracy(axes: Any, run: Document) -> None:
         members = [k for k, client in enumerate(run["clients"]) if client["domain"] == index]
         axes.plot(rounds, _mean_curve(table[members]), color=COLOURS[index % 7], label=_text(domain))
     if run["verdicts"]:
-        alone = 100 * float(np.mean([verdict["alone"] for verdict in run["verdicts"]]))
-        axes.axhline(alone, color="grey", linestyle="--", linewidth=1, label="alone, at the end")
+        alone = 100 * float(np.mean([verdict["reference"] for verdict in run["verdicts"]]))
+        axes.axhline(alone, color="grey", linestyle="--", linewidth=1, label="without federation, at the end")
     axes.set(xlabel="round", ylabel="accuracy, %", title=run["title"])
 
 
 def _clients(axes: Any, run: Document) -> None:
-    alone = {verdict["client"]: verdict["alone"] for verdict in run["verdicts"]}
+    alone = {verdict["client"]: verdict["reference"] for verdict in run["verdicts"]}
     places = [final["client"] for final in run["final"]]
     if alone:
-        axes.bar([k - 0.2 for k in alone], [100 * a for a in alone.values()], 0.4, color=COLOURS[5], label="alone")
+        axes.bar(
+            [k - 0.2 for k in alone],
+            [100 * a for a in alone.values()],
+            0.4,
+            color=COLOURS[5],
+            label="without federation",
+        )
     shift = 0.2 if alone else 0.0
     heights = [100 * final["accuracy"] for final in run["final"]]
     axes.bar([k + shift for k in places], heights, 0.4, color=COLOURS[0], label=run["title"])

@@ -191,7 +191,8 @@ class ComparisonObserver(ProgressObserver):
         config = federation.config
         index = self.configs.index(config)
         self.before = sum(self.sizes[:index])
-        what = [f"run {index + 1}/{len(self.configs)}", method_title(config.method), *self._own(config)]
+        own = ["control"] if config.control else []
+        what = [f"run {index + 1}/{len(self.configs)}", method_title(config.method), *own, *self._own(config)]
         self.title = f"{', '.join(what)}, seed {config.seed}"
         self.latest, self.bytes, self.trained = {}, 0, 0
         super().started(federation, done)
@@ -203,5 +204,5 @@ class ComparisonObserver(ProgressObserver):
         """Return the settings in which runs of this method differ, except the seed."""
         same = [{**asdict(other), **other.options} for other in self.configs if other.method == config.method]
         values = {**asdict(config), **config.options}
-        names = [name for name in values if name not in ("seed", "options")]
+        names = [name for name in values if name not in ("seed", "options", "control")]
         return [f"{name}={values[name]}" for name in names if any(other[name] != values[name] for other in same)]

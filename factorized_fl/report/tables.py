@@ -10,10 +10,13 @@ from factorized_fl.data.local_images import SPLITS, Inspection
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.report.listing import NamedTable
 from factorized_fl.results.comparison import Comparison
+from factorized_fl.results.effect import Effect
 from factorized_fl.results.reading import divergence_line, method_title
 from factorized_fl.results.schema import Record
+from factorized_fl.results.statistic import Word
 
-HEADINGS = ("accuracy", "± clients", "± seeds", "beat Stand-Alone", "helped", "harmed", "up", "down")
+HEADINGS = ("accuracy", "± seeds", "over its control", "helped", "harmed", "over Stand-Alone", "up", "down")
+_NAMED: tuple[Word, Word] = ("helped", "harmed")
 _right = partial(Column, justify="right")
 
 
@@ -73,13 +76,16 @@ def comparison_cells(row: Comparison | None) -> list[str]:
     """Return a comparison's row as text in the columns of HEADINGS, with accuracies in percent."""
     if row is None:
         return ["-"] * len(HEADINGS)
-    percents = (row.accuracy, row.client_spread, row.seed_spread)
-    counts = (f"{row.better} of {len(row.verdicts)}", *(str(len(row.clients(word))) for word in ("helped", "harmed")))
-    return [
-        *("-" if share is None else f"{100 * share:.2f}" for share in percents),
-        *(count if row.verdicts else "-" for count in counts),
-        *(format_bytes(count) for count in (row.up_bytes, row.down_bytes)),
-    ]
+    shares = ("-" if share is None else f"{100 * share:.2f}" for share in (row.accuracy, row.seed_spread))
+    effect = row.effect
+    counts = (str(effect.number(word)) if effect and effect.seeds > 1 else "-" for word in _NAMED)
+    sent = (format_bytes(count) for count in (row.up_bytes, row.down_bytes))
+    return [*shares, _gain(effect), *counts, _gain(row.alone), *sent]
+
+
+def _gain(effect: Effect | None) -> str:
+    """Return a mean difference with half of its 95% interval, in points."""
+    return f"{100 * effect.mean:+.1f} ± {50 * (effect.high - effect.low):.1f}" if effect else "-"
 
 
 def comparison_table(rows: Sequence[Comparison], title: str) -> NamedTable:
@@ -94,21 +100,14 @@ def comparison_table(rows: Sequence[Comparison], title: str) -> NamedTable:
 
 
 def verdict_lines(rows: Sequence[Comparison]) -> list[str]:
-    """Return the clients that each method helped and harmed, and those whose training diverged, as sentences."""
+    """Return each method's verdict, and the clients whose training diverged, as sentences."""
     lines = []
     for row in rows:
-        if row.verdicts:
-            parts = [f"{word} {_clients(row.clients(word))}" for word in ("helped", "harmed")]
-            lines.append(f"{method_title(row.method)}: {', '.join(parts)}; the rest within two standard errors.")
+        if effect := row.effect or row.alone:
+            lines.append(f"{method_title(row.method)}: {effect.sentence}")
         if row.diverged:
             lines.append(f"{method_title(row.method)}: {divergence_line(row.diverged)}")
     return lines
-
-
-def _clients(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return "no client"
-    return f"client{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def inspection_line(found: Inspection) -> str:

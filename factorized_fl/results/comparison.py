@@ -1,7 +1,6 @@
-"""The one place that compares runs: which runs may be compared, rows per method, and verdicts per client."""
+"""A comparison of methods: a row for each, from its runs with several seeds and their controls."""
 
 import json
-import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,143 +10,11 @@ from typing import Any, Literal
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
-from factorized_fl.results.reading import RunFiles, find_runs, is_run, method_title, read_run
-from factorized_fl.results.schema import ALONE, SUMMARY, FinalResult
-from factorized_fl.results.statistic import Difference, client_difference
-
-BASELINE = "stand-alone"  # the method that federations are judged against
-
-# The settings that assign images and labels to clients; runs that differ in any of them cannot be compared.
-DATA_SETTINGS = (
-    *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "partition_seed"),
-    *("clients", "clients_per_domain", "images_per_client", "test_images", "scrambled", "train_share", "score"),
-)
-
-
-# -- verdicts
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One client's accuracy against that of its own Stand-Alone model, over all seeds."""
-
-    client: int
-    domain: str
-    alone: float
-    together: float
-    error: float  # standard error of the difference, from the sizes of the test sets
-
-    @property
-    def difference(self) -> float:
-        """Return the gain in accuracy."""
-        return self.together - self.alone
-
-    @property
-    def word(self) -> Literal["helped", "harmed", "no difference"]:
-        """Return the decision of results/statistic.py in one word."""
-        return Difference(self.difference, self.error).verdict
-
-
-def client_verdicts(runs: Sequence[Sequence[FinalResult]], baselines: Sequence[Sequence[FinalResult]]) -> list[Verdict]:
-    """Return a verdict for every client tested in both, from the final results of runs and of baselines by seed."""
-    pairs: dict[int, list[tuple[FinalResult, FinalResult]]] = {}
-    for run, baseline in zip(runs, baselines, strict=True):
-        alone = {result["client"]: result for result in baseline}
-        for result in run:
-            if result["client"] in alone:
-                pairs.setdefault(result["client"], []).append((result, alone[result["client"]]))
-    verdicts = []
-    for client, both in sorted(pairs.items()):
-        sides = list(zip(*both, strict=True))
-        together, apart = (statistics.fmean(result["accuracy"] for result in side) for side in sides)
-        error = _error_of(sides)
-        verdicts.append(Verdict(client, both[0][0]["domain"], alone=apart, together=together, error=error))
-    return verdicts
-
-
-def _error_of(sides: Sequence[Sequence[FinalResult]]) -> float:
-    """Return the standard error of a client's mean difference over seeds, from both sides' results of each seed."""
-    if any(result["correct"] is None for side in sides for result in side):  # the primary metric is not accuracy
-        errors = [result["score_error"] for side in sides for result in side]
-        known = [error for error in errors if error is not None]
-        return math.hypot(*known) / len(sides[0]) if len(known) == len(errors) else math.inf
-    ours, theirs = ([(result["correct"] or 0, result["total"]) for result in side] for side in sides)
-    return client_difference(ours, theirs).error
-
-
-# -- which runs may be compared
-
-
-def different_data(runs: Sequence[RunFiles]) -> str | None:
-    """Return in words why the runs' clients are not the same; None if they are. Seeds may differ."""
-    first = runs[0]
-    of_seed: dict[int, RunFiles] = {}
-    for other in runs:
-        names = f"'{first.path.name}' and '{other.path.name}'"
-        ours, theirs = ([(c["domain"], len(c["classes"])) for c in run.clients] for run in (first, other))
-        for name in DATA_SETTINGS:
-            if name == "clients" and first.party and ours == theirs:
-                continue  # a site's configuration counts all sites, that of its Stand-Alone run counts one
-            if name in first.config and name in other.config and first.config[name] != other.config[name]:
-                return f"{name} is {first.config[name]!r} in one and {other.config[name]!r} in another ({names})"
-        if ours and theirs and ours != theirs and len(first.clients[0]["classes"]) and len(other.clients[0]["classes"]):
-            return f"{names} have different clients"
-        same = of_seed.setdefault(other.seed, other)
-        if different_images(same.clients, other.clients):
-            return f"'{same.path.name}' and '{other.path.name}' have different images"
-    return None
-
-
-def different_images(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the marks in two runs' clients.json tell different images; older runs have no marks."""
-    marks = ((one.get("images"), other.get("images")) for one, other in zip(ours, theirs, strict=False))
-    return any(one and other and one != other for one, other in marks)
-
-
-def difference_lines(run: RunFiles, base: RunFiles) -> list[str]:
-    """Return in words which training settings, besides the method and its options, differ, the base's value first."""
-    ignored = {*DATA_SETTINGS, "method", "preset", "seed"}
-    if run.party:  # a site's Stand-Alone run has as many rounds as the site trained, not as many as planned
-        ignored |= {"rounds", "fraction"}
-    # A setting that only one of them has came with a later version, whose default is the earlier behaviour.
-    both = [name for name in run.config if name in base.config and name not in ignored]
-    differing = [name for name in both if run.config[name] != base.config[name]]
-    return [f"{name} {base.config[name]!r} instead of {run.config[name]!r}" for name in differing]
-
-
-# -- the baseline
-
-
-def read_baseline(path: Path) -> RunFiles:
-    """Return a Stand-Alone run; raise UserError for a run of another method."""
-    base = read_run(find_runs([path])[0])
-    if base.method != BASELINE:
-        raise UserError(f"The baseline '{path}' is a run of {base.title}: it must be one of Stand-Alone.")
-    return base
-
-
-def check_baseline(run: RunFiles, base: RunFiles) -> None:
-    """Raise UserError if the baseline has other clients or another seed than the run."""
-    if complaint := different_data([run, base]):
-        raise UserError(f"'{base.path}' cannot be the baseline of '{run.path}', as {complaint}.")
-    if base.seed != run.seed and "seed" in base.config:
-        raise UserError(f"'{base.path}' cannot be the baseline of '{run.path}': their seeds differ.")
-
-
-def find_baseline(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | None = None) -> RunFiles | None:
-    """Return the given baseline, or a complete Stand-Alone run of the same clients among the runs or beside the run."""
-    if run.method == BASELINE:
-        return None
-    if given:
-        check_baseline(run, given)
-        return given
-    found = [other for other in runs if other.method == BASELINE and other.seed == run.seed]
-    beside = run.path.resolve().parent / (ALONE if run.party else f"{BASELINE}-seed{run.seed}")
-    if not found and is_run(beside):
-        found = [read_run(beside)]
-    fitting = [other for other in found if other.complete and not different_data([run, other])]
-    return min(fitting, key=lambda other: len(difference_lines(run, other)), default=None)
-
+from factorized_fl.results.control import BASELINE
+from factorized_fl.results.effect import CONTROL, Effect, effect_of, measure_effect
+from factorized_fl.results.reading import RunFiles, method_title
+from factorized_fl.results.references import find_control
+from factorized_fl.results.schema import SUMMARY
 
 # -- rows
 
@@ -162,17 +29,9 @@ class Comparison:
     seed_spread: float | None  # between seeds' means
     up_bytes: float | None  # of one run
     down_bytes: float | None
-    verdicts: tuple[Verdict, ...]  # against Stand-Alone, if the comparison includes it
+    effect: Effect | None = None  # over the method's control
+    alone: Effect | None = None  # over Stand-Alone, the second reference
     diverged: tuple[int, ...] = ()  # clients, with any seed
-
-    def clients(self, word: str) -> list[int]:
-        """Return the clients with this verdict, numbered from 1."""
-        return [verdict.client + 1 for verdict in self.verdicts if verdict.word == word]
-
-    @property
-    def better(self) -> int:
-        """Return the number of clients above their own Stand-Alone model, significantly or not."""
-        return sum(verdict.difference > 0 for verdict in self.verdicts)
 
 
 @dataclass
@@ -182,6 +41,7 @@ class Variant:
     first: RunFiles
     label: str
     runs: dict[int, tuple[int, RunFiles]] = field(default_factory=dict)  # by seed: number in the list of runs, run
+    controls: dict[int, RunFiles] = field(default_factory=dict)  # complete ones, by seed
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -200,14 +60,19 @@ class Variant:
         timed = [run for run in self.results.values() if len(run.seconds) >= run.done > 0]
         return statistics.fmean(sum(run.seconds.values()) for run in timed) if timed else None
 
-    def against(self, base: "Variant") -> list[Verdict]:
-        """Return the verdicts over the seeds that both have."""
-        ours, theirs = self.results, base.results
-        seeds = sorted(ours.keys() & theirs.keys())
-        return client_verdicts([ours[seed].final for seed in seeds], [theirs[seed].final for seed in seeds])
+    def against(self, references: Mapping[int, RunFiles], name: str = "") -> Effect | None:
+        """Return the effect over reference runs, by seed, for the seeds that both have; None without any."""
+        ours = self.results
+        seeds = sorted(ours.keys() & references.keys())
+        return measure_effect([ours[seed] for seed in seeds], [references[seed] for seed in seeds], name)
+
+    @property
+    def effect(self) -> Effect | None:
+        """Return the effect over the controls; None without any."""
+        return self.against(self.controls, CONTROL)
 
     def row(self, base: "Variant | None") -> Comparison | None:
-        """Return the comparison's row; None without a result."""
+        """Return the comparison's row, with Stand-Alone runs as `base`; None without a result."""
         finals = [run.final for run in self.results.values()]
         if not finals:
             return None
@@ -220,7 +85,8 @@ class Variant:
             seed_spread=statistics.stdev(means) if len(means) > 1 else None,
             up_bytes=_mean([run.total("up_bytes") for run in self.results.values()]),
             down_bytes=_mean([run.total("down_bytes") for run in self.results.values()]),
-            verdicts=tuple(self.against(base)) if base is not None and base is not self else (),
+            effect=self.effect,
+            alone=self.against(base.results) if base is not None and base is not self else None,
             diverged=tuple(sorted({result["client"] for final in finals for result in final if result["diverged"]})),
         )
 
@@ -230,20 +96,26 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def compare_methods(runs: Mapping[str, Sequence[RunFiles]]) -> list[Comparison]:
-    """Return a row for each method from its runs; raise UserError if a method has a run without a result."""
+def compare_methods(
+    runs: Mapping[str, Sequence[RunFiles]], controls: Mapping[str, Sequence[RunFiles]] | None = None
+) -> list[Comparison]:
+    """Return a row for each method from its runs and their controls; raise UserError for a run without a result."""
     variants = {}
     for method, of_method in runs.items():
         if not all(run.final for run in of_method):
             raise UserError(f"No client was tested with {method}: choose a smaller dropout, or more rounds.")
         by_seed = {run.seed: (index, run) for index, run in enumerate(of_method)}
-        variants[method] = Variant(of_method[0], method_title(method), by_seed)
+        references = {run.seed: run for run in (controls or {}).get(method, [])}
+        variants[method] = Variant(of_method[0], method_title(method), by_seed, references)
     rows = {name: variant.row(variants.get(BASELINE)) for name, variant in variants.items()}
     return [replace(row, method=name) for name, row in rows.items() if row is not None]
 
 
-def group_runs(runs: Sequence[RunFiles]) -> tuple[list[Variant], list[str]]:
-    """Return the runs grouped by everything but the seed, Stand-Alone first, and notes on runs left out."""
+def group_runs(runs: Sequence[RunFiles], controls: Sequence[RunFiles] = ()) -> tuple[list[Variant], list[str]]:
+    """Return the runs grouped by everything but the seed, Stand-Alone first, and notes on runs left out.
+
+    Each group has those of the `controls` that are controls of its runs.
+    """
     variants: dict[str, Variant] = {}
     notes: list[str] = []
     for index, run in enumerate(runs):
@@ -255,6 +127,8 @@ def group_runs(runs: Sequence[RunFiles]) -> tuple[list[Variant], list[str]]:
             notes.append(f"'{run.path.name}' is the same configuration as '{kept.path.name}': only the latter counts.")
         else:
             variant.runs[run.seed] = (index, run)
+            if control := find_control(run, [*controls, *runs]):
+                variant.controls[run.seed] = control
     found = list(variants.values())
     for variant in found:
         variant.label = _label(variant, [other for other in found if other.first.title == variant.first.title])
@@ -277,7 +151,19 @@ def _label(variant: Variant, same: Sequence[Variant]) -> str:
 
 def comparison_json(rows: Sequence[Comparison]) -> bytes:
     """Return the content of comparison.json."""
-    return json.dumps([asdict(row) | {"better": row.better} for row in rows], indent=2).encode()
+    return json.dumps([_row_record(row) for row in rows], indent=2).encode()
+
+
+def _row_record(row: Comparison) -> dict[str, Any]:
+    effects = {"effect": row.effect, "alone": row.alone}
+    diverged = [k + 1 for k in row.diverged]
+    return asdict(row) | {name: effect and effect.record() for name, effect in effects.items()} | {"diverged": diverged}
+
+
+def comparison_of(record: Mapping[str, Any]) -> Comparison:
+    """Return a row from its record in comparison.json."""
+    effects = {name: effect_of(record[name]) if record[name] else None for name in ("effect", "alone")}
+    return Comparison(**{**record, **effects, "diverged": tuple(k - 1 for k in record["diverged"])})
 
 
 def run_folder(name: str, seed: int | Literal[""]) -> str:

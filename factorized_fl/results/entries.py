@@ -7,7 +7,10 @@ from typing import Any
 
 from factorized_fl.config import Config, parse_setting, to_toml_value
 from factorized_fl.core.errors import UserError
-from factorized_fl.results.comparison import DATA_SETTINGS
+from factorized_fl.results.comparison import run_folder
+from factorized_fl.results.control import control_of
+from factorized_fl.results.effect import CONTROL
+from factorized_fl.results.references import DATA_SETTINGS
 
 _NOT_OF_ONE = ("seed", "method", "preset")  # settings that a comparison has for all of its entries
 
@@ -81,3 +84,41 @@ def check_configs(configs: Mapping[tuple[str, int], Config]) -> None:
 def split_entries(text: str) -> list[str]:
     """Return the parts of a text that separates them by commas; commas in square brackets separate nothing."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
+
+
+@dataclass
+class PlannedRun:
+    """A run of a comparison: its folder, the entries whose run it is, and the entries whose control it is."""
+
+    config: Config
+    folder: str
+    entries: list[str] = field(default_factory=list)
+    controls: list[str] = field(default_factory=list)
+
+
+def plan_runs(configs: Mapping[tuple[str, int], Config], control: bool = True) -> list[PlannedRun]:
+    """Return the runs of a comparison, each followed by its control if no earlier run is that control.
+
+    The keys are names of entries with seeds. A control is named after the method that runs, with those of the entry's
+    own settings that concern it; if that name is taken by another configuration, after the entry.
+    """
+    plan = [PlannedRun(config, run_folder(name, seed), [name]) for (name, seed), config in configs.items()]
+    if not control:
+        return plan
+    ordered = list[PlannedRun]()
+    for planned in plan:
+        ordered.append(planned)
+        wanted = control_of(planned.config)
+        if wanted == planned.config:
+            continue
+        found = next((other for other in (*plan, *ordered) if other.config == wanted), None)
+        if found is None:
+            entry = parse_entry(planned.entries[0])
+            own = {key: value for key, value in entry.own.items() if key in {*vars(wanted), *wanted.options}}
+            names = (Entry(wanted.method, own).name, entry.name)
+            folders = [run_folder(f"{name}-{CONTROL}", wanted.seed) for name in names]
+            taken = {other.folder for other in (*plan, *ordered)}
+            found = PlannedRun(wanted, next((folder for folder in folders if folder not in taken), folders[-1]))
+            ordered.append(found)
+        found.controls += planned.entries
+    return ordered

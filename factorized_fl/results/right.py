@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 import torch
+from safetensors import SafetensorError
 
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.views import Evaluated
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.results.schema import RIGHT
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -66,3 +68,15 @@ def load_graded(path: Path) -> dict[int, Graded]:
             bits = np.unpackbits(rows, axis=1, count=len(images)).astype(bool)
             found |= {int(k) - 1: Graded(row, images) for k, row in zip(clients, bits, strict=True)}
     return found
+
+
+def read_graded(run: Path, notes: list[str]) -> dict[int, Graded]:
+    """Return a run's graded images; empty for a run of an older version, and with a new note for a damaged file."""
+    try:
+        return load_graded(run / RIGHT)
+    except FileNotFoundError:
+        return {}
+    except (OSError, SafetensorError, ValueError, KeyError, IndexError) as error:
+        note = f"{RIGHT} cannot be read ({error}): tests are compared by their counts."
+        notes += [note] if note not in notes else []
+        return {}

@@ -10,6 +10,7 @@ mixing/round-N.safetensors   mixing and similarity matrices of round N
 traces/round-N.safetensors   similarity of u and v, sparsity of mu after round N, for methods that have them
 checkpoint.safetensors       everything needed to continue
 right.safetensors      which test images each client classified right in its final test, with marks of the images
+classes.json           which classes each client's were last matched with, in runs with `align`
 analysis.json          confusion matrices and sizes of factors, written at the end
 summary.json           written when the run is complete
 report.html            the page, which reads all of the above
@@ -22,6 +23,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 CONFIG, ENVIRONMENT, CLIENTS = "config.toml", "environment.json", "clients.json"
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+CLASSES = "classes.json"
 ANALYSIS, SUMMARY, RIGHT = "analysis.json", "summary.json", "right.safetensors"
 CHECKPOINT, PREVIOUS, LOCK = "checkpoint.safetensors", "previous.safetensors", ".lock"
 MIXING, TRACES = "mixing", "traces"

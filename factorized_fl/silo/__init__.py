@@ -10,6 +10,8 @@ checks       checks of tensors that arrive, and of a site's answer to a round
 memory       the coordinator's state
 mailbox      the coordinator's open requests and the answers to them
 control      requests of the operator to a running coordinator
+secret       the sites' common secret for encrypted aggregation, and its exchange
+relay        the coordinator's part in that exchange
 coordinator  rounds with deadlines and a quorum, resumed from a checkpoint
 site         one site's state, training and answers, resumed from a checkpoint
 trainer      the process in which a site trains

@@ -25,6 +25,7 @@ from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.relay import SecretRelay
 from factorized_fl.silo.sharing import PATIENCE, shared_with, warn_if_nothing_is_shared
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
@@ -47,6 +48,7 @@ class Coordinator:
         except UserError as error:
             raise CannotContinue(f"Error: {error}") from None
         self.memory = Memory(self.config, self.sites)
+        self.relay = SecretRelay(self.agreement.id, log) if self.memory.blind is not None else None
         self.told = kit.run / "told.json"  # the sites that have been notified of the end
         mailbox.told_before = read_json(self.told, list) or []
         self.directory = RunDirectory(kit.run)
@@ -140,6 +142,7 @@ class Coordinator:
                 self._learn_size(k)
             self._tell("mixing")
             asked = [k for k in chosen if k not in self.good and not self.memory.aside[k]]
+            asked = self._with_secret(asked)
             downloads, mixed = self.memory.prepare(round_number, asked, self._losses)
             self.mixing, self.sent = downloads.mixing or self.mixing, self.sent | mixed
             self.peers |= downloads.peers()
@@ -174,6 +177,27 @@ class Coordinator:
         if round_number == PATIENCE and (warning := warn_if_nothing_is_shared(self.timing, self.config.method)):
             self.log(warning)
 
+    def _with_secret(self, asked: Sequence[int]) -> list[int]:
+        """Those of the sites that have the sites' secret, after handing it over; waits until they are a quorum."""
+        if self.relay is None:
+            return list(asked)
+        names = [self.sites[k] for k in asked]
+        enough = min(self.agreement.needed, len(names))
+        self._tell("the sites exchange their secret")
+
+        def ask(requests: Mapping[str, Message]) -> dict[str, Message]:
+            return self._collect(requests, 0, self.agreement.deadline, self._tell) if requests else {}
+
+        def own(site: str, reason: str) -> None:
+            self.mailbox.note(site, reason)
+
+        while not self.stop.is_set():
+            self.relay.hand_over(names, ask, own)
+            if len(self.relay.marks.keys() & set(names)) >= enough:
+                break
+            self.stop.wait(0.5)
+        return [k for k in asked if self.sites[k] in self.relay.marks]
+
     def _ask(self, chosen: Sequence[int]) -> bool:
         """Asks until a quorum has sent good updates; returns whether the download must be computed again."""
         enough = min(self.agreement.needed, len(chosen))
@@ -184,6 +208,8 @@ class Coordinator:
                 return True
             out = {*self.good, *self.declined}
             ask = {self.sites[k]: k for k in chosen if k not in out and not self.memory.aside[k]}
+            if self.relay is not None:
+                ask = {site: k for site, k in ask.items() if site in self.relay.marks}
             if len(ask) + len(self.good) < enough:
                 self._tell(self._what_helps(enough))
                 self.stop.wait(0.5)
@@ -216,7 +242,7 @@ class Coordinator:
                 self.declined.add(k)
                 return
             update = read_update(answer, self.memory.server.expected(k, self.sent.get(k, {})))
-            self.memory.check(update.tensors)
+            self.memory.check(update.tensors, self.round)
             self.good[k], self.memory.strikes[k] = update, 0
         except BadMessage as error:
             self._strike(k, str(error))

@@ -4,13 +4,16 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
-from factorized_fl.core.ledger import EXTRA
+from factorized_fl.core.ledger import CIPHERTEXTS, CLAIMED_WEIGHTS, EXTRA
 from factorized_fl.methods import METHODS
+from factorized_fl.protect.ckks import DOWN
+from factorized_fl.protect.packing import Layout, row_size
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import AUTHORITY, Agreement, Kit, read_agreement, write_kit
 from factorized_fl.silo.checks import largest_message
@@ -50,6 +53,14 @@ def _largest(config: Config) -> int:
     shared = frozenset(travelling(method, model, labels_agree=False)[1])
     up, down = method.extra_up(tensors, shared), method.extra_down(tensors, shared)
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
+    if config.encrypts:
+        if extra:
+            raise UserError(
+                f"{config.method} sends further payloads besides shared tensors, and protect = 'encrypt' encrypts "
+                "shared tensors only: use protect = 'none', or another method."
+            )
+        rows = row_size(Layout({name: tensors[name] for name in shared}).ciphertexts, DOWN)
+        extra = {CIPHERTEXTS: torch.zeros(rows, dtype=torch.uint8), CLAIMED_WEIGHTS: torch.zeros(3 * config.clients)}
     return largest_message(tensors | extra)
 
 
@@ -59,6 +70,8 @@ def readme(party: str, agreement: Agreement, config: Config) -> str:
     travels = card.row[2]
     if config.build_method().looks_at_images:  # then clients are matched by a fingerprint of their images
         travels = f"{travels.partition(';')[0]}; a fingerprint of the images, averages of what the first layer sees"
+    if config.encrypts:
+        travels = f"{travels}; all shared tensors encrypted, so that the coordinator cannot read them"
     templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined, keep_trailing_newline=True)
     template = templates.get_template(f"{party if party in (COORDINATOR, AUTHORITY) else 'site'}.md")
     what = (

@@ -7,10 +7,13 @@ import torch
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import Damaged, UserError
-from factorized_fl.core.ledger import FINGERPRINT, Load
+from factorized_fl.core.ledger import CIPHERTEXTS, FINGERPRINT, Load
 from factorized_fl.core.server import Downloads, Losses, Sampling, ServerState
 from factorized_fl.core.stack import untied_state
 from factorized_fl.core.views import Cost, Tensors
+from factorized_fl.protect.ckks import BadCiphertext
+from factorized_fl.protect.packing import Layout
+from factorized_fl.protect.server import BlindSums
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo.messages import BadMessage
 from factorized_fl.simulate.build import initial_model, travelling
@@ -31,6 +34,8 @@ class Memory:
         self.roles, shared = travelling(self.method, model, labels_agree=False)
         self.body = {name: first[name] for name, role in self.roles.items() if not role.head}
         stack = {name: torch.stack([first[name]] * count) for name in shared}
+        templates = {name: first[name] for name in shared}
+        self.blind = BlindSums(Layout(templates)) if config.encrypts and shared else None
         self.server = ServerState(
             self.method,
             self.roles,
@@ -40,6 +45,7 @@ class Memory:
             sizes=torch.ones(count, dtype=torch.float64),
             start={name: t.clone() for name, t in stack.items()} if self.method.needs_start else {},
             min_peers=config.min_peers,
+            blind=self.blind,
         )
         self.received = self.server.received  # whether each site's last update is used: bool [K]
         self.sizes = self.server.sizes  # the number of training images of each site, float64 [K]
@@ -105,8 +111,13 @@ class Memory:
         sent = {k: {name: rows[row] for name, rows in tensors.items()} for row, k in enumerate(clients)}
         return downloads, sent if downloads.mixing is not None else {}
 
-    def check(self, update: Tensors) -> None:
-        """Raises BadMessage for a fingerprint that no images can have."""
+    def check(self, update: Tensors, round_number: int) -> None:
+        """Raises BadMessage for ciphertexts that are not of this round, and a fingerprint that no images can have."""
+        if self.blind is not None:
+            try:
+                self.blind.check(update[CIPHERTEXTS], round_number)
+            except BadCiphertext as error:
+                raise BadMessage(str(error)) from None
         method = self.method
         if self.server.sends_fingerprints and method.looks_at_images and not method.plausible(update[FINGERPRINT]):
             raise BadMessage("its fingerprint has a variance that no images have")

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,18 +21,27 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import EXTRA, Load, Traffic, count_traffic, measured
 from factorized_fl.core.payload import encode
+from factorized_fl.core.server import ServerState
 from factorized_fl.core.views import Evaluated, Tensors, Trained
 from factorized_fl.data.local_images import read_local_images
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
+from factorized_fl.protect.ckks import Secret
+from factorized_fl.protect.client import BadAggregate, Sealer
+from factorized_fl.results.control import control_of
+from factorized_fl.results.effect import Effect, measure_effect
 from factorized_fl.results.environment import describe_environment
-from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
+from factorized_fl.results.reading import read_run
+from factorized_fl.results.references import reference_name
+from factorized_fl.results.rundir import RunDirectory, describe_clients
 from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.secret import SecretKeeper, read_table_of
 from factorized_fl.silo.sharing import shared_with
+from factorized_fl.silo.transport import network
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import SCORES, all_scores, make_record
@@ -57,7 +67,7 @@ def site_federation(
     Raises UserError if its data changed since it trained, or if its installed network is not that of the agreement.
     """
     check_model(kit)
-    federation = build_federation(kit.config, scenario, torch.device(device), engine, noise_seed)
+    federation = build_federation(kit.config, scenario, torch.device(device), engine, noise_seed, simulated=False)
     RunDirectory(kit.run).refuse_other_data(describe_clients(federation.scenario))
     return federation
 
@@ -100,10 +110,19 @@ def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
         found = "its checkpoints are damaged" if damaged else "it has trained no round yet"
         raise UserError(f"{kit.party} has no model to export: {found}.")
     ended = directory.summary() is not None
-    baseline = RunDirectory(kit.alone).summary() if ended and kit.alone.exists() else None
+    effect = effect_over_alone(kit) if ended else None
     count = directory.rounds_trained(0, rounds)
     told = shared_with(directory.timing(), kit.party).words
-    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, baseline, shared=told)
+    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, effect, shared=told)
+
+
+def effect_over_alone(kit: Kit) -> Effect | None:
+    """Returns what the federation added to the model that the site trained without it; None without such a model."""
+    ours, alone = RunDirectory(kit.run), RunDirectory(kit.alone)
+    if ours.summary() is None or not kit.alone.exists() or alone.summary() is None:
+        return None
+    reference = read_run(kit.alone)
+    return measure_effect([read_run(kit.run)], [reference], reference_name(reference))
 
 
 def export_control(kit: Kit, scenario: Scenario, out: Path) -> Exported:
@@ -126,6 +145,7 @@ class Site:
         self.kit, self.log, self.report, self.device = kit, log, report, device
         self.config = kit.config
         self.scenario = site_scenario(kit.config, kit.party, kit.seat, data)
+        self.secret = SecretKeeper(kit, network().credentials(kit)) if self.config.encrypts else None
         self.federation = self._start()
         self.directory = RunDirectory(kit.run)
         with plain_errors(kit.run):
@@ -157,7 +177,19 @@ class Site:
         return kept if kept.fields.get("request") == f"round-{round_number}" else None
 
     def _start(self) -> Federation:
-        return site_federation(self.kit, self.scenario, self.device, "auto", _noise_seed(self.kit))
+        federation = site_federation(self.kit, self.scenario, self.device, "auto", _noise_seed(self.kit))
+        self._attach(federation)
+        return federation
+
+    def _attach(self, federation: Federation) -> None:
+        """Gives the federation the means to encrypt, if this site has the sites' secret."""
+        if self.secret is None or (found := self.secret.secret) is None:
+            return
+        assert isinstance(federation.server, ServerState)
+        initial = federation.server.initial
+        shared = {name: initial[name] for name in federation.clients.state.common if name in federation.shared}
+        count, minimum = len(self.kit.agreement.sites), self.config.min_peers
+        federation.sealer = Sealer(Secret(found), shared, [self.kit.seat], count, min_peers=minimum)
 
     # -- answers
 
@@ -168,6 +200,8 @@ class Site:
                 return self._round(request)
             if request.kind == "loss":
                 return self._reply(request, {"loss": self._loss(request)})
+            if request.kind == "secret":
+                return self._exchange(request)
             if request.kind == "test":
                 return self._reply(request, self._test(request))
             raise BadMessage(f"{request.kind[:40]!r} is not a known kind of request")
@@ -194,8 +228,9 @@ class Site:
         if request.fields.get("download"):
             # The growth of a tensor is measured from its value in `due`.
             due = self._shared() | {EXTRA + name: like for name, like in clients.expected_down.items()}
-            read = read_tensors(request.payload, due)
+            read = read_tensors(request.payload, due if federation.sealer is None else federation.sealer.due)
             received, load = measured(((name, t[None]) for name, t in read.items()), federation.roles)
+            received = self._opened(round_number, received)
             down = load * request.whole("models", high=10_000)
         clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
         trained = clients.train(round_number, [0], engine)[0]
@@ -207,7 +242,10 @@ class Site:
             if not restore(self.kit, self.federation, self.log):
                 self.federation = self._start()
             raise BadMessage(f"training diverges from the received weights ({error})") from None
-        upload, up = measured(clients.send([0]), federation.roles)
+        sent = clients.send([0])
+        if federation.sealer is not None:
+            sent = federation.sealer.sealed(round_number, [0], sent)
+        upload, up = measured(sent, federation.roles)
         result = engine.evaluate(round_number, [0], clients)[0]
         self.directory.save_graded(federation.scenario, {0: result})
         formula = federation.method.card.cost(federation.method, clients.state.client(0), federation.roles)
@@ -226,6 +264,43 @@ class Site:
         told = "" if share is None else f"; {share:.1%} of what it received came from other sites"
         self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}{told}")
         return answer
+
+    def _opened(self, round_number: int, received: Tensors) -> Tensors:
+        """The tensors of a download; raises BadMessage if an encrypted one fails a check."""
+        sealer = self.federation.sealer
+        if sealer is None:
+            return received
+        items = [(name, tensor[None]) for name, tensor in received.items()]
+        try:
+            opened = {name: rows[0] for name, rows in sealer.opened(round_number, items, {0: 0}, lambda k: "this site")}
+        except BadAggregate as error:
+            raise BadMessage(str(error)) from None
+        check_growth(opened, self._shared())
+        return opened
+
+    def _exchange(self, request: Message) -> Message:
+        """A step of the exchange of the sites' secret."""
+        step = request.text("step")
+        if self.secret is None:
+            raise BadMessage("this federation does not encrypt")
+        if self.done and self.secret.secret is None:
+            self.log("the sites' secret is missing here: asking the other sites for it")
+        payload: dict[str, Any] = {}
+        if step == "wrap":
+            self.secret.make()
+            payload = self.secret.wrap(read_table_of(request.payload))
+        elif step == "take":
+            self.secret.take(read_table_of(request.payload).get(self.kit.party, {}))
+        elif step == "offer" and self.secret.secret is None:
+            payload = {self.kit.party: self.secret.offer()}
+        mark = ""
+        if self.secret.secret is not None:
+            if self.federation.sealer is None:
+                self._attach(self.federation)
+                assert self.federation.sealer is not None
+                self.log(f"has the sites' secret; all sites must show the mark {self.federation.sealer.secret.mark}")
+            mark = self.federation.sealer.secret.mark
+        return self._reply(request, {"result": "exchanged", "mark": mark}, json.dumps(payload).encode())
 
     def _reported(self, result: Evaluated, trained: Trained | None) -> dict[str, object]:
         """The results that the coordinator is sent: none, unless the site chose to report them."""
@@ -273,12 +348,13 @@ class Site:
             self.directory.save_analysis(analyse(self.federation))
         self.directory.save_summary(summarise(self.directory))
         trained = self.directory.rounds_trained(0, self.done)
-        baseline = self._train_alone(trained or self.config.rounds) if alone else None
+        if alone:
+            self._train_alone(trained or self.config.rounds)
         if self.done:
             told = shared_with(self.directory.timing(), self.kit.party).words
             self.log(f"{self.kit.party} {told}")
-            place, party = self.kit.model, self.kit.party
-            exported = export_client(self.federation, 0, self.done, trained, place, party, baseline, shared=told)
+            place, party, effect = self.kit.model, self.kit.party, effect_over_alone(self.kit) if alone else None
+            exported = export_client(self.federation, 0, self.done, trained, place, party, effect, shared=told)
         elif alone:
             self.log("took part in no round: the model is the one that was trained alone")
             exported = export_control(self.kit, self.scenario, self.kit.model)
@@ -288,8 +364,8 @@ class Site:
         self.log(f"model: {100 * exported.accuracy:.2f}% on {exported.images} own test images")
         return exported
 
-    def _train_alone(self, rounds: int) -> Record | None:
-        """Trains a Stand-Alone model for as many rounds as this site trained; more would be an unfair comparison."""
+    def _train_alone(self, rounds: int) -> None:
+        """Trains the control: the same method, without other sites, for as many rounds as this site trained."""
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
-        config = replace(self.config, method="stand-alone", options={}, clients=1, fraction=1.0, rounds=rounds)
-        return run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device).summary()
+        config = control_of(replace(self.config, clients=1, fraction=1.0, dropout=0.0, rounds=rounds))
+        run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device)

@@ -16,8 +16,8 @@ from factorized_fl.data.scenarios import Scenario, score_validation
 from factorized_fl.methods import fingerprints
 from factorized_fl.nn import fold
 from factorized_fl.nn.own import Factory
-from factorized_fl.results.comparison import Verdict, check_baseline, client_verdicts, difference_lines, read_baseline
-from factorized_fl.results.reading import read_run
+from factorized_fl.results.effect import Effect
+from factorized_fl.results.references import judge_run
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.build import build_federation, build_scenario_of, initial_models, model_inputs
 from factorized_fl.simulate.run import describe_run
@@ -76,19 +76,12 @@ class Run(RunDirectory):
         """A batch as the network receives it: images are divided by 255 and normalised, anything else is unchanged."""
         return model_inputs(self.scenario, x)
 
-    def verdict(self, baseline: RunDirectory) -> list[Verdict]:
-        """For each client, counted from 0, whether this run helped it, beside a Stand-Alone run of the same data.
+    def verdict(self, reference: RunDirectory) -> Effect:
+        """What the clients gained over those of a control (``control=True``) or Stand-Alone run of the same data.
 
         Raises UserError if either run is incomplete or the two cannot be compared.
         """
-        ours, theirs = read_run(self.path, strict=True), read_baseline(baseline.path)
-        check_baseline(ours, theirs)
-        for run in (ours, theirs):
-            if run.summary is None:
-                raise UserError(f"'{run.path}' is not complete: let it finish first.")
-        if lines := difference_lines(ours, theirs):
-            raise UserError(f"'{baseline.path}' was trained differently ({', '.join(lines)}): compare equal settings.")
-        return client_verdicts([ours.final], [theirs.final])
+        return judge_run(self.path, reference.path)
 
     def model(self, client: int) -> nn.Module:
         """The trained network of a client, numbered from 1: a plain module on the CPU in evaluation mode.

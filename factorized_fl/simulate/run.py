@@ -20,6 +20,7 @@ from factorized_fl.core.server import ServerState
 from factorized_fl.core.views import Evaluated, Tensors
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.nn.own import Factory
+from factorized_fl.results.classes import save_classes
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.results.schema import score_of
@@ -175,6 +176,8 @@ def _go_on(
         if mixing is not None:
             directory.save_mixing(round_number, mixing)
         directory.save_trace(round_number, trace(federation))
+        if federation.server.classes is not None and ranks.leads:
+            save_classes(directory.path, round_number, federation.server.classes.reports)
         directory.append("metrics.jsonl", records)
         now = time.monotonic()
         more = peak_memory(device) | federation.encryption_seconds()

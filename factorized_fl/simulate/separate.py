@@ -45,6 +45,8 @@ class SeparateServers:
             for server, ks in zip(self.servers, self.members, strict=True):
                 server.vectors = self.vectors[ks.start : ks.stop]
 
+    classes = None  # they are matched by the one server of all clients
+
     @property
     def received(self) -> torch.Tensor:
         """Return for each client whether it has ever trained: bool [K]."""

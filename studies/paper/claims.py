@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from factorized_fl.core.seeds import numpy_rng
-from factorized_fl.results.statistic import nearest_share, permutation_p_value, within_excess
 from studies.paper.cells import ALL_EPOCHS, ROUND_AFTER, as_key, expand, published, published_mean, read_data, title
+from studies.paper.permutation import nearest_share, permutation_p_value, within_excess
 from studies.paper.table import Compared, Table, bytes_by_round, mean_curve, mean_of, reconstructed
 
 OUTCOMES = AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"

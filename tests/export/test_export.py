@@ -57,9 +57,10 @@ def test_folded_and_onnx_models_answer_as_the_trained_one(run: Path, images: Pat
     card = (tmp_path / "model" / "README.md").read_text()
     assert f"{100 * exported.accuracy:.2f}%" in card
     assert exported.verdict is not None
-    assert f"{100 * exported.verdict.alone:.2f}%" in card
+    assert f"{100 * exported.verdict.reference:.2f}%" in card
     about = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert about["results"]["verdict"] == exported.verdict.word
+    assert about["results"]["verdict"] == exported.verdict.word == "undecided"
+    assert "one seed cannot decide whether the federation helped" in card
 
 
 @pytest.mark.parametrize("onnx", [True, False])
@@ -205,7 +206,7 @@ def test_a_card_compares_with_a_model_that_was_trained_alone_for_as_long(
     for alone, words in (
         (tmp_path / "short", "trained differently \\(epochs 1 instead of 6\\)"),
         (tmp_path / "seed2", "their seeds differ"),
-        (run / "factorized-fl", "must be one of Stand-Alone"),
+        (run / "factorized-fl", "give a control, or a run of Stand-Alone"),
     ):
         with pytest.raises(UserError, match=words):
             export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images, alone=alone)
@@ -287,7 +288,7 @@ def test_a_class_name_on_the_card_is_text(run: Path) -> None:
 @pytest.mark.parametrize(("correct", "at_chance"), [(60, True), (69, True), (70, False)])
 def test_a_model_no_better_than_the_largest_class_is_at_chance(correct: int, at_chance: bool) -> None:
     """With 60 of 100 images in one class, two standard errors are 9.8 images."""
-    exported = export.Exported(Path(), False, 100, 0.0, 100, correct, 0.6, None)
+    exported = export.Exported(Path(), False, 100, 0.0, 100, correct, 0.6)
     assert exported.at_chance is at_chance
 
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,6 +164,23 @@ def test_l1_penalty_adds_lambda_times_the_sign_of_mu() -> None:
     assert found["c.u"].tolist() == found["bias"].tolist() == [0.5]
     for method in (FactorizedFL(sparsity=0.1, l1=False), FactorizedFL(sparsity=0.0)):
         assert all((t == 0.5).all() for t in method.gradient(step, now, [NOTHING]).values())
+    once = FactorizedFL(sparsity=0.1, penalty="epoch").gradient(replace(step, epoch_steps=4), now, [NOTHING])
+    assert once["c.mu"].tolist() == pytest.approx([0.525, 0.475, 0.5])
+
+
+def test_the_steps_of_an_epoch_are_those_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """18 training images in batches of 8: two steps in each of three epochs."""
+    federation = tiny_federation("factorized-fl", options={"penalty": "epoch"}, epochs=3)
+    seen = []
+    gradient = FactorizedFL.gradient
+    monkeypatch.setattr(
+        FactorizedFL,
+        "gradient",
+        lambda self, local, *rest: (seen.append(local.epoch_steps), gradient(self, local, *rest))[1],
+    )
+    records, _ = run_round(federation, 1)
+    assert records[0]["steps"] == 6
+    assert set(seen[:6]) == {2}
 
 
 def test_pruning_at_the_end_of_a_round_sets_entries_below_the_threshold_to_zero() -> None:

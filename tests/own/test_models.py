@@ -250,12 +250,13 @@ def test_a_verdict_needs_a_comparable_stand_alone_run(tmp_path: Path) -> None:
         return ffl.run(clients or own_clients(), tmp_path / name, model=table_net, **{**QUICK, **settings})
 
     run, alone = run_of("run"), run_of("alone", method="stand-alone")
-    assert [verdict.client for verdict in run.verdict(alone)] == [0, 1, 2]
-    with pytest.raises(ffl.UserError, match="must be one of Stand-Alone"):
+    assert [verdict.client for verdict in run.verdict(alone).clients] == [0, 1, 2]
+    assert run.verdict(run_of("control", control=True)).over == "its control"
+    with pytest.raises(ffl.UserError, match="give a control, or a run of Stand-Alone"):
         run.verdict(run)
     with pytest.raises(ffl.UserError, match=r"was trained differently \(lr"):
         run.verdict(run_of("slow", method="stand-alone", lr=1e-5))
-    with pytest.raises(ffl.UserError, match="cannot be the baseline"):
+    with pytest.raises(ffl.UserError, match="cannot be the reference"):
         run.verdict(run_of("other", own_clients()[:2], method="stand-alone"))
     (alone.path / "summary.json").unlink()
     with pytest.raises(ffl.UserError, match="is not complete"):

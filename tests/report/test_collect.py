@@ -23,14 +23,13 @@ def matrix(described: dict, at: int, count: int = 4) -> np.ndarray:
 
 
 def test_the_verdict_comes_first_and_in_words(tmp_path: Path) -> None:
-    """Two standard errors of a difference near 50% of 100 images are 14 points."""
     write_run(tmp_path / "stand-alone-seed1", "stand-alone", correct=[50, 50, 50, 50])
     run = only(write_run(tmp_path / "x", correct=[80, 60, 50, 20]))
-    assert [verdict["word"] for verdict in run["verdicts"]] == ["helped", "no difference", "no difference", "harmed"]
-    assert run["headline"] == (
-        "Federation helped 1 of 4 clients and harmed 1; for the other 2 these tests show no difference. "
-        "On average 52.5% accuracy, alone 50.0%."
-    )
+    assert [verdict["word"] for verdict in run["verdicts"]] == ["undecided"] * 4
+    assert [verdict["difference"] for verdict in run["verdicts"]] == pytest.approx([0.3, 0.1, 0.0, -0.3])
+    start, end = "52.5% accuracy on average, +2.5 points (95% interval -", "over Stand-Alone. One seed cannot decide"
+    assert run["headline"].startswith(start)
+    assert end in run["headline"]
     assert "'stand-alone-seed1'" in run["baseline"]  # found beside the run
 
 
@@ -38,7 +37,7 @@ def test_no_baseline_is_said_plainly_with_the_command_that_makes_one(tmp_path: P
     run = only(write_run(tmp_path / "run"))
     assert (run["verdicts"], run["baseline"]) == ([], None)
     assert "Run the control to see whether federation helped." in run["headline"]
-    assert run["baseline_command"] == f"ffl run {tmp_path}/run/config.toml --method stand-alone --data FOLDER"
+    assert run["baseline_command"] == f"ffl run {tmp_path}/run/config.toml --data FOLDER --set control=true"
 
 
 def test_commands_name_the_run_as_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +52,7 @@ def test_commands_name_the_run_as_it_was_named(tmp_path: Path, monkeypatch: pyte
         monkeypatch.chdir(folder)
         document = collect([Path(given)])
         assert [run["command"] for run in document["runs"]] == [f"{command} --data FOLDER" for command in commands]
-        named = [f"{command} --method stand-alone --data FOLDER" for command in commands]
+        named = [f"{command} --data FOLDER --set control=true" for command in commands]
         assert [run["baseline_command"] for run in document["runs"]] == named
         assert all(Path(command.split()[2]).is_file() for command in commands)
         assert str(tmp_path) not in json.dumps(document)
@@ -74,7 +73,7 @@ def test_baseline_by_name_must_be_of_the_same_clients_and_seed(tmp_path: Path) -
     assert "rounds 5 instead of 3" in run["baseline"]
     with pytest.raises(UserError, match="train_share"):
         collect([path], baseline=write_run(tmp_path / "other", "stand-alone", train_share=0.5))
-    with pytest.raises(UserError, match="must be one of Stand-Alone"):
+    with pytest.raises(UserError, match="give a control, or a run of Stand-Alone"):
         collect([path], baseline=write_run(tmp_path / "fedavg", "fedavg"))
     with pytest.raises(UserError, match="seeds differ"):
         collect([path], baseline=write_run(tmp_path / "seed2", "stand-alone", seed=2))
@@ -181,14 +180,14 @@ def test_methods_by_seeds(tmp_path: Path) -> None:
     assert fedavg["accuracy"] == pytest.approx((0.55 + 0.60) / 2)
     assert fedavg["seed_spread"] == pytest.approx(0.05 / 2**0.5)
     assert fedavg["client_spread"] == pytest.approx((np.std([80, 50, 50, 40]) + np.std([80, 50, 50, 60])) / 200)
-    assert (fedavg["helped"], fedavg["harmed"], fedavg["better"], fedavg["compared"]) == (1, 0, 1, 4)
+    assert (fedavg["helped"], fedavg["harmed"], fedavg["effect"]["mean"]) == (0, 0, 0.075)
     assert (fedavg["up"], fedavg["down"], fedavg["seconds"]) == (12000, 4000, 6.0)
-    assert comparison["differences"]["0"]["1"][0][:2] == (0, 0.3)
-    assert comparison["differences"]["1"]["0"][0][:2] == (0, -0.3)
-    assert comparison["headline"] == (
-        "FedAvg has the highest mean accuracy, 57.5% over 2 seeds; alone it is 50.0%. "
-        "It helped 1 of 4 clients and harmed 0."
-    )
+    assert comparison["differences"]["0"]["1"]["clients"][0][:2] == (0, 0.3)
+    assert comparison["differences"]["1"]["0"]["clients"][0][:2] == (0, -0.3)
+    assert comparison["differences"]["control"] == {"0": None, "1": fedavg["effect"]}
+    begin = "FedAvg has the highest mean accuracy, 57.5% over 2 seeds; alone it is 50.0%. That is +7.5 points (95% "
+    assert comparison["headline"].startswith(begin)
+    assert comparison["headline"].endswith("2 seeds: of 4 clients it helped 0 and harmed 0; 4 undecided.")
     assert document["notes"] == []
 
 
@@ -206,7 +205,7 @@ def test_a_best_method_without_a_common_seed_is_not_said_to_have_helped(tmp_path
     write_run(tmp_path / "a", "fedavg", seed=2)
     comparison = collect([tmp_path])["comparison"]
     assert comparison["headline"] == "FedAvg has the highest mean accuracy, 50.0% (one seed); alone it is 40.0%."
-    assert "| FedAvg | 1 | 50.00 | 0.00 | - | - | - | - |" in comparison["downloads"]["comparison.md"]
+    assert "| FedAvg | 1 | 50.00 | - | - | - | - | - |" in comparison["downloads"]["comparison.md"]
 
 
 def test_a_comparison_that_goes_on_says_so(tmp_path: Path) -> None:
@@ -234,7 +233,7 @@ def test_seeds_that_do_not_meet_and_runs_that_are_there_twice_are_told(tmp_path:
         "'zwei' is the same configuration as 'two': only the latter counts.",
         "FedAvg and Stand-Alone do not have the same seeds: they are compared over 1.",
     ]
-    assert document["comparison"]["variants"][1]["compared"] == 4
+    assert document["comparison"]["variants"][1]["effect"]["seeds"] == 1
 
 
 def test_without_stand_alone_nobody_is_called_helped(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_without_stand_alone_nobody_is_called_helped(tmp_path: Path) -> None:
     comparison = collect([tmp_path])["comparison"]
     assert comparison["reference"] is None
     assert comparison["variants"][0]["helped"] is None
-    assert "Run the control, Stand-Alone, to see whether federation helped." in comparison["headline"]
+    assert "Run the control to see whether federation helped." in comparison["headline"]
 
 
 def test_runs_of_different_data_are_not_compared(tmp_path: Path) -> None:
@@ -272,7 +271,7 @@ def test_runs_of_different_images_are_not_compared(tmp_path: Path) -> None:
     collect([tmp_path / "fedavg-seed1", tmp_path / "stand-alone-seed1", tmp_path / "fedavg-seed2"])
     with pytest.raises(UserError, match="'fedavg-seed2' and 'stand-alone-seed2' have different images"):
         collect([tmp_path])
-    with pytest.raises(UserError, match=r"cannot be the baseline of .* have different images"):
+    with pytest.raises(UserError, match=r"cannot be the reference of .* have different images"):
         collect([tmp_path / "fedavg-seed2"], baseline=tmp_path / "stand-alone-seed2")
     assert only(tmp_path / "fedavg-seed2")["baseline"] is None  # nor is it taken because it lies beside
 

@@ -32,7 +32,7 @@ def test_a_comparison_ends_with_one_page_for_all(capsys, config: Path, images: P
     code, said, _ = ffl(capsys, *arguments, "--watch")
     assert code == 0
     assert f"Report: {tmp_path / 'c' / 'report.html'}" in said
-    assert "2 runs compared" in (tmp_path / "c" / "report.html").read_text()
+    assert "6 runs compared" in (tmp_path / "c" / "report.html").read_text()
 
 
 def test_a_page_that_cannot_be_written_does_not_fail_the_run(

@@ -39,10 +39,14 @@ def test_files_of_a_run_and_of_a_comparison(tmp_path: Path) -> None:
     assert list(files) == ["comparison.md", "comparison.tex", "comparison.csv", "comparison-clients.csv"]
     rows = list(csv.DictReader(io.StringIO(files["comparison.csv"])))
     assert [row["accuracy"] for row in rows] == ["50.00", "57.50"]
-    assert (rows[1]["beat Stand-Alone"], rows[1]["helped"], rows[1]["up"]) == ("1 of 4", "1", "12.0 kB")
+    assert (rows[1]["over its control"].split()[0], rows[1]["helped"], rows[1]["up"]) == ("'+7.5", "-", "12.0 kB")
     clients = list(csv.DictReader(io.StringIO(files["comparison-clients.csv"])))
     assert len(clients) == 8
     assert float(clients[0]["accuracy"]) == int(clients[0]["correct"]) / int(clients[0]["total"])
     fedavg = next(run for run in document["runs"] if run["method"] == "fedavg")
     verdicts = list(csv.DictReader(io.StringIO(fedavg["downloads"]["fedavg-seed1.csv"])))
-    assert (verdicts[0]["client"], verdicts[0]["difference"], verdicts[0]["verdict"]) == ("client 1", "30.00", "helped")
+    assert (verdicts[0]["client"], verdicts[0]["difference"], verdicts[0]["verdict"]) == (
+        "client 1",
+        "30.00",
+        "undecided",
+    )

@@ -1,74 +1,62 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.report.tables import result_table, verdict_lines
-from factorized_fl.results.comparison import client_verdicts, compare_methods
+from factorized_fl.report.tables import comparison_cells, result_table, verdict_lines
+from factorized_fl.results.comparison import compare_methods, comparison_json
 from factorized_fl.results.reading import RunFiles, read_run
-from factorized_fl.results.schema import FinalResult
 from tests.report.synthetic import write_run
-
-
-def results(*accuracies: float, total: int = 400) -> list[FinalResult]:
-    return [
-        {
-            "client": k,
-            "domain": "d",
-            "round": 1,
-            "accuracy": accuracy,
-            "correct": round(accuracy * total),
-            "total": total,
-            "diverged": False,
-        }
-        for k, accuracy in enumerate(accuracies)
-    ]
-
-
-def test_two_standard_errors_decide() -> None:
-    """At 50% of 400 images the difference has a standard error of sqrt(2 * 0.25 / 400) = 3.54 points."""
-    found = client_verdicts([results(0.50 + 0.08, 0.50 + 0.06, 0.50 - 0.08)], [results(0.5, 0.5, 0.5)])
-    assert [verdict.word for verdict in found] == ["helped", "no difference", "harmed"]
-    assert found[0].error == pytest.approx(0.0353, abs=5e-4)
-    assert found[0].difference == pytest.approx(0.08)
-
-
-def test_more_seeds_make_surer() -> None:
-    once = client_verdicts([results(0.56)], [results(0.5)])
-    thrice = client_verdicts([results(0.56)] * 3, [results(0.5)] * 3)
-    assert (once[0].word, thrice[0].word) == ("no difference", "helped")
-    assert thrice[0].error == pytest.approx(once[0].error / 3**0.5)
-
-
-def test_a_perfect_score_on_two_images_proves_nothing() -> None:
-    assert client_verdicts([results(1.0, total=2)], [results(0.5, total=2)])[0].word == "no difference"
-
-
-def test_only_clients_of_both_runs_are_compared() -> None:
-    assert len(client_verdicts([results(0.5, 0.5)], [results(0.5)])) == 1
 
 
 def a_run(path: Path, method: str, correct: list[int], **settings) -> RunFiles:
     return read_run(write_run(path, method, clients=len(correct), correct=correct, **settings), strict=True)
 
 
-def test_comparison_says_plainly_which_clients_were_helped_and_harmed(tmp_path: Path) -> None:
-    alone = a_run(tmp_path / "alone", "stand-alone", [50, 50])
-    rows = compare_methods({"stand-alone": [alone], "fedavg": [a_run(tmp_path / "fedavg", "fedavg", [70, 30])]})
+def test_a_comparison_says_plainly_which_clients_were_helped_and_harmed(tmp_path: Path) -> None:
+    seeds = (1, 2, 3)
+    alone = [a_run(tmp_path / f"alone{seed}", "stand-alone", [50, 50], seed=seed) for seed in seeds]
+    fedavg = [a_run(tmp_path / f"fedavg{seed}", "fedavg", [80, 20], seed=seed) for seed in seeds]
+    rows = compare_methods({"stand-alone": alone, "fedavg": fedavg}, {"fedavg": alone})
     assert [row.method for row in rows] == ["stand-alone", "fedavg"]
-    assert rows[0].verdicts == ()
-    assert (rows[1].better, rows[1].clients("helped"), rows[1].clients("harmed")) == (1, [1], [2])
-    assert verdict_lines(rows) == ["FedAvg: helped client 1, harmed client 2; the rest within two standard errors."]
+    assert (rows[0].effect, rows[0].alone) == (None, None)
+    effect, beside = rows[1].effect, rows[1].alone
+    assert effect is not None
+    assert beside is not None
+    assert (effect.names("helped"), effect.names("harmed"), effect.reference) == ([1], [2], "control")
+    assert (beside.clients, beside.reference) == (effect.clients, "stand-alone")
+    (line,) = verdict_lines(rows[1:])
+    assert line.startswith("FedAvg: +0.0 points (95% interval -")
+    assert line.endswith("over its control, 3 seeds: of 2 clients it helped 1 (1) and harmed 1 (2); 0 undecided.")
 
 
-def test_without_stand_alone_there_is_no_verdict(tmp_path: Path) -> None:
+def test_one_seed_names_no_client(tmp_path: Path) -> None:
+    alone = a_run(tmp_path / "alone", "stand-alone", [10, 90])
+    rows = compare_methods({"fedavg": [a_run(tmp_path / "fedavg", "fedavg", [90, 10])]}, {"fedavg": [alone]})
+    (line,) = verdict_lines(rows)
+    assert line.endswith("on average over its control. One seed cannot decide: other seeds may give another sign.")
+    assert comparison_cells(rows[0])[3:5] == ["-", "-"]
+
+
+def test_without_a_reference_there_is_no_verdict(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / str(seed), "fedavg", [correct], seed=seed) for seed, correct in ((1, 70), (2, 60))]
     rows = compare_methods({"fedavg": runs})
-    assert rows[0].verdicts == ()
+    assert (rows[0].effect, rows[0].alone) == (None, None)
     assert rows[0].accuracy == pytest.approx(0.65)
     assert rows[0].seed_spread == pytest.approx(0.0707, abs=1e-4)
     assert rows[0].up_bytes == 3000
     assert verdict_lines(rows) == []
+
+
+def test_the_file_counts_clients_from_1(tmp_path: Path) -> None:
+    alone = a_run(tmp_path / "alone", "stand-alone", [50, 50])
+    rows = compare_methods({"fedavg": [a_run(tmp_path / "fedavg", "fedavg", [80, 20])]}, {"fedavg": [alone]})
+    (row,) = json.loads(comparison_json(rows))
+    assert [verdict["client"] for verdict in row["effect"]["clients"]] == [1, 2]
+    assert row["effect"]["clients"][0]["difference"] == pytest.approx(0.3)
+    assert row["effect"]["seeds"] == 1
+    assert row["alone"] is None
 
 
 def test_a_method_without_a_result_is_not_compared(tmp_path: Path) -> None:

@@ -179,7 +179,9 @@ def test_a_site_that_took_part_in_no_round_gets_its_stand_alone_model(tmp_path: 
     assert exported is not None
     assert exported.verdict is None
     assert exported.accuracy == RunDirectory(kits["aster"].alone).summary()["accuracy_mean"]
-    assert "Trained with Stand-Alone" in (kits["aster"].model / "README.md").read_text()
+    card = (kits["aster"].model / "README.md").read_text()
+    assert "without other participants, as a control, " in card
+    assert "with 1\nparticipant, on" in card
     assert "took part in no round: the model is the one that was trained alone" in said
 
 

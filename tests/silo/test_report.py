@@ -88,10 +88,11 @@ def test_a_sites_page_has_its_verdict_its_classes_and_nobody_else(silent: Partie
     (verdict,) = run["verdicts"]
     alone = RunDirectory(silent.kits["aster"].alone).summary()
     own = RunDirectory(silent.kits["aster"].run).summary()
-    assert (verdict["alone"], verdict["together"]) == (alone["accuracy_mean"], own["accuracy_mean"])
-    shares = [f"{100 * summary['accuracy_mean']:.1f}%" for summary in (own, alone)]
-    assert run["headline"].endswith(f" aster: {shares[0]} accuracy, alone {shares[1]}.")
-    assert run["baseline"] == "Baseline: the Stand-Alone run 'alone', same clients, same test images, same seed."
+    assert (verdict["reference"], verdict["accuracy"]) == (alone["accuracy_mean"], own["accuracy_mean"])
+    start = f"aster: {100 * own['accuracy_mean']:.1f}% accuracy, {100 * verdict['difference']:+.1f} points (95% "
+    assert run["headline"].startswith(start)
+    assert run["headline"].endswith("over its control. One seed cannot decide: other seeds may give another sign.")
+    assert run["baseline"] == "Reference: the control 'alone', same clients, same test images, same seed."
     (confusion,) = run["confusion"]
     size = len(client["classes"])
     assert sum(confusion[:: size + 1]) == own["clients"][0]["correct"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from factorized_fl.core.seeds import numpy_rng
-from factorized_fl.results.statistic import LabelStatistic, nearest_share, permutation_p_value, within_excess
+from studies.paper.permutation import LabelStatistic, nearest_share, permutation_p_value, within_excess
 from studies.paper.table import Run, collect
 from tests.studies.fake import factors, write
 
@@ -54,3 +54,8 @@ def test_the_same_results_have_the_same_chance(tmp_path: Path) -> None:
     )
     assert first == second
     assert 0.001 < first < 1
+
+
+def test_labels_without_a_pair_are_never_beyond_chance() -> None:
+    samples = [(np.eye(3), ["a", "b", "c"], np.random.default_rng(1))]
+    assert permutation_p_value(samples, within_excess) == 1.0

@@ -86,20 +86,20 @@ function accuracySeries(run) {
 
 function aloneMarks(run) {
   const { members } = focused(run),
-    alone = run.verdicts.filter((v) => members.includes(v.client)).map((v) => v.alone);
+    alone = run.verdicts.filter((v) => members.includes(v.client)).map((v) => v.reference);
   return alone.length
-    ? [{ at: mean(alone), name: members.length === 1 ? "alone, at the end" : "mean alone, at the end" }]
+    ? [{ at: mean(alone), name: members.length === 1 ? "without federation, at the end" : "mean without federation, at the end" }]
     : [];
 }
 
 const MANY = 48;
 function barsCard(run) {
-  const alone = new Map(run.verdicts.map((v) => [v.client, v.alone])),
+  const alone = new Map(run.verdicts.map((v) => [v.client, v.reference])),
     last = new Map(run.final.map((f) => [f.client, f.accuracy]));
   const { domain } = focused(run),
     chosen = run.domains.map((_, d) => d).filter((d) => domain === null || d === domain);
   const series = [
-    ...(alone.size ? [{ name: "alone", color: "var(--c5)" }] : []),
+    ...(alone.size ? [{ name: "without federation", color: "var(--c5)" }] : []),
     { name: alone.size ? "with federation" : run.title, color: "var(--c0)" },
   ];
   const values = (ks) => [

@@ -1,7 +1,7 @@
 // Several runs side by side.
 
 function comparisonPart() {
-  const { variants, reference, headline, downloads } = doc.comparison;
+  const { variants, headline, downloads } = doc.comparison;
   const best = Math.max(...variants.map((v) => v.accuracy ?? -1));
   const top = el(
     "section",
@@ -10,13 +10,13 @@ function comparisonPart() {
     comparisonTable(variants, best),
     fileButtons(downloads),
   );
-  if (reference !== null)
-    top.append(
-      soft(
-        "helped and harmed: clients that differ from their own Stand-Alone model by more than two standard errors " +
-          "of their tests. Bytes and seconds are per run.",
-      ),
-    );
+  top.append(
+    soft(
+      "Over its control: the mean difference in points from the same method in which every client aggregates with " +
+        "itself alone, with half of its 95% interval. Helped and harmed: clients whose difference is significant at " +
+        "5% over all clients; one seed names none. Bytes and seconds are per run.",
+    ),
+  );
   return [top, differencesCard(variants), curvesCard(variants), paretoCard(variants)].filter(Boolean);
 }
 
@@ -26,6 +26,11 @@ function comparisonTable(variants, best) {
     value: (v) => v[name.key],
     show: (v) => (v[name.key] === null ? "–" : show(v[name.key], v)),
   });
+  const gained = (title, key) => ({
+    title,
+    value: (v) => v[key] && v[key].mean,
+    show: (v) => (v[key] ? `${points(v[key].mean)} ± ${(50 * (v[key].high - v[key].low)).toFixed(1)}` : "–"),
+  });
   const columns = [
     {
       title: "method",
@@ -34,13 +39,14 @@ function comparisonTable(variants, best) {
       show: (v) => v.label + (v.complete ? "" : " (not finished)"),
     },
     number({ title: "accuracy", key: "accuracy" }, (x) => percent(x, 2)),
+    gained("over its control", "effect"),
     number({ title: "helped", key: "helped" }, (x) =>
       el("span", { class: x ? "helped" : null }, `${x ? "▲ " : ""}${x}`),
     ),
     number({ title: "harmed", key: "harmed" }, (x) =>
       el("span", { class: x ? "harmed" : null }, `${x ? "▼ " : ""}${x}`),
     ),
-    number({ title: "beat Stand-Alone", key: "better" }, (x, v) => `${x} of ${v.compared}`),
+    gained("over Stand-Alone", "alone"),
     number({ title: "±\u00a0clients", key: "client_spread" }, (x) => (100 * x).toFixed(2)),
     number({ title: "±\u00a0seeds", key: "seed_spread" }, (x) => (100 * x).toFixed(2)),
     number({ title: "up", key: "up" }, bytes),
@@ -54,29 +60,31 @@ function differencesCard(variants) {
   const { differences, reference } = doc.comparison,
     able = Object.keys(differences);
   if (!able.length || variants.length < 2) return null;
-  const base = able.includes(state.reference) ? state.reference : String(reference ?? able[0]);
+  const first = able.includes("control") ? "control" : String(reference ?? able[0]);
+  const base = able.includes(state.reference) ? state.reference : first;
+  const baseName = base === "control" ? "its control" : variants[base].label;
   const rows = variants.flatMap((v, i) => {
     const found = differences[base][i];
-    if (!found || !found.length) return [];
+    if (!found) return [];
     const run = doc.runs[v.runs[0]];
-    const dots = found.map(([k, value, error, word]) => ({
+    const dots = found.clients.map(([k, value, margin, word]) => ({
       value,
-      error,
+      margin,
       word,
-      tell: `${v.label}, ${nameOf(run, k)}\n${points(value)} points ± ${(200 * error).toFixed(1)}: ${word}`,
+      tell: `${v.label}, ${nameOf(run, k)}\n${points(value)} points ± ${(100 * margin).toFixed(1)}: ${word}`,
     }));
-    return [{ name: v.label, dots, mean: mean(dots.map((d) => d.value)) }];
+    return [{ name: v.label, dots, mean: found.mean, low: found.low, high: found.high }];
   });
   if (!rows.length) return null;
   const picture = figure(
     "paired-differences",
-    "One dot per client, with two standard errors; the vertical line is the mean. " +
-      "▲ better and ▼ worse by more than that; grey dots: the tests cannot tell.",
+    "One mark per client, with its 95% interval; the vertical line and the band are the mean and its interval. " +
+      "▲ helped, ▼ harmed; grey dots: undecided.",
     (width) =>
       strips(width, {
-        label: `Difference of every client from ${variants[base].label}`,
+        label: `Difference of every client from ${baseName}`,
         rows,
-        axis: `points of accuracy against ${variants[base].label}`,
+        axis: `points of accuracy against ${baseName}`,
       }),
     () => rows.length * 46 + 46,
   );
@@ -88,7 +96,7 @@ function differencesCard(variants) {
       selector(
         "reference",
         "Difference from",
-        [{ options: able.map((i) => [i, variants[i].label]) }],
+        [{ options: able.map((i) => [i, i === "control" ? "its control" : variants[i].label]) }],
         base,
         (value) => {
           state.reference = value;

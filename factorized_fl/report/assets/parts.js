@@ -143,7 +143,7 @@ const facts = (rows) =>
 // A triangle up for helped, down for harmed, a dot for neither: distinguished by shape as well as by colour.
 function verdictMark(x, y, r, word) {
   const style = { fill: WORDS[word][2], "fill-opacity": 0.9 };
-  if (word === "no difference") return draw("circle", { cx: x, cy: y, r, style });
+  if (word === "undecided") return draw("circle", { cx: x, cy: y, r, style });
   const tip = word === "helped" ? -1.3 * r : 1.3 * r;
   const corners = [
     [x, y + tip],

@@ -147,13 +147,13 @@ function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
   return svg;
 }
 
-// rows: [{name, dots: [{value, error, word, tell}], mean}]: one strip per row, a dot per client.
+// rows: [{name, dots: [{value, margin, word, tell}], mean}]: one strip per row, a dot per client.
 function strips(width, { label, rows, axis }) {
   const left = Math.min(Math.max(...rows.map((row) => row.name.length)) * LETTER + 14, width * 0.4),
     step = 46,
     height = rows.length * step + 46;
   const svg = canvas(width, height, label),
-    values = rows.flatMap((row) => row.dots.flatMap((d) => [d.value - 2 * d.error, d.value + 2 * d.error]));
+    values = rows.flatMap((row) => row.dots.flatMap((d) => [d.value - d.margin, d.value + d.margin]));
   const most = Math.max(0.01, ...values.map(Math.abs)),
     sx = (v) => left + ((v + most) / (2 * most)) * (width - left - 14),
     places = [];
@@ -175,7 +175,7 @@ function strips(width, { label, rows, axis }) {
         color = WORDS[d.word][2];
       if (row.dots.length <= 40)
         svg.append(
-          line(sx(d.value - 2 * d.error), py, sx(d.value + 2 * d.error), py, {
+          line(sx(d.value - d.margin), py, sx(d.value + d.margin), py, {
             style: { stroke: color, "stroke-opacity": 0.3 },
           }),
         );

@@ -94,7 +94,7 @@ const rgb = (parts) => `rgb(${parts.join(",")})`;
 const WORDS = {
   helped: ["▲", "helped", "var(--good)"],
   harmed: ["▼", "harmed", "var(--bad)"],
-  "no difference": ["•", "unsure", "var(--plain)"],
+  undecided: ["•", "unsure", "var(--plain)"],
 };
 
 // -- the tip

@@ -9,14 +9,14 @@ function verdictCard(run) {
   if (run.baseline)
     card.append(
       soft(
-        `${run.baseline} A client counts as helped or harmed when the difference exceeds two standard errors (±), ` +
-          "which follow from the number of its test images; about one client in twenty does so by chance.",
+        `${run.baseline} Intervals (±) are for 95% and count the test images on which the two models differ. ` +
+          "One seed names no client helped or harmed: compare several with ffl compare.",
       ),
     );
   if (!run.verdicts.length && run.baseline_command && run.method !== "stand-alone") {
     card.append(
       soft(
-        "There is no Stand-Alone run of these clients to compare with. " +
+        "There is no control of this run, in which every client aggregates with itself alone. " +
           "This command makes one; then write the report again with --baseline DIR:",
       ),
       command("copy-baseline", run.baseline_command),
@@ -51,10 +51,10 @@ function countsBar(verdicts) {
     {
       class: "counts",
       role: "img",
-      "aria-label": ["helped", "no difference", "harmed"].map((word) => `${word}: ${count(word)}`).join(", "),
+      "aria-label": ["helped", "undecided", "harmed"].map((word) => `${word}: ${count(word)}`).join(", "),
     },
     block("helped", "helped"),
-    block("no difference", "no difference"),
+    block("undecided", "undecided"),
     block("harmed", "harmed"),
   );
 }
@@ -84,9 +84,8 @@ function clientWords(run, k) {
   const lines = [];
   if (v)
     lines.push(
-      `${nameOf(run, k)}: ${percent(v.together)} accuracy with federation, ${percent(v.alone)} alone. ` +
-        `${points(v.difference)} points ± ${(200 * v.error).toFixed(1)}: ` +
-        (v.word === "no difference" ? "no difference that its test could show." : `${v.word}.`),
+      `${nameOf(run, k)}: ${percent(v.accuracy)} accuracy with federation, ${percent(v.reference)} without. ` +
+        `${points(v.difference)} points ± ${(100 * v.margin).toFixed(1)}: ${v.word}.`,
     );
   else if (f) lines.push(`${nameOf(run, k)}: ${percent(f.accuracy)} accuracy (${f.correct} of ${f.total}).`);
   const row = learnedFrom(run, k);
@@ -114,18 +113,18 @@ function learnedFrom(run, k) {
 }
 
 function verdictTable(run, rows) {
-  const most = Math.max(0.01, ...run.verdicts.map((v) => Math.abs(v.difference) + 2 * v.error));
+  const most = Math.max(0.01, ...run.verdicts.map((v) => Math.abs(v.difference) + v.margin));
   const columns = [
     { title: "client", words: true, value: (v) => nameOf(run, v.client), show: (v) => nameOf(run, v.client) },
     { title: "verdict", words: true, value: (v) => v.word, show: (v) => verdictWord(v.word) },
     {
       title: "difference, points",
       value: (v) => v.difference,
-      show: (v) => `${points(v.difference)} ± ${(200 * v.error).toFixed(1)}`,
+      show: (v) => `${points(v.difference)} ± ${(100 * v.margin).toFixed(1)}`,
     },
     { title: "harmed | helped", words: true, value: (v) => v.difference, show: (v) => differenceMark(v, most) },
-    { title: "alone", value: (v) => v.alone, show: (v) => percent(v.alone) },
-    { title: "with federation", value: (v) => v.together, show: (v) => percent(v.together) },
+    { title: "without", value: (v) => v.reference, show: (v) => percent(v.reference) },
+    { title: "with federation", value: (v) => v.accuracy, show: (v) => percent(v.accuracy) },
     { title: "domain", words: true, value: (v) => v.domain, show: (v) => v.domain },
   ];
   return sortableTable(
@@ -140,7 +139,7 @@ function differenceMark(v, most) {
     sx = (share) => 70 + (share / most) * 66;
   svg.append(
     line(70, 0, 70, 16, { class: "axis" }),
-    line(sx(v.difference - 2 * v.error), 8, sx(v.difference + 2 * v.error), 8, {
+    line(sx(v.difference - v.margin), 8, sx(v.difference + v.margin), 8, {
       style: { stroke: WORDS[v.word][2], "stroke-opacity": 0.5, "stroke-width": 2 },
     }),
   );

@@ -1,0 +1,189 @@
+"""What runs gained over reference runs of the same clients: a difference for each client, their mean, and a verdict.
+
+A reference is the run's control, in which every client aggregates with itself alone, or a Stand-Alone run. The numbers
+are those of results/statistic.py; docs/verdict.md explains them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from factorized_fl.results.control import BASELINE
+from factorized_fl.results.reading import RunFiles
+from factorized_fl.results.right import Graded, read_graded
+from factorized_fl.results.schema import FinalResult
+from factorized_fl.results.statistic import (
+    PairedTest,
+    Word,
+    compare_paired,
+    holm,
+    paired_from_counts,
+    paired_from_errors,
+)
+
+CONTROL = "control"  # the name of a reference that is the run's own control
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One client's accuracy against that of a reference run, over all seeds."""
+
+    client: int  # counted from 0
+    domain: str
+    reference: float  # the reference's accuracy
+    accuracy: float
+    low: float  # the ends of the 95% interval of the difference
+    high: float
+    p: float  # adjusted for the number of clients
+    word: Word
+
+    @property
+    def difference(self) -> float:
+        """Return the gain in accuracy."""
+        return self.accuracy - self.reference
+
+    @property
+    def margin(self) -> float:
+        """Return half the length of the interval."""
+        return (self.high - self.low) / 2
+
+    @property
+    def gap(self) -> str:
+        """Return the difference in points, with its interval."""
+        return _in_points(self.difference, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The verdicts on all clients, and the mean difference with its 95% interval."""
+
+    reference: str  # the method of the reference runs, or CONTROL
+    seeds: int
+    mean: float
+    low: float
+    high: float
+    clients: tuple[Verdict, ...]
+
+    def number(self, word: Word) -> int:
+        """Return the number of clients with this verdict."""
+        return sum(verdict.word == word for verdict in self.clients)
+
+    def names(self, word: Word) -> list[int]:
+        """Return the clients with this verdict, numbered from 1."""
+        return [verdict.client + 1 for verdict in self.clients if verdict.word == word]
+
+    @property
+    def difference(self) -> str:
+        """Return the mean difference in points, with its interval."""
+        return _in_points(self.mean, self.low, self.high)
+
+    @property
+    def over(self) -> str:
+        """Return what the difference is over."""
+        return {CONTROL: "its control", BASELINE: "Stand-Alone"}.get(self.reference, self.reference)
+
+    @property
+    def reference_words(self) -> str:
+        """Return what the reference's models are."""
+        same = "a model of the same method without the other participants"
+        return same if self.reference == CONTROL else "a model trained alone"
+
+    @property
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        mean = "" if len(self.clients) == 1 else " on average"
+        text = f"{self.difference}{mean} over {self.over}"
+        if self.seeds == 1:
+            return f"{text}. One seed cannot decide: other seeds may give another sign."
+        total, clients = len(self.clients), f"client{'s' if len(self.clients) > 1 else ''}"
+        helped, harmed = (f"{word} {self._count(word)}" for word in ("helped", "harmed"))
+        undecided = self.number("undecided")
+        return f"{text}, {self.seeds} seeds: of {total} {clients} it {helped} and {harmed}; {undecided} undecided."
+
+    def _count(self, word: Word) -> str:
+        names = self.names(word)
+        return f"{len(names)} ({', '.join(map(str, names))})" if names else "0"
+
+    def record(self) -> dict[str, Any]:
+        """Return the effect for a JSON file; its clients are numbered from 1."""
+        clients = [asdict(v) | {"client": v.client + 1, "difference": v.difference} for v in self.clients]
+        return asdict(self) | {"clients": clients, "sentence": self.sentence}
+
+
+def effect_of(record: Mapping[str, Any]) -> Effect:
+    """Return the effect from its record in a JSON file."""
+    names = [field.name for field in fields(Verdict)]
+    clients = [
+        {name: client[name] for name in names} | {"client": client["client"] - 1} for client in record["clients"]
+    ]
+    numbers = {field.name: record[field.name] for field in fields(Effect)}
+    return Effect(**{**numbers, "clients": tuple(Verdict(**client) for client in clients)})
+
+
+def _in_points(value: float, low: float, high: float) -> str:
+    return f"{100 * value:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def measure_effect(runs: Sequence[RunFiles], references: Sequence[RunFiles], name: str = "") -> Effect | None:
+    """Return what runs gained over reference runs, seed by seed in the same order; None if no client is in both.
+
+    `name` is what the references are, by default their method. A test of which the bits are missing in one of the runs
+    is compared by its counts, as if the two tests were independent.
+    """
+    tests: list[PairedTest] = []
+    results: dict[int, list[tuple[FinalResult, FinalResult]]] = {}
+    for run, reference in zip(runs, references, strict=True):
+        theirs = {result["client"]: result for result in reference.final}
+        bits, others = read_graded(run.path, run.notes), read_graded(reference.path, reference.notes)
+        for result in run.final:
+            if (k := result["client"]) in theirs:
+                test = _with_bits(k, run.seed, (result, bits.get(k)), (theirs[k], others.get(k)))
+                if test := test or _without_bits(k, run.seed, result, theirs[k]):
+                    tests.append(test)
+                    results.setdefault(k, []).append((result, theirs[k]))
+    found = compare_paired(tests)
+    if found is None:
+        return None
+    adjusted = holm({k: estimate.p for k, estimate in found.clients.items()})
+    verdicts = [
+        Verdict(
+            client=k,
+            domain=pairs[0][0]["domain"],
+            reference=float(np.mean([pair[1]["accuracy"] for pair in pairs])),
+            accuracy=float(np.mean([pair[0]["accuracy"] for pair in pairs])),
+            low=found.clients[k].low,
+            high=found.clients[k].high,
+            p=adjusted[k],
+            word=found.words[k],
+        )
+        for k, pairs in sorted(results.items())
+    ]
+    mean = found.mean
+    name = name or references[0].method
+    return Effect(name, found.seeds, mean.value, mean.low, mean.high, tuple(verdicts))
+
+
+def _with_bits(
+    k: int, seed: int, ours: tuple[FinalResult, Graded | None], theirs: tuple[FinalResult, Graded | None]
+) -> PairedTest | None:
+    """Return the paired test; None if the bits of one run are missing, or are not those of its last result."""
+    (_, right), (_, reference) = ours, theirs
+    if right is None or reference is None or not np.array_equal(right.images, reference.images):
+        return None
+    if any(graded is None or int(graded.right.sum()) != result["correct"] for result, graded in (ours, theirs)):
+        return None
+    return PairedTest(k, seed, right.right.astype(np.int8) - reference.right.astype(np.int8), right.images)
+
+
+def _without_bits(k: int, seed: int, result: FinalResult, reference: FinalResult) -> PairedTest | None:
+    """Return the test by counts or, for another metric than accuracy, by standard errors; None if they are unknown."""
+    domain = result["domain"]
+    if result["correct"] is not None and reference["correct"] is not None:
+        ours, theirs = (result["correct"], result["total"]), (reference["correct"], reference["total"])
+        return paired_from_counts(k, seed, ours, theirs, domain)
+    if result["score_error"] is None or reference["score_error"] is None:
+        return None
+    errors = result["score_error"], reference["score_error"]
+    return paired_from_errors(k, seed, result["accuracy"] - reference["accuracy"], errors, domain)

@@ -1,0 +1,186 @@
+"""How well classes are matched, and what sharing classifiers by class is worth: results/align/.
+
+python -m studies.alignment matching --data DATA          matching alone, no training
+python -m studies.alignment runs --data DATA --work DIR    runs; what is finished is not run again
+"""
+
+import argparse
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from factorized_fl.api import configure
+from factorized_fl.config import Config
+from factorized_fl.core.classes import MEANS, Matches
+from factorized_fl.core.seeds import numpy_rng, torch_rng
+from factorized_fl.data.scenarios import Scenario
+from factorized_fl.methods.class_statistics import describe_classes, random_features
+from factorized_fl.methods.correspondence import StatisticsMatcher
+from factorized_fl.results.classes import matched_classes
+from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.simulate.alignment import true_labels
+from factorized_fl.simulate.build import build_scenario_of, model_inputs
+from studies.runner import Clock, Job, as_record, run_jobs, write_measured
+
+PRESETS = ("mini-domains", "mini-domains-dirichlet", "mini-domains-unequal", "mini-domains-30")
+ALIGNED = ("off", "statistics", "classifier", "true")
+LEAST = (0.0, 0.1, 0.5, 0.9)  # confidence
+NOISES = (0.0, 0.1, 0.2, 0.5, 1.0)
+DRAWS = 20
+Described = dict[str, torch.Tensor]
+
+
+def describe_all(scenario: Scenario, seed: int, noise: float = 0.0, chosen: Sequence[Sequence[int]] = ()) -> Described:
+    """The payloads of all clients; `chosen` are the classes that each of them keeps."""
+    most, each = max(len(client.classes) for client in scenario.clients), []
+    for k, client in enumerate(scenario.clients):
+        features = random_features(model_inputs(scenario, scenario.images[client.train]), seed)
+        labels = scenario.targets(k, client.train)
+        kept = torch.isin(labels, torch.tensor(chosen[k])) if chosen else torch.ones_like(labels, dtype=torch.bool)
+        each.append(describe_classes(features[kept], labels[kept], most, noise, torch_rng(seed, "class noise", k)))
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def judge(found: Matches, truth: torch.Tensor) -> Iterator[tuple[bool, float | None]]:
+    """For each pair of classes of two clients: whether they are the same, and the confidence if they were matched."""
+    flat = [(k, c) for k, c in itertools.product(*map(range, truth.shape)) if truth[k, c] >= 0]
+    for one, two in itertools.combinations(flat, 2):
+        if one[0] != two[0]:
+            matched = int(found.labels[one]) == int(found.labels[two]) >= 0
+            sure = float(min(found.confidence[one], found.confidence[two])) if matched else None
+            yield bool(truth[one] == truth[two]), sure
+
+
+def score(found: Matches, truth: torch.Tensor) -> Record:
+    """How many pairs are the same class, and by least confidence how many were matched and how many of them right."""
+    pairs = list(judge(found, truth))
+    result: Record = {"same": sum(same for same, _ in pairs)}
+    for least in LEAST:
+        kept = [same for same, sure in pairs if sure is not None and sure >= least]
+        result[f"{least:g}"] = {"matched": len(kept), "right": sum(kept)}
+    return result
+
+
+def match_preset(preset: str, seed: int, data: Path, noise: float = 0.0) -> Record:
+    """The score of matching all clients of a preset at once."""
+    scenario = build_scenario_of(configure(preset, seed=seed), data)
+    extra = describe_all(scenario, seed, noise)
+    truth = true_labels(scenario, extra[MEANS].shape[1]).where(extra[MEANS][:, :, -1] > 0, -1)
+    found = StatisticsMatcher().match(extra, torch.ones(len(truth), dtype=torch.bool))
+    return {"preset": preset, "seed": seed, "noise": noise, **score(found, truth)}
+
+
+def match_unlike(draw: int, split: bool, data: Path) -> Record:
+    """Three clients of one domain with 10, 7 and 4 classes, 4 of them common; or one class of two is two elsewhere.
+
+    In the second case one class of the second client is the union of two of the first, so no match of it is right.
+    """
+    config = configure("mini-domains", seed=100 + draw, images_per_client=800)
+    scenario = build_scenario_of(config, data)
+    rng = numpy_rng(draw, "unlike")
+    domain = scenario.clients[0].domain
+    members = [client for client in scenario.clients if client.domain == domain][:3]
+    scenario = replace(scenario, clients=tuple(members))
+    truth = true_labels(scenario, 10)
+    if split:
+        two = rng.permutation(10)[:2]
+        other = members[1]
+        merged = torch.where(truth[1] == int(two[1]), int(two[0]), truth[1])
+        joined = {int(label): int((merged == label).nonzero()[0]) for label in merged.unique()}
+        again = torch.tensor([joined[int(merged[own])] for own in other.labelling])
+        scenario = replace(scenario, clients=(members[0], replace(other, labelling=again), members[2]))
+        extra = describe_all(scenario, draw)
+        truth[1] = merged
+        truth[1, truth[1] == int(two[0])] = 99  # the union is neither of the two
+        truth = truth.where(extra[MEANS][:, :, -1] > 0, -1)
+    else:
+        common = rng.permutation(10)
+        # 10, 7 and 4 classes; the third client's four are all common, the second has three more of the first's.
+        wanted = [common, common[:7], common[:4]]
+        chosen = [[int((truth[k] == int(c)).nonzero()[0]) for c in own] for k, own in enumerate(wanted)]
+        extra = describe_all(scenario, draw, chosen=chosen)
+        truth = truth.where(extra[MEANS][:, :, -1] > 0, -1)
+    found = StatisticsMatcher().match(extra, torch.ones(3, dtype=torch.bool))
+    return {"draw": draw, "case": "split" if split else "10-7-4", **score(found, truth)}
+
+
+def measure_matching(data: Path, seeds: Sequence[int]) -> Record:
+    """Everything that needs no training."""
+    return {
+        "presets": [match_preset(preset, seed, data) for preset in PRESETS for seed in seeds],
+        "noise": [match_preset(PRESETS[0], seed, data, noise) for noise in NOISES for seed in seeds],
+        "unlike": [match_unlike(draw, split, data) for split in (False, True) for draw in range(DRAWS)],
+    }
+
+
+def measure_run(directory: RunDirectory, start: float) -> Record:
+    """The results of one run, and how many of the matches of its last round are right."""
+    config, clients = directory.config(), directory.clients()
+    last = {line["client"]: line for line in directory.metrics() if line["accuracy"] is not None}
+    record: Record = {
+        "configuration": as_record(config),
+        "clients": {
+            "domain": [client["domain"] for client in clients],
+            "scored": [client["test"] for client in clients],
+        },
+        "correct": [last[k]["correct"] for k in sorted(last)],
+        "accuracy": float(np.mean([last[k]["accuracy"] for k in sorted(last)])),
+        "bytes": sum(line["up_bytes"] + line["down_bytes"] for line in directory.metrics()),
+        "seconds": round(start + sum(line["seconds"] for line in directory.timing()), 1),
+    }
+    if config.align != "off":
+        pairs = [row for row in matched_classes(directory.path) if row.peer]
+        record["matches"] = {"matched": len(pairs), "right": sum(bool(row.right) for row in pairs)}
+    return record
+
+
+def plan_runs(
+    out: Path,
+    presets: Sequence[str],
+    methods: Sequence[str],
+    aligned: Sequence[str],
+    seeds: Sequence[int],
+    settings: Record,
+) -> Iterator[Job]:
+    """The runs, the most important ones first."""
+    for seed, preset, method, align in itertools.product(seeds, presets, methods, aligned):
+        config: Config = configure(preset, method, seed=seed, align=align, recalibrate=True, **settings)
+        name = "-".join((preset, method, align, *(f"{key}-{value}" for key, value in settings.items()), str(seed)))
+        yield Job(name, out / f"{name}.json", config, measure_run)
+
+
+def main() -> None:
+    """Parses the command line and measures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("matching", "runs"))
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results/align"))
+    parser.add_argument("--work", type=Path, default=Path("runs/align"))
+    parser.add_argument("--presets", default=PRESETS[0])
+    parser.add_argument("--methods", default="fedavg,factorized-peers")
+    parser.add_argument("--align", default="off,true,statistics")
+    parser.add_argument("--seeds", default="1")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--minutes", type=float)
+    given = parser.parse_args()
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    if given.what == "matching":
+        measure = partial(measure_matching, given.data, seeds)
+        write_measured(given.out / "matching.json", configure(PRESETS[0], seed=seeds[0]), "cpu", measure)
+        return
+    settings = {"rounds": given.rounds} if given.rounds else {}
+    presets, methods, aligned = (text.split(",") for text in (given.presets, given.methods, given.align))
+    jobs = plan_runs(given.out, presets, methods, aligned, seeds, settings)
+    clock = Clock(None if given.minutes is None else 60 * given.minutes)
+    for progress in run_jobs(jobs, given.work, data=given.data, clock=clock, device="cpu"):
+        record = progress.record or {}
+        print(f"{progress.name}: {progress.state} {record.get('accuracy', '')} {record.get('matches', '')}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
