@@ -21,6 +21,7 @@ _MODULES = {
     "core.options": ("option",),
     "core.roles": ("Role",),
     "core.views": ("Batch", "Local", "Mixing", "Phase", "Server", "Tensors"),
+    "simulate.callbacks": ("EarlyStopping", "RoundState"),
     "tasks.metrics": ("Metric",),
     "methods": ("Card", "Method", "register"),
     "nn": ("describe", "factorize", "fold"),

@@ -11,6 +11,7 @@ from factorized_fl.data.partitions import partition
 from factorized_fl.data.tables import from_file, from_hf
 from factorized_fl.methods import Card, Method, register
 from factorized_fl.nn import describe, factorize, fold
+from factorized_fl.simulate.callbacks import EarlyStopping, RoundState
 from factorized_fl.tasks.metrics import Metric
 
 __version__: str
@@ -21,6 +22,7 @@ __all__ = [
     "ClientData",
     "Config",
     "Dense",
+    "EarlyStopping",
     "Groups",
     "Local",
     "Mean",
@@ -29,6 +31,7 @@ __all__ = [
     "Mixing",
     "Phase",
     "Role",
+    "RoundState",
     "Server",
     "Sparse",
     "Tensors",

@@ -1,11 +1,14 @@
 """The functions behind the command line, for use from Python."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from factorized_fl.config import Config, as_table, read_table, resolve, upgrade
 from factorized_fl.core.errors import UserError
@@ -15,6 +18,8 @@ from factorized_fl.export.export import Exported, export_run
 from factorized_fl.nn.own import Factory, model_name
 from factorized_fl.presets import find_preset
 from factorized_fl.report.page import write_report
+from factorized_fl.report.progress import ProgressObserver
+from factorized_fl.report.trackers import make_tracker
 from factorized_fl.results.comparison import (
     Comparison,
     compare_methods,
@@ -24,18 +29,20 @@ from factorized_fl.results.comparison import (
 )
 from factorized_fl.results.effect import CONTROL
 from factorized_fl.results.entries import check_configs, check_settings, parse_entry, plan_runs
-from factorized_fl.results.reading import RunFiles, read_run
+from factorized_fl.results.reading import RunFiles, method_title, read_run
 from factorized_fl.results.references import different_images
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import FEDERATION
 from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.settings import read_settings
 from factorized_fl.silo.site import export_control, export_now, site_scenario
+from factorized_fl.simulate.callbacks import Callback, observers_of
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation
 from factorized_fl.simulate.training import bring
 
 COMPARISON = "comparison.json"
+_SELDOM = 2.0  # seconds at least between lines of progress in a notebook
 
 
 def configure(preset: str | Path, method: str | None = None, /, **settings: Any) -> Config:
@@ -66,6 +73,9 @@ def run(
     data: Path | str | None = None,
     resume: bool = False,
     observers: Sequence[Observer] = (),
+    callbacks: Sequence[Callback | Observer] = (),
+    trackers: Sequence[str] = (),
+    progress: bool | None = None,
     device: str = "auto",
     **settings: Any,
 ) -> Run:
@@ -75,6 +85,10 @@ def run(
     complete it unless it is a configuration. `model` is a class or function (example, outputs) -> network, where
     `example` is a batch of one input; "package.module:factory"; or the name of a built-in network. With `resume` an
     interrupted run is continued.
+
+    `callbacks` are functions that are called after every round with an `ffl.RoundState`, such as `ffl.EarlyStopping`;
+    `trackers` are "tensorboard", "mlflow" or "wandb". `progress` is shown by default in terminals and notebooks, unless
+    there are `observers`, which are called for every client and round.
     """
     if model is not None:
         settings["model"] = model if isinstance(model, str) else model_name(model)
@@ -91,19 +105,31 @@ def run(
         clients = list(config)
         config = own_config(clients, method, settings)
         scenario = own_run_scenario(clients, config)
-    directory = run_federation(
-        config,
-        out or default_directory(config),
-        data=Path(data) if data else None,
-        scenario=scenario,
-        resume=resume,
-        observers=observers,
-        device=device,
-        factory=None if isinstance(model, str) else model,
-        brought=brought,
-    )
+    out = Path(out or default_directory(config))
+    with ExitStack() as stack:
+        watching = [*observers, *(stack.enter_context(make_tracker(name, out)) for name in trackers)]
+        watching += observers_of(callbacks, RunDirectory(out))  # last, because they may interrupt the run
+        if is_interactive() and not observers if progress is None else progress:
+            shown = ProgressObserver(Console(), method_title(config.method), seldom=_SELDOM)
+            watching.append(stack.enter_context(shown))
+        directory = run_federation(
+            config,
+            out,
+            data=Path(data) if data else None,
+            scenario=scenario,
+            resume=resume,
+            observers=watching,
+            device=device,
+            factory=None if isinstance(model, str) else model,
+            brought=brought,
+        )
     factory = None if isinstance(model, str) else model
     return Run(directory.path, scenario, Path(data) if data else None, factory, brought)
+
+
+def is_interactive() -> bool:
+    """Return whether somebody watches this process: in a terminal, or in a notebook."""
+    return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 
 def default_directory(config: Config) -> Path:
@@ -173,8 +199,9 @@ def compare(
     with watch([planned.config for planned in plan]) if watch else nullcontext() as observer:
         observers = [observer] if observer else []
         for planned in plan:
+            out = root / planned.folder
             directory = run(
-                planned.config, root / planned.folder, data=data, resume=resume, observers=observers, device=device
+                *(planned.config, out), data=data, resume=resume, observers=observers, progress=False, device=device
             )
             same = of_seed.setdefault(planned.config.seed, directory)
             if different_images(same.clients(), directory.clients()):

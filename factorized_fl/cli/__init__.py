@@ -13,7 +13,7 @@ from factorized_fl import __version__
 from factorized_fl.cli import data, lists, model, network, report, runs
 from factorized_fl.cli.common import Interrupted, console, notes, show_warnings_as_notes
 from factorized_fl.cli.settings import SettingsCommand
-from factorized_fl.core.errors import UserError, is_lack_of_memory
+from factorized_fl.core.errors import UserError, flags_shown, is_lack_of_memory
 
 app = typer.Typer(
     help="Agnostic personalised federated learning.",
@@ -59,6 +59,11 @@ def common_options(
 def main(application: typer.Typer = app) -> None:
     """Run the command of sys.argv; a UserError becomes one sentence and exit code 2."""
     show_warnings_as_notes()
+    with flags_shown():
+        _run(application)
+
+
+def _run(application: typer.Typer) -> None:
     try:
         application()
     except UserError as error:

@@ -92,7 +92,7 @@ def run_command(
         if not quiet:
             progress = ProgressObserver(to, method_title(config.method), details=True)
             observers.append(stack.enter_context(progress))
-        directory = api.run(config, out, data=data, resume=resume, device=device, observers=observers)
+        directory = api.run(config, out, data=data, resume=resume, device=device, observers=observers, progress=False)
     if FOLLOWS:
         return
     if as_json:

@@ -1,11 +1,45 @@
 """Errors that a user can cause and correct."""
 
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+
+_FLAG = re.compile(r"--([a-z]+)(?: (?:[A-Z]+\b|(?=[a-z_.]+=)))?")  # with the word in capitals that stands for a value
+_SWITCHES = ("resume",)
+_COMMAND_LINE = "FFL_COMMAND_LINE"  # set while a command runs; the processes that it starts inherit it
 
 
 class UserError(Exception):
-    """One sentence for the user, what is wrong and what to do: the command line prints it and exits with code 2."""
+    """One sentence for the user, what is wrong and what to do: the command line prints it and exits with code 2.
+
+    The sentence is written with the flags of the command line. Elsewhere it names arguments of Python instead.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if _COMMAND_LINE in os.environ else _FLAG.sub(_argument, text)
+
+
+def _argument(flag: re.Match[str]) -> str:
+    """Return the argument in Python that a flag stands for."""
+    name = flag[1]
+    if name == "set":
+        return "" if flag[0].endswith(" ") else "an argument"
+    return f"{name}=True" if name in _SWITCHES else f"{name}="
+
+
+@contextmanager
+def flags_shown() -> Iterator[None]:
+    """Within the context, errors of this process and of those that it starts name flags of the command line."""
+    before = os.environ.get(_COMMAND_LINE)
+    os.environ[_COMMAND_LINE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_COMMAND_LINE]
 
 
 class Busy(UserError):

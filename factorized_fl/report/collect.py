@@ -103,6 +103,7 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         "baseline": _baseline_line(run, base) if base else None,
         "baseline_command": None if base or run.party else command_of(table, file=again, control=True),
         "domains": domains,
+        "facts": _facts(run),
         "clients": [
             {
                 "name": client["name"],
@@ -132,6 +133,19 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         ),
         "notes": run.notes,  # last, because the entries above add to them
     }
+
+
+def _facts(run: RunFiles) -> list[str]:
+    """Return when the run was made, its data and its model, as far as they are known."""
+    config, domains = run.config, len({client["domain"] for client in run.clients})
+    data = str(config.get("preset") or config.get("dataset") or "unknown data")
+    clients = f"{len(run.clients)} client{'s' if len(run.clients) != 1 else ''}"
+    parts = [str(run.environment.get("date") or "")[:10], f"data: {data}, {clients}"]
+    parts[-1] += f" of {domains} domains" if domains > 1 else ""
+    if model := config.get("model"):
+        width = config.get("width", 1.0)
+        parts.append(f"model: {model}" + (f", width {width:g}" if isinstance(width, float) and width != 1 else ""))
+    return [part for part in parts if part]
 
 
 # -- the verdict
@@ -178,6 +192,7 @@ def _curves(run: RunFiles) -> Document:
     """Return the accuracy of every client after every round, and the bytes and seconds of every round."""
     rounds, count = run.done, len(run.clients)
     accuracy = np.full((count, rounds), _NONE, dtype="<u2")
+    losses = np.full((count, rounds), np.nan)
     up, down = [0] * rounds, [0] * rounds
     for record in run.metrics:
         at = record["round"] - 1
@@ -187,8 +202,14 @@ def _curves(run: RunFiles) -> Document:
             accuracy[record["client"], at] = round(
                 10_000 * min(max(record["accuracy"], 0.0), 1.0)
             )  # scores of other metrics may be outside
+            losses[record["client"], at] = np.nan if record.get("loss") is None else record["loss"]
     seconds = [run.seconds.get(at) for at in range(1, rounds + 1)]
-    return {"accuracy": to_base64(accuracy), "up": up, "down": down, "seconds": seconds}
+    curves = {"accuracy": to_base64(accuracy), "up": up, "down": down, "seconds": seconds}
+    if not np.isfinite(losses).any():
+        return curves
+    most = float(np.nanmax(np.where(np.isfinite(losses), losses, np.nan)))
+    steps = np.where(np.isfinite(losses), np.round(np.nan_to_num(losses) / (most or 1) * (_NONE - 1)), _NONE)
+    return {**curves, "loss": to_base64(steps.astype("<u2")), "most_loss": most}
 
 
 def _client_traffic(run: RunFiles) -> list[list[int]]:

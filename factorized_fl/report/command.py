@@ -1,14 +1,15 @@
 """The command that repeats a run, from its configuration."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorized_fl.config import Config, from_table, parse_setting, resolve, to_toml_value
+from factorized_fl.config import Config, from_table, parse_setting, resolve, to_toml_value, upgrade
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.clients import OWN
 from factorized_fl.methods import INSTALLED, METHODS
 from factorized_fl.presets import PRESETS, find_preset
+from factorized_fl.results.reading import RunFiles
 
 _STAND_IN = "stand-alone"  # an installed method in place of one that is not loaded
 
@@ -43,6 +44,29 @@ def _words(table: Mapping[str, Any], method: str | None, file: str) -> list[str]
     else:
         words += [file, *(["--method", method] if method else [])]
     return [*words, *(["--data", "FOLDER"] if config.dataset == "folder" else [])]
+
+
+def comparison_command(runs: Sequence[RunFiles]) -> str | None:
+    """Return the `ffl compare ...` of runs of one preset that differ in method and seed only; None for others."""
+    try:
+        configs = [from_table(upgrade({**run.config, "options": run.options})) for run in runs]
+    except (UserError, TypeError):
+        return None
+    preset, methods = configs[0].preset, list(dict.fromkeys(config.method for config in configs))
+    if preset not in PRESETS or not INSTALLED.issuperset(methods):
+        return None
+    settings = set()
+    for config in configs:
+        given = resolve(find_preset(preset), config.method)
+        if config.preset != preset or config.options != given.options:
+            return None
+        own, theirs = _of_run(config), _of_run(given)
+        settings.add(tuple(word for word in _settings(own | {"seed": theirs["seed"]}, theirs)))
+    if len(settings) > 1:
+        return None
+    seeds = ",".join(map(str, dict.fromkeys(config.seed for config in configs)))
+    words = ["ffl", "compare", preset, "--methods", ",".join(methods), "--seeds", seeds, *settings.pop()]
+    return shlex.join(words)
 
 
 def _of_run(config: Config) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from factorized_fl.report.command import comparison_command
 from factorized_fl.report.exports import Rows, client_rows, downloads
 from factorized_fl.report.tables import HEADINGS, comparison_cells
 from factorized_fl.results.comparison import Variant, group_runs
@@ -41,6 +42,7 @@ def comparison_document(runs: Sequence[RunFiles], controls: Sequence[RunFiles] =
         "reference": reference,
         "differences": differences,
         "headline": _headline(rows, reference),
+        "command": comparison_command(runs),
         "downloads": downloads("comparison", _table(variants, base), client_rows(runs)),
         "notes": notes,
     }

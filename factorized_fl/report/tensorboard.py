@@ -1,11 +1,25 @@
 """An observer that writes a run's metrics for TensorBoard, in the folder `tensorboard` of the run directory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import Record
+
+
+def curves(records: Sequence[Record]) -> Iterator[tuple[str, float]]:
+    """Yield the points of one round by name: accuracy, loss and others over all clients, by domain and by client."""
+    groups: dict[str, list[Record]] = {"all clients": list(records)}
+    for record in records:
+        groups.setdefault(f"domain/{record['domain']}", []).append(record)
+        groups[f"client/{record['client'] + 1}"] = [record]
+    for group, members in groups.items():
+        for name in ("accuracy", "score", "loss", "train_loss"):
+            if values := [record[name] for record in members if record.get(name) is not None]:
+                yield f"{name}/{group}", sum(values) / len(values)
+    for way in ("up", "down"):
+        yield f"bytes/{way}", sum(record[f"{way}_bytes"] for record in records)
 
 
 class TensorBoardObserver:
@@ -36,14 +50,6 @@ class TensorBoardObserver:
 
     def round_done(self, round_number: int, records: Sequence[Record]) -> None:
         """Add one point to every curve."""
-        groups: dict[str, list[Record]] = {"all clients": list(records)}
-        for record in records:
-            groups.setdefault(f"domain/{record['domain']}", []).append(record)
-            groups[f"client/{record['client'] + 1}"] = [record]
-        for group, members in groups.items():
-            for name in ("accuracy", "loss", "train_loss"):
-                if values := [record[name] for record in members if record[name] is not None]:
-                    self.writer.add_scalar(f"{name}/{group}", sum(values) / len(values), round_number)
-        for way in ("up", "down"):
-            self.writer.add_scalar(f"bytes/{way}", sum(record[f"{way}_bytes"] for record in records), round_number)
+        for name, value in curves(records):
+            self.writer.add_scalar(name, value, round_number)
         self.writer.flush()

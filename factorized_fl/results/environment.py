@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def describe_environment(seed: int, device: str) -> dict[str, Any]:
         except PackageNotFoundError:
             packages[package] = None
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "factorized_fl": factorized_fl.__version__,
         "commit": _commit(),
         "seed": seed,

@@ -7,14 +7,15 @@ seed, which images only the one run or only the other classified right.
 import math
 import statistics
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
 Array = np.ndarray[Any, np.dtype[Any]]
+H = TypeVar("H", bound=Hashable)
 Word = Literal["helped", "harmed", "undecided"]
 
 LEVEL = 0.05  # probability that a comparison without any effect names some client; 1 - LEVEL is that of intervals
@@ -186,9 +187,9 @@ def _name_clients(tested: dict[Hashable, Estimate], clients: Iterable[Hashable])
     return words
 
 
-def holm(p_values: dict[Hashable, float]) -> dict[Hashable, float]:
+def holm(p_values: Mapping[H, float]) -> dict[H, float]:
     """Return p-values adjusted for their number: the share of comparisons in which any true hypothesis is rejected."""
-    adjusted, so_far = {}, 0.0
+    adjusted, so_far = dict[H, float](), 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         so_far = max(so_far, min(1.0, (len(p_values) - rank) * p))
         adjusted[name] = so_far

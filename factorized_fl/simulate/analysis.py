@@ -50,7 +50,7 @@ def analyse(federation: Federation) -> dict[str, Any]:
     """
     classified = not federation.scenario.labels.is_floating_point()
     tested = federation.clients.trained.nonzero().flatten().tolist() if classified else []
-    counts = federation.engine.confusion(federation.config.rounds, tested, federation.clients) if classified else []
+    counts = federation.engine.confusion(federation.last_round, tested, federation.clients) if classified else []
     of = {k: matrix.tolist() for k, matrix in zip(tested, counts, strict=True)}
     confusion = [of.get(k) for k in range(len(federation.clients.state))]
     layers = [name.split(".parametrizations.")[0] for name in _names(federation, "mu")]

@@ -63,6 +63,10 @@ class Federation:
     server: ServerState | SeparateServers
     engine: Engine
     sealer: Sealer | None = None  # encrypts what the clients send, and decrypts what they receive
+    last_round: int = 0  # a callback may end a run early; 0: as configured
+
+    def __post_init__(self) -> None:
+        self.last_round = self.last_round or self.config.rounds
 
     def parameters(self) -> tuple[dict[str, int], int]:
         """The numbers of the first client's model by role, and how many of them are shared."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,11 +16,17 @@ from factorized_fl.data.scenarios import Scenario, score_validation
 from factorized_fl.methods import fingerprints
 from factorized_fl.nn import fold
 from factorized_fl.nn.own import Factory
-from factorized_fl.results.effect import Effect
-from factorized_fl.results.references import judge_run
+from factorized_fl.results.control import control_of
+from factorized_fl.results.effect import CONTROL, Effect
+from factorized_fl.results.frames import describe_progress, metrics_frame, run_html
+from factorized_fl.results.reading import read_run
+from factorized_fl.results.references import find_control, judge_run
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.build import build_federation, build_scenario_of, initial_models, model_inputs
-from factorized_fl.simulate.run import describe_run
+from factorized_fl.simulate.run import describe_run, run_federation
+
+if TYPE_CHECKING:
+    import pandas
 
 # Settings of data that the package loads and deals itself.
 _DEALT = (
@@ -65,6 +71,16 @@ class Run(RunDirectory):
         super().__init__(path)
         self._scenario, self._data, self.factory, self.brought = scenario, data, factory, brought
 
+    def __repr__(self) -> str:
+        return f"<Run '{self.path}': {describe_progress(self)}>"
+
+    def _repr_html_(self) -> str:
+        return run_html(self)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The metrics, one row for each round and client, which is numbered from 1; raises UserError without pandas."""
+        return metrics_frame(self)
+
     @property
     def scenario(self) -> Scenario:
         """The data of the run; where the caller did not bring any, it is loaded again."""
@@ -76,12 +92,33 @@ class Run(RunDirectory):
         """A batch as the network receives it: images are divided by 255 and normalised, anything else is unchanged."""
         return model_inputs(self.scenario, x)
 
-    def verdict(self, reference: RunDirectory) -> Effect:
+    def verdict(self, reference: RunDirectory | None = None) -> Effect:
         """What the clients gained over those of a control (``control=True``) or Stand-Alone run of the same data.
 
-        Raises UserError if either run is incomplete or the two cannot be compared.
+        Without a reference it is the control beside this run, which is run first if there is none. Raises UserError if
+        a run is incomplete or the two cannot be compared.
         """
-        return judge_run(self.path, reference.path)
+        return judge_run(self.path, (reference or self._control()).path)
+
+    def _control(self) -> RunDirectory:
+        """The complete control of this run, found beside it or run now."""
+        config, ours = self.config(), read_run(self.path, strict=True)
+        if not ours.complete:
+            raise UserError(f"'{self.path}' is not complete: let it finish first.")
+        wanted = control_of(config)
+        if wanted == config:
+            raise UserError(f"A run of {ours.title} without other clients is its own control: give a reference.")
+        if found := find_control(ours, []):
+            return RunDirectory(found.path)
+        beside = self.path.parent / f"{self.path.name}-{CONTROL}-seed{config.seed}"
+        return run_federation(
+            *(wanted, beside),
+            data=self._data,
+            scenario=self._scenario,
+            resume=True,
+            factory=self.factory,
+            brought=self.brought,
+        )
 
     def model(self, client: int) -> nn.Module:
         """The trained network of a client, numbered from 1: a plain module on the CPU in evaluation mode.

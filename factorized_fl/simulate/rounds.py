@@ -62,10 +62,10 @@ def run_round(
     down, peers = downloads.loads(), downloads.peers()
 
     tested = [] if round_number % federation.config.test_every else list(answering)
-    if round_number == federation.config.rounds:
+    if round_number == federation.last_round:
         tested = server.received.nonzero().flatten().tolist()
     evaluated = engine.evaluate(round_number, tested, clients) if tested else {}
-    scored = all_scores(federation, round_number, evaluated) if round_number == federation.config.rounds else {}
+    scored = all_scores(federation, round_number, evaluated) if round_number == federation.last_round else {}
     keep(evaluated)
     records = []
     for k in sorted({*sampled, *tested}):

@@ -159,7 +159,6 @@ def _go_on(
     device: torch.device,
     ranks: Ranks,
 ) -> None:
-    config = federation.config
     writing, written = 0.0, time.monotonic()
 
     def client_done(client: int) -> None:
@@ -167,10 +166,12 @@ def _go_on(
             observer.client_done(round_number, client)
 
     def keep(results: Mapping[int, Evaluated]) -> None:
-        if round_number == config.rounds:
+        if round_number == federation.last_round:
             directory.save_graded(federation.scenario, results)
 
-    for round_number in range(done + 1, config.rounds + 1):
+    round_number, federation.last_round = done, ranks.same(federation.last_round)
+    while round_number < federation.last_round:
+        round_number += 1
         began = time.monotonic()
         records, mixing = run_round(federation, round_number, client_done, keep)
         if mixing is not None:
@@ -182,7 +183,7 @@ def _go_on(
         now = time.monotonic()
         more = peak_memory(device) | federation.encryption_seconds()
         directory.append("timing.jsonl", [{"round": round_number, "seconds": now - began, **more}])
-        due = ranks.same(round_number == config.rounds or writing <= _CHECKPOINT_SHARE * (now - written))
+        due = ranks.same(round_number == federation.last_round or writing <= _CHECKPOINT_SHARE * (now - written))
         if due:
             _save(federation, directory, round_number)
             written = time.monotonic()
@@ -193,7 +194,8 @@ def _go_on(
                 observer.round_done(round_number, records)
         except Stopped as stop:
             stopped = stop
-        if stopped := ranks.same(stopped):
+        stopped, federation.last_round = ranks.same((stopped, federation.last_round))
+        if stopped:
             if not due:
                 _save(federation, directory, round_number)
             raise stopped

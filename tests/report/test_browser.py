@@ -104,7 +104,7 @@ def test_opens_from_a_file_without_network_or_complaint(chromium, one, several, 
 def test_the_verdict_is_first_and_its_table_sorts(chromium, one) -> None:
     with Watched(chromium) as tab:
         tab.page.goto(one)
-        assert tab.page.locator("h1").inner_text().startswith("Federation helped 1 of 4 clients and harmed 1")
+        assert tab.page.locator("h1").inner_text().startswith("48.0% accuracy on average, -2.0 points (95% ")
         column = "#verdicts tbody tr td:nth-child(3)"
         heading = tab.page.locator("#verdicts th:nth-child(3)")
         heading.locator("button").focus()
@@ -211,7 +211,7 @@ def test_choosing_a_client_says_who_it_learned_from(chromium, one) -> None:
         tab.page.goto(one)
         tab.page.locator("#focus").select_option("c:0")
         words = tab.page.locator("#client-words").inner_text()
-        assert "client 1: 80.0% accuracy with federation, 50.0% alone. +30.0 points" in words
+        assert "client 1: 80.0% accuracy with federation, 50.0% without. +30.0 points" in words
         assert "In round 4 it received itself 70%, client 2 30%." in words
         assert tab.page.locator("#verdicts tbody tr").count() == 1
         tab.page.locator("#focus").focus()
@@ -292,12 +292,12 @@ def test_several_runs_side_by_side(chromium, several) -> None:
         assert tab.page.locator("#methods tbody tr").count() == 3
         assert "was trained with rounds 3 instead of 4" in tab.page.locator("#notes").inner_text()
         assert tab.page.locator("#methods tr.best td").first.inner_text() == "Stand-Alone"
-        assert "on average no federation beat training alone" in tab.page.locator("h1").inner_text()
+        assert "on average no federation was better than training alone" in tab.page.locator("h1").inner_text()
         before = tab.page.locator("[data-figure=paired-differences] svg").inner_html()
         tab.page.locator("#reference").select_option("1")
         assert tab.page.locator("[data-figure=paired-differences] svg").inner_html() != before
         tab.page.locator("#run").select_option(label="FedAvg, seed 1")
-        assert "Federation helped 0 of 4 clients and harmed 1" in tab.page.locator("#verdict h2").inner_text()
+        assert "One seed cannot decide" in tab.page.locator("#verdict h2").inner_text()
         tab.page.locator("#axis-methods-bytes").click()
         assert tab.page.locator("#axis-bytes").get_attribute("aria-pressed") == "true"  # one choice for both
         assert "sent by and to all clients" in tab.page.locator("[data-figure=accuracy-of-methods]").inner_html()
@@ -393,7 +393,8 @@ def test_pages_of_the_parties_of_a_federation(chromium, tmp_path: Path) -> None:
     told = {
         "coordinator": ("3 of 3 rounds are done; no site reports its accuracy.", "Rows receive"),
         "aster": (
-            "Federation helped aster: 80.0% accuracy, alone 50.0%.",
+            "aster: 80.0% accuracy, +30.0 points (95% interval +16.0 to +44.0) over Stand-Alone. "
+            "One seed cannot decide: other seeds may give another sign.",
             "only the coordinator knows their sources",
         ),
     }
@@ -449,3 +450,79 @@ def test_watch_follows_a_run_without_reloading(chromium, tmp_path: Path) -> None
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
         process.wait()
+
+
+# -- what was asked of the page
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of axe-core, which finds what people with assistive technology cannot use."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("no npm here to fetch axe-core with")
+    folder = tmp_path_factory.mktemp("axe")
+    command = [npm, "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(folder), "axe-core@4.10.3"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip("axe-core cannot be fetched here")
+    if done.returncode:
+        pytest.skip("axe-core cannot be fetched here")
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1180, 390])
+def test_axe_finds_nothing(chromium, one, several, axe: str, width: int, scheme: str) -> None:
+    for page in (one, several):
+        with Watched(chromium, width=width, scheme=scheme) as tab:
+            tab.page.goto(page)
+            tab.page.evaluate(axe)
+            found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+            assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found["violations"]] == []
+
+
+@pytest.mark.parametrize(("width", "medium"), [(390, "screen"), (720, "print")])
+def test_no_column_is_out_of_sight(chromium, several, width: int, medium: str) -> None:
+    """On a phone and on paper nothing can be scrolled sideways, so that every cell is within the page."""
+    with Watched(chromium, width=width) as tab:
+        tab.page.goto(several)
+        tab.page.emulate_media(media=medium)
+        boxes = tab.page.locator("table[id] td").evaluate_all(
+            "cells => cells.map(cell => cell.getBoundingClientRect().right)"
+        )
+        assert boxes
+        assert max(boxes) <= width
+
+
+def test_contents_lead_to_every_part(chromium, several) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(several)
+        links = tab.page.locator(".contents a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+        assert len(links) > 5
+        assert all(tab.page.locator(link).count() == 1 for link in links)
+
+
+def test_loss_is_drawn_and_a_method_has_one_colour(chromium, several) -> None:
+    with Watched(chromium) as tab:
+        tab.page.goto(several)
+        tab.page.locator("#measure-methods-loss").click()
+        assert tab.page.locator("[data-figure=loss-of-methods] svg path").count() >= 3
+        tab.page.locator("#run").select_option(label="FedAvg, seed 1")
+        place = tab.page.locator("#methods tbody td:first-child").all_inner_texts().index("FedAvg")
+        swatch = tab.page.locator("#methods .swatch").nth(place).get_attribute("style")
+        assert f"var(--c{place})" in swatch
+        line = tab.page.locator("[data-figure=fedavg-loss] svg path[style*='none']").first.get_attribute("style")
+        assert f"var(--c{place})" in line
+        assert tab.complaints == []
+
+
+def test_the_page_says_when_with_what_and_how(chromium, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", preset="demo")
+    (run / "environment.json").write_text(json.dumps({"date": "2026-11-19T05:00:00+00:00"}))
+    with Watched(chromium) as tab:
+        tab.page.goto(write_report([run]).as_uri())
+        words = "Factorized-FL, 2026-11-19 · data: demo, 4 clients of 2 domains · model: cnn, width 0.25"
+        assert tab.page.get_by_text(words).count() == 1
+        assert "ffl run demo --method factorized-fl" in tab.page.locator("#verdict pre").first.inner_text()

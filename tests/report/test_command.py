@@ -4,6 +4,7 @@ import shlex
 import tomllib
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from factorized_fl.core.options import option
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.stand_alone import StandAlone
 from factorized_fl.presets import PRESETS
-from factorized_fl.report.command import command_of
+from factorized_fl.report.command import command_of, comparison_command
+from factorized_fl.results.reading import read_run
 from tests.tiny import tiny_config
 
 
@@ -103,3 +105,18 @@ def test_a_method_that_is_not_loaded_now_is_set_in_full(monkeypatch: pytest.Monk
     assert command_of(own, file="a/config.toml") == f"{load} a/config.toml --data FOLDER"
     assert command_of(written | {"rounds": -1}) is None
     assert command_of(written | {"options": {"strength": date(2025, 1, 1)}}) is None
+
+
+def test_a_comparison_is_one_command(tmp_path: Path) -> None:
+    runs = []
+    for method in ("stand-alone", "factorized-fl"):
+        for seed in (1, 2):
+            config = api.configure("demo", method, seed=seed, rounds=2)
+            (tmp_path / f"{method}{seed}").mkdir()
+            (tmp_path / f"{method}{seed}" / "config.toml").write_text(config.to_toml())
+            runs.append(read_run(tmp_path / f"{method}{seed}"))
+    command = "ffl compare demo --methods stand-alone,factorized-fl --seeds 1,2 --set rounds=2"
+    assert comparison_command(runs) == command
+    other = api.configure("demo", "factorized-fl", tau=0.9)
+    (tmp_path / "factorized-fl1" / "config.toml").write_text(other.to_toml())
+    assert comparison_command([*runs, read_run(tmp_path / "factorized-fl1")]) is None

@@ -95,7 +95,7 @@ def test_a_complete_run_in_a_folder_that_cannot_be_written_is_resumed_as_it_is(r
     assert summary is not None
     assert len(summary["clients"]) == 4
     assert files(read_only) == before
-    with pytest.raises(UserError, match="already holds a run: add --resume"):
+    with pytest.raises(UserError, match="already holds a run: add resume=True"):
         run_federation(tiny_config("stand-alone", rounds=1), read_only)
     with pytest.raises(UserError, match="started with another configuration"):
         run_federation(tiny_config("stand-alone", rounds=2), read_only, resume=True)

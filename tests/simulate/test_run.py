@@ -210,7 +210,7 @@ def test_peak_memory_of_a_gpu_is_in_gib(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_existing_run_is_never_overwritten(images: Path, tmp_path: Path) -> None:
     run_federation(tiny_config(rounds=1), tmp_path / "run", data=images)
     before = contents(tmp_path / "run")
-    with pytest.raises(UserError, match="add --resume"):
+    with pytest.raises(UserError, match="add resume=True"):
         run_federation(tiny_config(rounds=1), tmp_path / "run", data=images)
     with pytest.raises(UserError, match=r"rounds was 1, now 2.*tau was 0.5, now 0.25"):
         run_federation(tiny_config(rounds=2, options={"tau": 0.25}), tmp_path / "run", data=images, resume=True)
@@ -345,7 +345,7 @@ def test_a_run_is_resumed_only_with_its_own_data(images: Path, tmp_path: Path) -
         ({"images": "0"}, "the images are different"),
     ):
         file.write_text(json.dumps([clients[0] | change, *clients[1:]]))
-        with pytest.raises(UserError, match=f"started with other data .*{words}.* --data"):
+        with pytest.raises(UserError, match=f"started with other data .*{words}.* with data="):
             run_federation(tiny_config(rounds=2), directory.path, data=images, resume=True)
     file.write_text(json.dumps(clients[1:]))
     with pytest.raises(UserError, match="it had 3 clients, now there are 4"):

@@ -3,22 +3,26 @@ from pathlib import Path
 
 import pytest
 
+from factorized_fl.results.statistic import Difference
 from studies.paper.cells import Cell, Key, as_key
 from studies.paper.claims import (
     AS_CLAIMED,
     CLAIMS,
     CONTRARY,
+    LEANING,
     NOT_RUN,
     SUPPOSED,
     UNDECIDED,
     Check,
     Claim,
     Judged,
+    _corrected,
+    _judged,
     judge,
     judge_reconstructed,
 )
 from studies.paper.grid import STUDIES
-from studies.paper.table import collect
+from studies.paper.table import Compared, collect
 from tests.studies.fake import PLACES, factors, mixing, write
 
 
@@ -71,10 +75,26 @@ def test_averaging_below_alone_holds_in_part_or_not(tmp_path: Path) -> None:
     write(tmp_path, "domains", "stand-alone", around(60))
     write(tmp_path, "domains", "fedavg", around(55))
     assert verdicts(tmp_path)["averaging-below-alone"] == "holds"
-    write(tmp_path, "domains", "fedprox", around(61))
-    assert verdicts(tmp_path)["averaging-below-alone"] == "holds in part"
+    write(tmp_path, "domains", "fedprox", around(61))  # 63%, far from the paper's, so no reproduced baseline
+    assert verdicts(tmp_path)["averaging-below-alone"] == "holds"
+    assert ran(tmp_path, "averaging-below-alone") == "1 as claimed, 1 not testable: baseline not reproduced"
     write(tmp_path, "domains", "fedavg", around(62))
-    assert verdicts(tmp_path)["averaging-below-alone"] == "does not hold"
+    assert verdicts(tmp_path)["averaging-below-alone"] == "not testable: baseline not reproduced"
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(0.9, AS_CLAIMED), (1.2, LEANING[AS_CLAIMED]), (1.6, UNDECIDED)])
+def test_between_two_and_three_standard_errors_a_check_is_leaning(error: float, outcome: str) -> None:
+    assert _judged("", Compared(Difference(3.0, error), (1,)), "more").outcome == outcome
+    against = {AS_CLAIMED: CONTRARY, LEANING[AS_CLAIMED]: LEANING[CONTRARY]}
+    assert _judged("", Compared(Difference(3.0, error), (1,)), "less").outcome == against.get(outcome, outcome)
+
+
+def test_a_claim_about_every_case_is_corrected_for_its_checks() -> None:
+    """Of twenty checks at 3.1 standard errors (p = 0.0019) none is decided, of ten all are."""
+    check = _judged("", Compared(Difference(3.1, 1.0), (1,)), "more")
+    assert {c.outcome for c in _corrected([check] * 10, every=True)} == {AS_CLAIMED}
+    assert {c.outcome for c in _corrected([check] * 30, every=True)} == {LEANING[AS_CLAIMED]}
+    assert {c.outcome for c in _corrected([check] * 30, every=False)} == {AS_CLAIMED}
 
 
 def test_a_difference_within_the_error_is_no_difference(tmp_path: Path) -> None:
@@ -221,8 +241,8 @@ def test_a_network_of_which_less_than_half_is_left_is_held_against_one_that_is_h
 
 
 def test_networks_are_compared_after_many_epochs_and_few_beside_the_papers_difference(tmp_path: Path) -> None:
-    write(tmp_path, "architectures", "stand-alone", [50], setting="resnet9-1fc", correct=[[500]] * 50)
-    late = [[100]] * 4 + [[600]] * 46
+    write(tmp_path, "architectures", "stand-alone", [50], setting="resnet9-1fc", correct=[[637]] * 50)
+    late = [[100]] * 4 + [[750]] * 46
     write(
         tmp_path, "architectures", "factorized-fl", [60], setting="resnet9-1fc", factors=factors(5, True), correct=late
     )
@@ -253,11 +273,11 @@ def test_who_is_first_on_all_of_the_way_is_faster(tmp_path: Path) -> None:
 
 
 def test_one_common_seed_is_no_more_certain_than_seeds_differ(tmp_path: Path) -> None:
-    """Two points more on the common seed, but between its seeds it differs by ten."""
-    write(tmp_path, "domains", "stand-alone", around(60))
-    write(tmp_path, "domains", "fedavg", around(58))
+    """Five points less on the common seed, but its seeds differ by four."""
+    write(tmp_path, "domains", "stand-alone", around(58))
+    write(tmp_path, "domains", "fedavg", around(53))
     assert verdicts(tmp_path)["averaging-below-alone"] == "holds"
-    write(tmp_path, "domains", "fedavg", around(68), seed=2)
+    write(tmp_path, "domains", "fedavg", around(57), seed=2)
     assert verdicts(tmp_path)["averaging-below-alone"] == "undecided"
 
 
@@ -281,11 +301,11 @@ def test_what_we_suppose_is_no_claim_of_the_paper(tmp_path: Path) -> None:
 def test_the_published_runs_as_reconstructed_may_decide_a_claim_otherwise(tmp_path: Path) -> None:
     """As printed beta is above pFedPara only; with all deviations above FedAvg only, for pFedPara has a larger rate."""
     for what, row, level in (
-        ("label-cifar10", "fedavg", 66),
+        ("label-cifar10", "fedavg", 61.5),
         ("label-cifar10", "pfedpara", 52),
-        ("departures", "pfedpara+lr=0.01", 71),
-        ("label-cifar10", "factorized-fl-beta", 64),
-        ("departures", "factorized-fl-beta+released", 69),
+        ("departures", "pfedpara+lr=0.01", 65.5),
+        ("label-cifar10", "factorized-fl-beta", 61),
+        ("departures", "factorized-fl-beta+released", 64),
     ):
         more = {"factors": factors(5, True)} if "factorized" in row else {}
         write(tmp_path, what, row, around(level), setting="permuted-iid", **more)
@@ -295,12 +315,12 @@ def test_the_published_runs_as_reconstructed_may_decide_a_claim_otherwise(tmp_pa
         for judged in (judge(found), judge_reconstructed(found))
     )
     assert [check.figures for check in printed.ran] == [
-        "-2.00 points, standard error 0.00, seed 1; paper +5.28",
-        "+12.00 points, standard error 0.00, seed 1; paper +5.47",
+        "-0.50 points, standard error 0.00, seed 1; paper +5.28",
+        "+9.00 points, standard error 0.00, seed 1; paper +5.47",
     ]
     assert [check.figures for check in code.ran] == [
-        "+3.00 points, standard error 0.00, seed 1; paper +5.28",
-        "-2.00 points, standard error 0.00, seed 1; paper +5.47",
+        "+2.50 points, standard error 0.00, seed 1; paper +5.28",
+        "-1.50 points, standard error 0.00, seed 1; paper +5.47",
     ]
     assert (code.verdict, code.share, code.published) == ("does not hold", "1 of 2 checks, 62 not run", "64 of 64")
 

@@ -1,21 +1,22 @@
 // Accuracy over rounds and at the end.
 
 function accuracyCard(run) {
-  const picture = figure(`${run.method}-accuracy`, null, (width) =>
+  const measure = measureOf([run]);
+  const picture = figure(`${run.method}-${measure}`, null, (width) =>
     lineChart(width, {
-      label: "Accuracy of the clients' own models on their own test images",
-      series: accuracySeries(run),
+      label: `${measure === "loss" ? "Loss" : "Accuracy"} of the clients' own models on their own test images`,
+      series: accuracySeries(run, measure),
       x: AXES[state.axis],
-      y: { format: percentLabel, least: 0, most: 1 },
-      marks: aloneMarks(run),
+      y: verticalOf(measure),
+      marks: measure === "loss" ? [] : aloneMarks(run),
     }),
   );
   return card(
-    "Accuracy",
+    doc.comparison ? "Accuracy of this run" : "Accuracy",
     soft(
       "Every client's own model on its own test images. A client that was not tested in a round keeps its last result.",
     ),
-    axisChoice("axis"),
+    el("div", { class: "row" }, measureChoice("measure", [run]), axisChoice("axis")),
     picture.node,
   );
 }
@@ -27,8 +28,8 @@ function meanSeries(known, xs, members) {
   });
 }
 
-function accuracySeries(run) {
-  const known = curvesOf(run),
+function accuracySeries(run, measure) {
+  const known = curvesOf(run, measure),
     xs = axisOf(run),
     { client, domain, members } = focused(run),
     clients = run.clients.map((_, k) => k);
@@ -64,7 +65,7 @@ function accuracySeries(run) {
   });
   const all = {
     name: "all clients (band: middle 80%)",
-    color: colour(6),
+    color: colourOfRun(run),
     points: meanSeries(known, xs, clients),
     band,
   };
@@ -72,8 +73,8 @@ function accuracySeries(run) {
     run.domains.length > 1
       ? run.domains.map((name, d) => ({
           name: name || "no domain",
-          color: colour(d),
-          dash: dash(d) || "7 3",
+          color: domainColour(d),
+          dash: DASHES[1 + (d % 2)],
           points: meanSeries(
             known,
             xs,
@@ -88,7 +89,12 @@ function aloneMarks(run) {
   const { members } = focused(run),
     alone = run.verdicts.filter((v) => members.includes(v.client)).map((v) => v.reference);
   return alone.length
-    ? [{ at: mean(alone), name: members.length === 1 ? "without federation, at the end" : "mean without federation, at the end" }]
+    ? [
+        {
+          at: mean(alone),
+          name: members.length === 1 ? "without federation, at the end" : "mean without federation, at the end",
+        },
+      ]
     : [];
 }
 
@@ -99,8 +105,8 @@ function barsCard(run) {
   const { domain } = focused(run),
     chosen = run.domains.map((_, d) => d).filter((d) => domain === null || d === domain);
   const series = [
-    ...(alone.size ? [{ name: "without federation", color: "var(--c5)" }] : []),
-    { name: alone.size ? "with federation" : run.title, color: "var(--c0)" },
+    ...(alone.size ? [{ name: "without federation", color: "var(--plain)" }] : []),
+    { name: alone.size ? "with federation" : run.title, color: colourOfRun(run) },
   ];
   const values = (ks) => [
     ...(alone.size ? [mean(ks.map((k) => alone.get(k)).filter((v) => v !== undefined))] : []),

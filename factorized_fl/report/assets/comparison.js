@@ -7,6 +7,8 @@ function comparisonPart() {
     "section",
     { class: "card", id: "comparison" },
     el("h1", {}, headline),
+    soft(doc.runs[0].facts.join(" · ")),
+    doc.comparison.command ? command("copy-comparison", doc.comparison.command) : null,
     comparisonTable(variants, best),
     fileButtons(downloads),
   );
@@ -36,7 +38,7 @@ function comparisonTable(variants, best) {
       title: "method",
       words: true,
       value: (v) => v.label,
-      show: (v) => v.label + (v.complete ? "" : " (not finished)"),
+      show: (v) => el("span", {}, swatch(colour(variants.indexOf(v))), v.label + (v.complete ? "" : " (not finished)")),
     },
     number({ title: "accuracy", key: "accuracy" }, (x) => percent(x, 2)),
     gained("over its control", "effect"),
@@ -73,7 +75,7 @@ function differencesCard(variants) {
       word,
       tell: `${v.label}, ${nameOf(run, k)}\n${points(value)} points ± ${(100 * margin).toFixed(1)}: ${word}`,
     }));
-    return [{ name: v.label, dots, mean: found.mean, low: found.low, high: found.high }];
+    return [{ name: v.label, color: colour(i), dots, mean: found.mean, low: found.low, high: found.high }];
   });
   if (!rows.length) return null;
   const picture = figure(
@@ -109,6 +111,7 @@ function differencesCard(variants) {
 }
 
 function curvesCard(variants) {
+  const measure = measureOf(doc.runs);
   const series = () =>
     variants.map((v, i) => {
       const runs = v.runs.map((r) => doc.runs[r]).filter((run) => run.curves.up.length),
@@ -119,37 +122,43 @@ function curvesCard(variants) {
           xs,
           means: xs.map((_, r) =>
             mean(
-              curvesOf(run)
+              curvesOf(run, measure)
                 .map((known) => known[r])
                 .filter((value) => value !== null),
             ),
           ),
         };
       });
-      const points = Array.from({ length: Number.isFinite(rounds) ? rounds : 0 }, (_, r) => [
-        mean(each.map((one) => one.xs[r])),
-        mean(each.map((one) => one.means[r])),
-      ]);
+      const places = Array.from({ length: Number.isFinite(rounds) ? rounds : 0 }, (_, r) => {
+        const values = each.map((one) => one.means[r]).filter((value) => value !== null);
+        return [mean(each.map((one) => one.xs[r])), mean(values), Math.min(...values), Math.max(...values)];
+      }).filter(([x, y]) => Number.isFinite(x) && y !== null);
       return {
         name: v.label,
         color: colour(i),
         dash: dash(i),
-        points: points.filter(([x, y]) => Number.isFinite(x) && y !== null),
+        points: places.map(([x, y]) => [x, y]),
+        band: runs.length > 1 ? places.map(([x, , low, high]) => [x, low, high]) : null,
       };
     });
   const picture = figure(
-    "accuracy-of-methods",
+    `${measure}-of-methods`,
     null,
     (width) =>
       lineChart(width, {
-        label: "Mean accuracy of each method",
+        label: `Mean ${measure} of each method`,
         series: series(),
         x: AXES[state.axis],
-        y: { format: percentLabel, least: 0, most: 1 },
+        y: verticalOf(measure),
       }),
     () => 300,
   );
-  return card("Accuracy", soft("Mean over clients and seeds."), axisChoice("axis-methods"), picture.node);
+  return card(
+    "Accuracy",
+    soft("Mean over clients and seeds; bands reach from the lowest to the highest seed."),
+    el("div", { class: "row" }, measureChoice("measure-methods", doc.runs), axisChoice("axis-methods")),
+    picture.node,
+  );
 }
 
 function paretoCard(variants) {

@@ -174,7 +174,7 @@ function mixingGraph(run, width) {
   for (const edge of edges) edge.share /= most;
   const nodes = run.clients.map((c, k) => ({
     label: labelOf(run, k),
-    color: colour(c.domain),
+    color: domainColour(c.domain),
     tell: `${c.name}${run.domains.length > 1 ? `, ${run.domains[c.domain]}` : ""}\n${learnedFrom(run, k) || ""}`,
   }));
   return network(width, {
@@ -197,10 +197,10 @@ function similarityCard(run) {
     const [rounds, within, across] = run.means[kind],
       line = (values) => rounds.flatMap((round, r) => (values[r] === null ? [] : [[round, values[r]]]));
     return [
-      { name: `${names[kind]}, ${alone ? "all pairs" : "same domain"}`, color: colour(i), points: line(within) },
+      { name: `${names[kind]}, ${alone ? "all pairs" : "same domain"}`, color: domainColour(i), points: line(within) },
       ...(alone
         ? []
-        : [{ name: `${names[kind]}, other domains`, color: colour(i), dash: "3 3", points: line(across) }]),
+        : [{ name: `${names[kind]}, other domains`, color: domainColour(i), dash: "3 3", points: line(across) }]),
     ];
   });
   const picture = figure(`${run.method}-similarity`, null, (width) =>
@@ -293,9 +293,6 @@ function trafficCard(run) {
     "Communication",
     picture.node,
     table,
-    soft(
-      `The paper's formula in total: ${bytes(b)}, or ${bytes(a)} ` +
-        "without the download of the first round.",
-    ),
+    soft(`The paper's formula in total: ${bytes(b)}, or ${bytes(a)} ` + "without the download of the first round."),
   );
 }

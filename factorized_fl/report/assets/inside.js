@@ -2,29 +2,33 @@
 
 function sparsityCard(run) {
   const { layers, rounds, kept } = run.mu,
+    zero = (c, r) => (kept[c][r] === null ? null : 1 - kept[c][r]),
     picture = figure(
       `${run.method}-mu`,
       null,
       (width) =>
         heatMap(width, {
-          label: "Share of active mu, by layer and round",
+          label: "Share of mu that is zero, by layer and round",
           rows: layers.length,
           columns: rounds.length,
           rowNames: layers,
           columnNames: rounds.map(String),
-          value: (r, c) => kept[c][r],
-          tell: (r, c) => `${layers[r]}, after round ${rounds[c]}\n${percent(kept[c][r])} of mu is active`,
-          note: (r, c) => (kept[c][r] === null ? null : percent(kept[c][r], 0)),
+          value: (r, c) => zero(c, r),
+          tell: (r, c) => `${layers[r]}, after round ${rounds[c]}\n${percent(zero(c, r))} of mu is zero`,
+          note: (r, c) => (zero(c, r) === null ? null : percent(zero(c, r), 0)),
           columnTitle: "after round",
           scale: ["0%", "100%"],
         }),
       () => 200,
     );
-  const last = kept.at(-1).filter((v) => v !== null);
+  const last = kept
+    .at(-1)
+    .filter((v) => v !== null)
+    .map((v) => 1 - v);
   return card(
     "Sparsity of mu",
     soft(
-      "The share of each layer's mu that is not zero and reaches the threshold at test time, mean over clients. " +
+      "The share of each layer's mu that is zero or below the threshold, so counts as zero in tests: mean over clients. " +
         `At the end ${percent(Math.min(...last))} to ${percent(Math.max(...last))} by layer.`,
     ),
     picture.node,

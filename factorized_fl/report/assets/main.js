@@ -90,9 +90,11 @@ function render() {
     ? [...comparisonPart(), el("h2", { class: "part" }, "One run in detail"), el("div", { class: "row" }, picker)]
     : [];
   const runParts = runPart(run);
+  const contents = contentsOf([...parts, ...runParts]);
   page.replaceChildren(
     ...[
       header(),
+      contents,
       notesCard(notes),
       ...parts,
       ...runParts,
@@ -105,6 +107,14 @@ function render() {
   scrollTo(0, scroll);
   const again = held && document.getElementById(held);
   if (again) again.focus({ preventScroll: true });
+}
+
+// Links to the parts of the page, in their order.
+function contentsOf(parts) {
+  const names = { comparison: "Comparison", verdict: doc.comparison ? "One run" : "Verdict" };
+  const entry = (part) =>
+    el("li", {}, el("a", { href: `#${part.id}` }, names[part.id] || part.querySelector("h2").textContent));
+  return el("nav", { class: "contents", "aria-label": "Contents" }, el("ul", {}, parts.filter((p) => p.id).map(entry)));
 }
 
 // Of several runs, the federated one with the best mean is shown first.

@@ -90,20 +90,18 @@ function heatMap(
         transform: `translate(12 ${top + (rows * down) / 2}) rotate(-90)`,
       }),
     );
-  for (const at of groups || []) {
-    svg.append(
-      line(left, top + at * down, left + columns * across, top + at * down, {
-        class: "ink",
-        style: { "stroke-opacity": 0.7 },
-      }),
-    );
-    svg.append(
-      line(left + at * across, top, left + at * across, top + rows * down, {
-        class: "ink",
-        style: { "stroke-opacity": 0.7 },
-      }),
-    );
-  }
+  // Dark on light, so that the lines are seen on every colour of the map and in both schemes.
+  for (const at of groups || [])
+    for (const [stroke, wide] of [
+      ["#fff", 4],
+      ["#000", 1.5],
+    ]) {
+      const style = { stroke, "stroke-width": wide };
+      svg.append(
+        line(left, top + at * down, left + columns * across, top + at * down, { style }),
+        line(left + at * across, top, left + at * across, top + rows * down, { style }),
+      );
+    }
   if (scale) {
     const y = height - 30,
       long = Math.min(220, width - left - 60);

@@ -5,6 +5,7 @@ const state = {
   run: null,
   focus: "all",
   axis: "rounds",
+  measure: "accuracy",
   matrix: "mixing",
   round: null,
   confusion: null,
@@ -13,7 +14,9 @@ const state = {
   open: {},
 };
 
-const card = (title, ...children) => el("section", { class: "card" }, title ? el("h2", {}, title) : null, ...children);
+const slug = (title) => title.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+const card = (title, ...children) =>
+  el("section", { class: "card", id: title && slug(title) }, title ? el("h2", {}, title) : null, ...children);
 const soft = (...words) => el("p", { class: "soft" }, ...words);
 
 function selector(id, label, groups, chosen, choose) {
@@ -109,7 +112,7 @@ function sortableTable(id, columns, rows, { mark } = {}) {
       el(
         "tr",
         { class: mark && mark(row) },
-        columns.map((one) => el("td", { class: one.words ? "words" : null }, one.show(row))),
+        columns.map((one) => el("td", { class: one.words ? "words" : null, "data-label": one.title }, one.show(row))),
       ),
     );
     holder.replaceChildren(
@@ -156,22 +159,47 @@ const verdictWord = (word) => el("span", { class: WORDS[word][1] }, `${WORDS[wor
 
 // -- a run's numbers
 
-// Accuracy of client k after each round, carried forward from its last test; null before the first.
-function curvesOf(run) {
-  if (!run.known) {
-    const raw = decode(run.curves.accuracy),
-      shares = new Uint16Array(raw.buffer, 0, raw.length / 2),
-      rounds = run.curves.up.length;
-    run.known = run.clients.map((_, k) => {
+// Accuracy or loss of client k after each round, carried forward from its last test; null before the first.
+function curvesOf(run, measure = "accuracy") {
+  run.known = run.known || {};
+  if (!run.known[measure]) {
+    const raw = decode(run.curves[measure]),
+      steps = new Uint16Array(raw.buffer, 0, raw.length / 2),
+      rounds = run.curves.up.length,
+      unit = measure === "loss" ? run.curves.most_loss / 65534 : 1 / 10000;
+    run.known[measure] = run.clients.map((_, k) => {
       let last = null;
       return Array.from({ length: rounds }, (_, r) => {
-        const value = shares[k * rounds + r];
-        return (last = value === 65535 ? last : value / 10000);
+        const value = steps[k * rounds + r];
+        return (last = value === 65535 ? last : value * unit);
       });
     });
   }
-  return run.known;
+  return run.known[measure];
 }
+const measureOf = (runs) => (runs.some((run) => run.curves.loss === undefined) ? "accuracy" : state.measure);
+const verticalOf = (measure) =>
+  measure === "loss" ? { format: lossLabel, least: 0 } : { format: percentLabel, least: 0, most: 1 };
+const lossLabel = (value, step) => value.toFixed(step ? decimals(step) : 3);
+function measureChoice(id, runs) {
+  if (runs.some((run) => run.curves.loss === undefined)) return null;
+  const options = [
+    ["accuracy", "accuracy"],
+    ["loss", "loss"],
+  ];
+  const choose = (value) => {
+    state.measure = value;
+    render();
+  };
+  return choice(id, "vertical axis", options, state.measure, choose);
+}
+
+// One colour for each method wherever it appears on the page: its place among the compared methods.
+function colourOfRun(run) {
+  const place = doc.comparison ? doc.comparison.variants.findIndex((v) => v.runs.includes(doc.runs.indexOf(run))) : 0;
+  return colour(Math.max(place, 0));
+}
+const swatch = (color) => el("span", { class: "swatch", "aria-hidden": "true", style: { background: color } });
 
 // The chosen horizontal axis: rounds, bytes of all clients so far, or seconds so far.
 function axisOf(run) {
@@ -195,7 +223,12 @@ function axisChoice(id) {
     state.axis = value;
     render();
   };
-  return el("div", { class: "row" }, "against", choice(id, "horizontal axis", axes, state.axis, choose));
+  return el(
+    "div",
+    { class: "row" },
+    el("span", {}, "against"),
+    choice(id, "horizontal axis", axes, state.axis, choose),
+  );
 }
 
 function focused(run) {

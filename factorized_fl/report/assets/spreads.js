@@ -147,18 +147,28 @@ function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
   return svg;
 }
 
-// rows: [{name, dots: [{value, margin, word, tell}], mean}]: one strip per row, a dot per client.
+// rows: [{name, dots: [{value, margin, word, tell}], color, mean, low, high}]: one strip per row, a mark per client, sorted.
 function strips(width, { label, rows, axis }) {
   const left = Math.min(Math.max(...rows.map((row) => row.name.length)) * LETTER + 14, width * 0.4),
     step = 46,
     height = rows.length * step + 46;
   const svg = canvas(width, height, label),
-    values = rows.flatMap((row) => row.dots.flatMap((d) => [d.value - d.margin, d.value + d.margin]));
+    values = rows.flatMap((row) => [
+      row.low,
+      row.high,
+      ...row.dots.flatMap((d) => [d.value - d.margin, d.value + d.margin]),
+    ]);
   const most = Math.max(0.01, ...values.map(Math.abs)),
     sx = (v) => left + ((v + most) / (2 * most)) * (width - left - 14),
     places = [];
   for (const tick of ticks(-most, most, (width - left) / 90)) {
-    svg.append(line(sx(tick), 6, sx(tick), height - 40, { class: Math.abs(tick) < 1e-9 ? "axis" : "grid" }));
+    const zero = Math.abs(tick) < 1e-9;
+    svg.append(
+      line(sx(tick), 6, sx(tick), height - 40, {
+        class: zero ? "ink" : "grid",
+        style: { "stroke-width": zero ? 2 : 1 },
+      }),
+    );
     svg.append(
       text(sx(tick), height - 24, Math.abs(tick) < 1e-9 ? "0" : points(tick, most > 0.05 ? 0 : 1), {
         class: "soft",
@@ -166,12 +176,24 @@ function strips(width, { label, rows, axis }) {
       }),
     );
   }
-  svg.append(text((left + width) / 2, height - 5, axis, { class: "soft", "text-anchor": "middle" }));
+  const centre = axis.length * LETTER > width - left ? width / 2 : (left + width) / 2;
+  svg.append(text(centre, height - 5, axis, { class: "soft", "text-anchor": "middle" }));
   rows.forEach((row, r) => {
     const y = 6 + step * (r + 0.5);
     svg.append(text(left - 8, y + 4, fit(row.name, left - 10), { "text-anchor": "end" }));
-    row.dots.forEach((d, i) => {
-      const py = y + ((i % 5) - 2) * 6.5,
+    if (row.low !== undefined)
+      svg.append(
+        draw("rect", {
+          x: sx(row.low),
+          y: y - 19,
+          width: Math.max(sx(row.high) - sx(row.low), 1),
+          height: 38,
+          style: { fill: row.color, "fill-opacity": 0.16 },
+        }),
+      );
+    const sorted = [...row.dots].sort((a, b) => b.value - a.value);
+    sorted.forEach((d, i) => {
+      const py = y + (sorted.length > 1 ? i / (sorted.length - 1) - 0.5 : 0) * 34,
         color = WORDS[d.word][2];
       if (row.dots.length <= 40)
         svg.append(
@@ -183,7 +205,7 @@ function strips(width, { label, rows, axis }) {
       places.push({ x: sx(d.value), y: py, text: d.tell });
     });
     if (row.mean !== null)
-      svg.append(line(sx(row.mean), y - 19, sx(row.mean), y + 19, { class: "ink", style: { "stroke-width": 2 } }));
+      svg.append(line(sx(row.mean), y - 19, sx(row.mean), y + 19, { style: { stroke: row.color, "stroke-width": 3 } }));
   });
   const at = (px, py) => {
     const index = places.reduce(

@@ -70,6 +70,7 @@ function ticks(low, high, count) {
 
 const COLOURS = 7;
 const colour = (index) => `var(--c${index % COLOURS})`;
+const domainColour = (index) => `var(--d${index % 5})`; // other tones than those of methods
 const DASHES = ["", "7 3", "2 3"];
 const dash = (index) => DASHES[Math.floor(index / COLOURS) % DASHES.length];
 

@@ -5,6 +5,8 @@ function verdictCard(run) {
     judged = run.verdicts.filter((v) => members.includes(v.client));
   const card = el("section", { class: "card", id: "verdict" });
   card.append(doc.comparison ? el("h2", {}, run.headline) : el("h1", {}, run.headline));
+  card.append(factsLine(run));
+  if (run.command && !doc.comparison) card.append(command("copy-top", run.command));
   if (run.verdicts.length) card.append(countsBar(run.verdicts));
   if (run.baseline)
     card.append(
@@ -35,6 +37,9 @@ function verdictCard(run) {
   card.append(fileButtons(run.downloads));
   return card;
 }
+
+// When, with what data and with what model.
+const factsLine = (run) => soft(`${run.title}, ${run.facts.join(" · ")}`);
 
 function countsBar(verdicts) {
   const count = (word) => verdicts.filter((v) => v.word === word).length;
