@@ -22,6 +22,7 @@ _MODULES = {
     "core.roles": ("Role",),
     "core.views": ("Batch", "Local", "Mixing", "Phase", "Server", "Tensors"),
     "simulate.callbacks": ("EarlyStopping", "RoundState"),
+    "sweeps": ("Sweep", "SweepRow", "sweep"),
     "tasks.metrics": ("Metric",),
     "methods": ("Card", "Method", "register"),
     "nn": ("describe", "factorize", "fold"),

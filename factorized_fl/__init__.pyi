@@ -12,6 +12,7 @@ from factorized_fl.data.tables import from_file, from_hf
 from factorized_fl.methods import Card, Method, register
 from factorized_fl.nn import describe, factorize, fold
 from factorized_fl.simulate.callbacks import EarlyStopping, RoundState
+from factorized_fl.sweeps import Sweep, SweepRow, sweep
 from factorized_fl.tasks.metrics import Metric
 
 __version__: str
@@ -34,6 +35,8 @@ __all__ = [
     "RoundState",
     "Server",
     "Sparse",
+    "Sweep",
+    "SweepRow",
     "Tensors",
     "UserError",
     "compare",
@@ -50,5 +53,6 @@ __all__ = [
     "register",
     "report",
     "run",
+    "sweep",
     "weighted_mean",
 ]

@@ -42,9 +42,16 @@ class ClientData:
 
 
 def own_scenario(
-    clients: Sequence[ClientData], *, train_share: float = 0.8, test_images: int = 0, seed: int = 1
+    clients: Sequence[ClientData],
+    *,
+    train_share: float = 0.8,
+    test_images: int = 0,
+    validated: bool = False,
+    seed: int = 1,
 ) -> Scenario:
     """Return the scenario of these clients; `test_images` limits the test and validation examples of each.
+
+    With `validated` a client that has test but no validation examples gets a part of its training examples as such.
 
     Raise UserError, naming the client, for data that cannot be used.
     """
@@ -75,6 +82,9 @@ def own_scenario(
             places[part] = pool.place(tuple(map(id, raw[part] or ())), x, y)
         if "test" not in places:
             places |= _split(places["train"], train_share, seed, k, name, "validation" in places)
+        elif validated and "validation" not in places:
+            split = _split(places["train"], train_share, seed, k, name, validated=True)
+            places |= {"train": split["train"], "validation": split["test"]}
         for part in ("validation", "test") if test_images else ():
             order = numpy_rng(seed, "own test images", k, part).permutation(len(places.get(part, ())))
             if len(order) > test_images:

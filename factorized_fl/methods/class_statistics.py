@@ -78,9 +78,13 @@ def describe_classes(
 
 
 def covariance(spread: torch.Tensor) -> torch.Tensor:
-    """The symmetric matrix of a lower triangle as `describe_classes` gives it: float64 [FEATURES, FEATURES]."""
+    """The covariance of a lower triangle as `describe_classes` gives it: float64 [FEATURES, FEATURES].
+
+    Negative eigenvalues, which no images have, become zero.
+    """
     size = (math.isqrt(8 * len(spread) + 1) - 1) // 2
     matrix = torch.zeros(size, size, dtype=torch.float64)
     lower = torch.tril_indices(size, size)
     matrix[lower[0], lower[1]] = spread.double().cpu()
-    return matrix + matrix.tril(-1).T
+    values, vectors = torch.linalg.eigh(matrix + matrix.tril(-1).T)
+    return (vectors * values.clamp_min(0)) @ vectors.T

@@ -19,6 +19,7 @@ from factorized_fl.methods.class_statistics import covariance
 Array = np.ndarray
 LARGEST = 4000  # classes of all clients together: evidence is a matrix over all pairs
 _MOST = 20.0  # limit of the evidence from one pair, so that no pair outweighs all others
+_SUREST = 1e-6  # variance of a mean in units of that of single images, whatever a client declares
 _FLOOR = 1e-3  # of a feature's variance, relative to the mean of all
 _LEAST = 1e-9
 _STEPS = 50  # of the estimate of two normal distributions
@@ -37,9 +38,11 @@ class StatisticsMatcher:
         if len({*owner}) < 2:
             return Matches.none(*there.shape)
         chosen = means[there].numpy()
+        chosen[:, -1] = chosen[:, -1].clip(_SUREST, 1 / _SUREST)
         known = received.nonzero().flatten().tolist()
         # A client's covariance counts by its numbers of images and classes, as far as the declared variances tell.
-        weight = [float((1 / means[k, there[k], -1] - 1).clamp_min(0).sum()) + _LEAST for k in known]
+        images = 1 / torch.from_numpy(chosen[:, -1])
+        weight = [float((images[owner == k] - 1).clamp_min(0).sum()) + _LEAST for k in known]
         inside = sum(w * covariance(spread[k]) for w, k in zip(weight, known, strict=True)) / sum(weight)
         assert isinstance(inside, torch.Tensor)
         scores = likelihood_ratios(chosen[:, :-1], chosen[:, -1], inside.numpy(), sum(weight))
@@ -53,7 +56,7 @@ class ClassifierMatcher:
     def match(self, extra: Tensors, received: torch.Tensor) -> Matches:
         """Matches the classes of the received clients by the directions of their rows."""
         drift = extra[DRIFT].double().cpu()
-        there = drift.ne(0).any(2) & received[:, None]
+        there = drift.ne(0).any(2) & drift.isfinite().all(2) & received[:, None]
         owner, number = (part.numpy() for part in there.nonzero(as_tuple=True))
         if len({*owner}) < 2:
             return Matches.none(*there.shape)

@@ -167,6 +167,12 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
         raise UserError(f"{path} sets {unused[0]}, which has no effect on {config.model}: leave it out.")
     if (method := config.build_method()).needs_agreeing_labels:
         raise UserError(f"Nothing says that sites number their classes alike. {label_refusal(method)}")
+    if config.align == "true":
+        raise UserError(f"{path} sets align to the true names of classes, which stay at the sites: use statistics.")
+    if config.align != "off" and not config.align_classes:
+        raise UserError(
+            f"{path} must set align_classes, the largest number of classes of a site: sites do not tell theirs."
+        )
     if config.method not in INSTALLED:
         raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")
     return agreement, config

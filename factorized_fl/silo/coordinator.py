@@ -16,6 +16,7 @@ from factorized_fl.core.files import write_atomically
 from factorized_fl.core.ledger import Load, Traffic, count_traffic
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
+from factorized_fl.results.classes import save_classes
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo import control
@@ -157,6 +158,8 @@ class Coordinator:
             records += self._tests([k for k in ever if k not in self.good])
         if self.mixing is not None:
             self.directory.save_mixing(round_number, self.mixing)
+        if self.memory.server.classes is not None:
+            save_classes(self.directory.path, round_number, self.memory.server.classes.reports)
         self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
         self.accuracy |= _accuracies(records)
         seconds = time.monotonic() - began

@@ -19,6 +19,7 @@ from factorized_fl.silo.agreement import AUTHORITY, Agreement, Kit, read_agreeme
 from factorized_fl.silo.checks import largest_message
 from factorized_fl.silo.pinned import pin_model
 from factorized_fl.silo.transport import network
+from factorized_fl.simulate.alignment import network_alignment
 from factorized_fl.simulate.build import initial_model, travelling
 
 
@@ -50,9 +51,13 @@ def _largest(config: Config) -> int:
     method, model = config.build_method(), initial_model(config, 2, config.channels, labels_agree=False)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
-    shared = frozenset(travelling(method, model, labels_agree=False)[1])
+    alignment = network_alignment(config, method, model, 2)
+    shared = frozenset(travelling(method, model, False, alignment)[1])
     up, down = method.extra_up(tensors, shared), method.extra_down(tensors, shared)
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
+    if alignment:
+        of_classes = alignment.sharing().up(tensors) | alignment.down(tensors)
+        extra |= {EXTRA + name: like for name, like in of_classes.items()}
     if config.encrypts:
         if extra:
             raise UserError(
@@ -70,6 +75,10 @@ def readme(party: str, agreement: Agreement, config: Config) -> str:
     travels = card.row[2]
     if config.build_method().looks_at_images:  # then clients are matched by a fingerprint of their images
         travels = f"{travels.partition(';')[0]}; a fingerprint of the images, averages of what the first layer sees"
+    if config.align == "statistics":
+        travels += "; averages of random features of the images of each class, and their rows of the classifier"
+    if config.align == "classifier":
+        travels += "; the rows of the classifier and how training moves them"
     if config.encrypts:
         travels = f"{travels}; all shared tensors encrypted, so that the coordinator cannot read them"
     templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined, keep_trailing_newline=True)

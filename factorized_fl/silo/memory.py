@@ -16,6 +16,7 @@ from factorized_fl.protect.packing import Layout
 from factorized_fl.protect.server import BlindSums
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo.messages import BadMessage
+from factorized_fl.simulate.alignment import network_alignment
 from factorized_fl.simulate.build import initial_model, travelling
 
 STRIKES = 3  # bad updates in a row after which a site is quarantined
@@ -31,7 +32,8 @@ class Memory:
         # The body of a model does not depend on the number of classes, and the rest never comes here.
         model = initial_model(config, 2, config.channels, labels_agree=False)
         first = untied_state(model)
-        self.roles, shared = travelling(self.method, model, labels_agree=False)
+        alignment = network_alignment(config, self.method, model, 2)
+        self.roles, shared = travelling(self.method, model, False, alignment)
         self.body = {name: first[name] for name, role in self.roles.items() if not role.head}
         stack = {name: torch.stack([first[name]] * count) for name in shared}
         templates = {name: first[name] for name in shared}
@@ -45,6 +47,7 @@ class Memory:
             sizes=torch.ones(count, dtype=torch.float64),
             start={name: t.clone() for name, t in stack.items()} if self.method.needs_start else {},
             min_peers=config.min_peers,
+            classes=alignment.sharing() if alignment else None,
             blind=self.blind,
         )
         self.received = self.server.received  # whether each site's last update is used: bool [K]

@@ -29,6 +29,7 @@ from factorized_fl.data.sources import normalisation
 from factorized_fl.export.export import Exported, export_client
 from factorized_fl.protect.ckks import Secret
 from factorized_fl.protect.client import BadAggregate, Sealer
+from factorized_fl.results.classes import save_classes
 from factorized_fl.results.control import control_of
 from factorized_fl.results.effect import Effect, measure_effect
 from factorized_fl.results.environment import describe_environment
@@ -227,12 +228,14 @@ class Site:
         down, received = Load(), dict[str, torch.Tensor]()
         if request.fields.get("download"):
             # The growth of a tensor is measured from its value in `due`.
-            due = self._shared() | {EXTRA + name: like for name, like in clients.expected_down.items()}
+            extra = clients.expected_down | clients.class_down
+            due = self._shared() | {EXTRA + name: like for name, like in extra.items()}
             read = read_tensors(request.payload, due if federation.sealer is None else federation.sealer.due)
             received, load = measured(((name, t[None]) for name, t in read.items()), federation.roles)
             received = self._opened(round_number, received)
             down = load * request.whole("models", high=10_000)
         clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
+        save_classes(self.directory.path, round_number, clients.reports)
         trained = clients.train(round_number, [0], engine)[0]
         peers = request.number("peers")
         began_with = {name: tensor for name, tensor in received.items() if not name.startswith(EXTRA)}

@@ -77,6 +77,11 @@ def find_alignment(
     return alignment_of(config, method, model, classes, most, labels)
 
 
+def network_alignment(config: Config, method: Method, model: nn.Module, classes: int) -> Alignment | None:
+    """How organisations share classifiers by class, given a network for so many classes; None without `align`."""
+    return None if config.align == "off" else alignment_of(config, method, model, classes, config.align_classes)
+
+
 def alignment_of(
     config: Config, method: Method, model: nn.Module, classes: int, most: int, labels: torch.Tensor | None = None
 ) -> Alignment | None:

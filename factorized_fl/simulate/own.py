@@ -53,8 +53,11 @@ def own_config(clients: Sequence[ClientData], method: str | None, settings: Mapp
 def own_run_scenario(clients: Sequence[ClientData], config: Config) -> Scenario:
     """The scenario of these clients under a configuration of `own_config`."""
     seed = config.partition_seed or config.seed
-    scenario = own_scenario(clients, train_share=config.train_share, test_images=config.test_images, seed=seed)
-    return score_validation(scenario) if config.score == "validation" else scenario
+    validated = config.score == "validation"
+    scenario = own_scenario(
+        clients, train_share=config.train_share, test_images=config.test_images, validated=validated, seed=seed
+    )
+    return score_validation(scenario) if validated else scenario
 
 
 class Run(RunDirectory):

@@ -127,3 +127,12 @@ def test_bad_data_are_refused_in_a_sentence_that_names_the_client(client: Any, m
 def test_no_clients_are_refused() -> None:
     with pytest.raises(UserError, match="There are no clients"):
         own_scenario([])
+
+
+def test_validation_examples_are_taken_from_training_where_only_a_test_set_is_given() -> None:
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    client = ClientData(x, y, test=(x[:6], y[:6]))
+    plain, validated = (own_scenario([client], validated=on).clients[0] for on in (False, True))
+    assert [len(part) for part in (plain.train, plain.validation, plain.test)] == [20, 0, 6]
+    assert [len(part) for part in (validated.train, validated.validation, validated.test)] == [16, 4, 6]
+    assert sorted([*validated.train.tolist(), *validated.validation.tolist()]) == list(range(20))

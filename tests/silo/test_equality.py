@@ -24,6 +24,8 @@ VARIANTS = {
     "adapted": {"options": {"test": "adapted"}},
     "half": {"fraction": 0.67, "rounds": 4},
     "blurred": {"options": {"blur": 0.1, "general": 1}},
+    "by-images": {"align": "statistics", "align_classes": 7, "align_confidence": 0.0, "rounds": 4},
+    "by-rows": {"align": "classifier", "align_classes": 6, "align_confidence": 0.0, "rounds": 4},
     "open": {"options": {"tried_on": "validation", "fallback": "current"}},
 }
 
@@ -34,6 +36,7 @@ CASES = [
     *("ifca half", "apfl half", "pacfl half", "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred"),
     "fedfomo open",
 ]
+CASES += ["fedavg by-images", "factorized-peers by-images", "fedavg by-rows", "factorized-fl-beta by-rows"]
 
 
 @pytest.mark.parametrize("method", CASES)
