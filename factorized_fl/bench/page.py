@@ -125,8 +125,9 @@ def page(results: Path, suites: Sequence[str]) -> str:
     found = {name: [read_cell(path) for path in sorted((results / name).glob("*.json"))] for name in suites}
     sections = [table(name, records) for name, records in found.items() if records]
     intro = (
-        "# Benchmarks\n\n`ffl bench SUITE --jobs 2` runs or resumes a suite and writes this page from the files under "
-        "`results/bench/`, one\nfor each run with its commit, machine, options and seed. Accuracies are means over "
+        "# Benchmarks\n\n`ffl bench SUITE --jobs 2` runs or resumes a suite: each run becomes a file under "
+        "`results/bench/` with its commit,\nmachine, options and seed. `ffl bench --page docs/benchmarks.md` writes "
+        "this page from these files. Accuracies are means over "
         "clients and seeds in percent.\nDifferences are in percentage points with 95% intervals over test images and "
         "seeds, between runs that recalibrate alike\n([verdict.md](verdict.md)). Runs with `oracle` use knowledge that "
         "no federation has ([methods.md](methods.md#oracles)).\n\n"
