@@ -58,6 +58,9 @@ class Config:
         0.8, "share for training; validation and test get half of the rest each", above=0, high=0.98
     )
     model: str = option("resnet9", "network: resnet9, resnet18, cnn, or package.module:factory")
+    classifier: str = option(
+        "", "the module of your own network that is its classifier; empty: head, or the last layer"
+    )
     width: float = option(1.0, "factor on all channel counts", above=0, high=8)
     head_layers: int = option(1, "fully connected layers of the classifier", low=1, high=2)
     head_norm: bool = option(False, "BatchNorm between the two layers of the classifier")
@@ -140,6 +143,10 @@ class Config:
         if self.model not in BUILT_IN and not self.has_own_model:
             raise UserError(
                 f"model = {self.model!r} must be one of {', '.join(BUILT_IN)}, or a factory 'package.module:name'."
+            )
+        if self.classifier and not self.has_own_model:
+            raise UserError(
+                f"classifier = {self.classifier!r} has no effect on the network {self.model}: leave it out."
             )
         if self.augment not in AUGMENTS and not is_named(self.augment):
             raise UserError(

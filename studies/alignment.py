@@ -24,7 +24,8 @@ from factorized_fl.methods.correspondence import StatisticsMatcher
 from factorized_fl.results.classes import matched_classes
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.simulate.alignment import true_labels
-from factorized_fl.simulate.build import build_scenario_of, model_inputs
+from factorized_fl.simulate.build import build_scenario_of
+from factorized_fl.simulate.networks import model_inputs
 from studies.runner import Clock, Job, as_record, run_jobs, write_measured
 
 PRESETS = ("mini-domains", "mini-domains-dirichlet", "mini-domains-unequal", "mini-domains-30")

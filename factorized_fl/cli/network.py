@@ -36,6 +36,14 @@ Limit = Annotated[
 DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
 
 
+_REVEALED = {
+    "statistics": "the coordinator sees how many classes you have, averages of random features of the images of each, "
+    "and their rows of the classifier; no image and no name.",
+    "classifier": "the coordinator sees how many classes you have and the row of the classifier of each, and how "
+    "training moves it; no image and no name.",
+}
+
+
 def _show(line: str) -> None:
     console.print(line, highlight=False, soft_wrap=True)
 
@@ -148,6 +156,8 @@ def site_choices(
     report = before.report if report is None else report
     alone = before.alone if alone is None else alone
     _show(found.line)
+    if told := _REVEALED.get(str(party.table.get("align"))):
+        _show(f"This federation matches the classes of its sites: {told} docs/classes.md says more.")
     return Settings(data, found.device, report, alone, before.limit if limit is None else limit)
 
 

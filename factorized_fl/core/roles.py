@@ -10,6 +10,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from factorized_fl.core.errors import UserError, unknown
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NOTED = "_ffl_classifier"  # the attribute with the name that `name_classifier` noted
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 RUNNING = ("running_mean", "running_var")  # ends of the names of BatchNorm's statistics
 
@@ -55,9 +56,20 @@ def under(name: str, prefix: str) -> bool:
     return not prefix or name == prefix or name.startswith(f"{prefix}.")
 
 
+def name_classifier(model: nn.Module, name: str) -> None:
+    """Note which module of the model is its classifier; raise UserError if it has no such module with tensors."""
+    if not any(under(entry, name) for entry in model.state_dict()):
+        raise unknown("classifier", name, [part for part, _ in model.named_modules() if part])
+    setattr(model, _NOTED, name)
+
+
 def find_head(model: nn.Module, head: str | None = None) -> str:
-    """Return the classifier's name: `head`, else the module `head`, else the last layer; raise UserError if none."""
+    """Return the classifier's name: `head`, else the noted one, else the module `head`, else the last layer.
+
+    Raise UserError if there is none.
+    """
     candidates = layers(model)
+    head = getattr(model, _NOTED, None) if head is None else head
     if head is not None:
         if not any(under(name, head) for name in model.state_dict()):
             raise unknown("head", head, candidates)
@@ -65,7 +77,9 @@ def find_head(model: nn.Module, head: str | None = None) -> str:
     if isinstance(getattr(model, "head", None), nn.Module):
         return "head"
     if not candidates:
-        raise UserError("The model has no Linear or convolution layer; name its classifier with head=.")
+        raise UserError(
+            "The model has no Linear or convolution layer; name its classifier with head=, in a run with classifier=."
+        )
     return list(candidates)[-1]
 
 

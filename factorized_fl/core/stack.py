@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from factorized_fl.core.frozen import frozen_names
 from factorized_fl.core.roles import canonical_names
 from factorized_fl.core.views import Tensors
 
@@ -17,9 +18,19 @@ def untied_state(model: nn.Module) -> Tensors:
     return {name: tensor for name, tensor in model.state_dict().items() if names[name] == name}
 
 
+def client_state(model: nn.Module) -> Tensors:
+    """The tensors that belong to a client: those of `untied_state` without the frozen part, which is held once."""
+    frozen = frozen_names(model)
+    return {name: tensor for name, tensor in untied_state(model).items() if name not in frozen}
+
+
 def load_untied(model: nn.Module, tensors: Tensors) -> None:
-    """Loads tensors that `untied_state` gave for such a model; raises RuntimeError if the names or shapes differ."""
-    if odd := sorted(tensors.keys() ^ untied_state(model).keys()):
+    """Loads tensors that `untied_state` or `client_state` gave for such a model.
+
+    Raises RuntimeError if the names or shapes differ.
+    """
+    needed = client_state(model).keys() | (untied_state(model).keys() & tensors.keys())
+    if odd := sorted(tensors.keys() ^ needed):
         raise RuntimeError(f"the tensor {odd[0]} is missing or too many")
     model.load_state_dict(tensors, strict=False)
 

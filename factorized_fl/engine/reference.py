@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from factorized_fl.core.answers import checked_gradient, checked_payload
 from factorized_fl.core.clients import ClientState
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.frozen import training_mode
 from factorized_fl.core.roles import trainable
 from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.stack import call_untied
@@ -151,7 +152,7 @@ class ReferenceEngine:
         The model works directly on the given tensors, so that training changes the stack. Calling it as a function of
         parameters given by name takes a millisecond more, which only gradients at other points cost.
         """
-        model = self._model(k).train()
+        model = training_mode(self._model(k))
         own, statistics = dict(model.named_parameters()), dict(model.named_buffers())
         for name, tensor in (own | statistics).items():
             if name in tensors:  # a buffer that is not persistent is part of the module, not of the state
@@ -198,6 +199,7 @@ class ReferenceEngine:
         """The tensors with running statistics that are the mean over training batches without augmentation."""
         model = self._model(k).eval()
         norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+        norms = {n: m for n, m in norms.items() if m.running_mean is None or f"{n}.running_mean".strip(".") in tensors}
         if not norms:
             return tensors
         share: dict[str, float] = {}  # of a batch's statistics that one pass puts into each buffer

@@ -41,7 +41,8 @@ from factorized_fl.results.effect import Effect, Verdict
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.references import effect_beside, judge_run
 from factorized_fl.results.rundir import RunDirectory, describe_clients
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, initial_models
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.networks import initial_models
 
 _BATCH = 500
 _TOLERANCE = 1e-4  # of a class score, between the trained, the folded and the ONNX model

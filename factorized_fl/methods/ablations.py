@@ -11,7 +11,6 @@ from factorized_fl.core.views import Server
 from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.factorized import Factorized, FactorizedFL, count_factors, count_u
 from factorized_fl.methods.fedavg import FedAvg
-from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import LAYOUTS
 
 
@@ -32,7 +31,7 @@ class WithoutMu(FactorizedFedAvg):
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """Factorises every layer without mu."""
-        return factorize(model, layout=self.layout, mu=False, generator=generator)
+        return self.factorise(model, generator, mu=False)
 
 
 def _own_and(others: int, clients: int, order: np.ndarray, received: torch.Tensor) -> torch.Tensor:

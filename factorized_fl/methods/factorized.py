@@ -16,7 +16,7 @@ from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, 
 from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fingerprints import blur, describe_images, first_layer, likeness, make_room, plausible
 from factorized_fl.nn import factorize
-from factorized_fl.nn.factorized import LAYOUTS, head_mu_xavier
+from factorized_fl.nn.factorized import INITS, LAYOUTS, head_mu_xavier
 
 
 def count_factors(method: Method, tensors: Tensors, roles: Roles) -> Cost:
@@ -63,10 +63,29 @@ class Factorized(Method):
         "zero", "the classifier's initial mu: zero, or Xavier (authors' code)", choices=("zero", "xavier")
     )
 
+    init: str = option(
+        "xavier", "draw new factors, or fit them so that pretrained weights keep their values", choices=INITS
+    )
+    include: tuple[str, ...] = option((), "names or patterns of the layers that are factorised; empty: all")
+    keep_dense: tuple[str, ...] = option((), "names or patterns of layers that stay dense")
+
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """Factorises every layer including the classifier; |mu| < lambda counts as zero in evaluation mode."""
-        factorize(model, layout=self.layout, threshold=self.sparsity, generator=generator)
+        self.factorise(model, generator)
         return head_mu_xavier(model, generator) if self.head_mu == "xavier" else model
+
+    def factorise(self, model: nn.Module, generator: torch.Generator, mu: bool = True) -> nn.Module:
+        """Factorises the chosen layers of the model in place and returns it."""
+        return factorize(
+            model,
+            layout=self.layout,
+            mu=mu,
+            include=self.include,
+            skip=self.keep_dense,
+            init=self.init,
+            threshold=self.sparsity if mu else 0.0,
+            generator=generator,
+        )
 
     @property
     def counts_steps(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
+from fnmatch import fnmatchcase
 from typing import cast
 
 import torch
@@ -74,6 +75,7 @@ def factorize(
     *,
     layout: str = "taps",
     mu: bool = True,
+    include: Iterable[str] = (),
     skip: Iterable[str] = (),
     init: str = "xavier",
     threshold: float = 0.0,
@@ -90,8 +92,9 @@ def factorize(
             "mixed": I*F x O*F (the paper's ablation); "released": F*F x I*O viewed as the kernel without a
             permutation (as in the authors' code).
         mu: whether weights have the sparse tensor mu; without it a weight has rank one.
+        include: as `skip`, the layers that are factorised; all if it is empty.
         skip: qualified names of layers that stay dense, or of modules all of whose layers do. A module that is
-            registered under several names may be given by any of them.
+            registered under several names may be given by any of them; patterns such as "blocks.*.mlp" fit names.
         init: "xavier" draws new u and v and sets mu to zero; "fit" computes u and v from the leading singular pair
             of the present weight and sets mu to the remainder, so that a trained model keeps its outputs.
         threshold: entries of mu below it count as zero in eval mode.
@@ -102,7 +105,7 @@ def factorize(
     if init not in INITS:
         raise unknown("init", init, INITS)
     _check_threshold(threshold)
-    chosen = _select(model, (skip,) if isinstance(skip, str) else tuple(skip))
+    chosen = _select(model, *((part,) if isinstance(part, str) else tuple(part) for part in (include, skip)))
     for name, layer in chosen.items():
         _check(name, layer, model, init)
 
@@ -161,7 +164,8 @@ def set_threshold(model: nn.Module, value: float) -> None:
 def head_mu_xavier(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
     """Draw the classifier's mu Xavier-uniformly, as the authors' code does, and return the model."""
     for name in layers_under(model, find_head(model)):
-        nn.init.xavier_uniform_(weight_parts(model.get_submodule(name)).original, generator=generator)
+        if parametrize.is_parametrized(layer := model.get_submodule(name), "weight"):
+            nn.init.xavier_uniform_(weight_parts(layer).original, generator=generator)
     return model
 
 
@@ -217,7 +221,7 @@ def leading_pair(weight: Tensor, u_shape: Sequence[int], v_shape: Sequence[int])
     return (root * a).reshape(*u_shape).to(weight), (b / root).reshape(*v_shape).to(weight)
 
 
-def _select(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Module]:
+def _select(model: nn.Module, include: Sequence[str], skip: Sequence[str]) -> dict[str, nn.Module]:
     chosen = layers(model)
     if not chosen:
         raise UserError("The model has no Linear or convolution layer to factorise.")
@@ -225,14 +229,19 @@ def _select(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Module]:
     if not chosen:
         raise UserError("All layers of the model are frozen: set requires_grad of a weight, or fold the model first.")
     known = ", ".join(chosen)
-    for entry in skip:
-        skipped = layers_under(model, entry) if entry else []
-        if not skipped:
-            raise UserError(f"skip names '{entry}', but no layer has this name; the layers are {known}.")
-        for name in skipped:
-            chosen.pop(name, None)
+    named: dict[str, set[str]] = {"include": set(), "skip": set()}
+    for what, entries in (("include", include), ("skip", skip)):
+        for entry in entries:
+            found = _named(model, entry)
+            if not found:
+                raise UserError(f"{what} names '{entry}', but no layer has this name; the layers are {known}.")
+            named[what] |= found
+    chosen = {
+        n: layer for n, layer in chosen.items() if n not in named["skip"] and (not include or n in named["include"])
+    }
     if not chosen:
-        raise UserError("skip leaves no layer to factorise; name fewer layers in it.")
+        what = "skip leaves" if skip else "include names"
+        raise UserError(f"{what} no layer to factorise; name {'fewer' if skip else 'other'} layers in it.")
     return chosen
 
 
@@ -240,6 +249,13 @@ def is_frozen(layer: nn.Module) -> bool:
     """Return whether the layer's weight is not trained: it stays dense, because factors would replace its values."""
     weight = layer._parameters.get("weight")
     return weight is not None and not weight.requires_grad
+
+
+def _named(model: nn.Module, entry: str) -> set[str]:
+    """Return the names of the layers under a module's name or pattern; none for an empty name."""
+    names = {name for name, _ in model.named_modules(remove_duplicate=False) if name}
+    fitting = [name for name in names if fnmatchcase(name, entry)] if set(entry) & set("*?[") else [entry]
+    return {layer for name in fitting if name for layer in layers_under(model, name)}
 
 
 def _check(name: str, layer: nn.Module, model: nn.Module, init: str) -> None:

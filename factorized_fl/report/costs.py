@@ -10,7 +10,7 @@ from factorized_fl.core.roles import roles
 from factorized_fl.core.views import Tensors
 from factorized_fl.methods import METHODS, Method
 from factorized_fl.nn import build_model
-from factorized_fl.simulate.build import travels
+from factorized_fl.simulate.networks import travels
 
 CLIENTS, ROUNDS, CLASSES = 20, 50, 10
 

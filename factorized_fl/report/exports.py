@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
+from factorized_fl.results.classes import MatchedClass
 from factorized_fl.results.effect import Verdict
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.schema import ClientEntry
@@ -79,4 +80,13 @@ def client_rows(runs: Sequence[RunFiles]) -> Rows:
             name = run.clients[r["client"]]["name"]
             numbers = [str(r["round"]), repr(r["accuracy"]), str(r["correct"]), str(r["total"])]
             rows.append([run.path.resolve().name, run.method, str(run.seed), name, r["domain"], *numbers])
+    return rows
+
+
+def class_rows(matches: Sequence[MatchedClass]) -> Rows:
+    """Return a table of matched classes: the beginning of a mapping between the class lists of two clients."""
+    rows = [["client", "class", "name", "peer", "peer_class", "confidence", "share_from_peers"]]
+    for row in matches:
+        peer = [row.peer, str(row.peer_number), f"{row.confidence:g}", f"{row.taken:g}"] if row.peer else [""] * 4
+        rows.append([row.client, str(row.number), row.name, *peer])
     return rows

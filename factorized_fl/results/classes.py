@@ -3,8 +3,6 @@
 Classes are written by number: a site knows the names of its own classes only, and a coordinator none.
 """
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from factorized_fl.config import read_table
 from factorized_fl.core.classes import CONFIDENCE, PEERS, TAKEN
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
@@ -64,6 +63,15 @@ class MatchedClass:
     right: bool | None = None  # whether the match is right, where the names of both classes are known
 
 
+def run_and_sites(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """The run directory of a run or a kit, and the names of all sites if a kit holds it."""
+    kit = path if (path / schema.FEDERATION).is_file() else path.resolve().parent
+    if not (kit / schema.FEDERATION).is_file():
+        return path, ()
+    agreement = read_table(kit / schema.FEDERATION).get("federation", {})
+    return kit / schema.RUN, tuple(agreement.get("sites", ()))
+
+
 def matched_classes(run: Path, sites: Sequence[str] = ()) -> list[MatchedClass]:
     """One entry for each match of each client's classes, and one for each class without a match.
 
@@ -76,12 +84,14 @@ def matched_classes(run: Path, sites: Sequence[str] = ()) -> list[MatchedClass]:
         raise UserError(f"'{run}' did not match classes: run it with --set align=statistics.")
     found = []
     for k, client in enumerate(clients):
+        names = dict(enumerate(client["classes"]))
         matched = {entry["class"]: entry for entry in as_record(entries.get(str(k))).get("classes", [])}
-        for number, name in enumerate(client["classes"]):
+        # A coordinator knows neither names nor numbers of classes, only those that were matched.
+        for number, name in (names or dict.fromkeys(matched, "")).items():
             own = (client["name"], number + 1, name)
             entry = matched.get(number, {"peers": []})
             for peer, other in entry["peers"]:
-                right = None if sites else _same_class(client, clients[peer], name, other)
+                right = None if sites or not names else _same_class(client, clients[peer], name, other)
                 peer_name = sites[peer] if sites else clients[peer]["name"]
                 found.append(MatchedClass(*own, peer_name, other + 1, entry["confidence"], entry["taken"], right))
             if not entry["peers"]:
@@ -92,14 +102,3 @@ def matched_classes(run: Path, sites: Sequence[str] = ()) -> list[MatchedClass]:
 def _same_class(client: Record, peer: Record, name: str, number: int) -> bool:
     """Whether class `number` of a peer is the class of that name; only a simulation has both names."""
     return client["domain"] == peer["domain"] and peer["classes"][number] == name
-
-
-def class_csv(rows: Sequence[MatchedClass]) -> str:
-    """The matches as CSV: the beginning of a mapping between the class lists of two clients."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["client", "class", "name", "peer", "peer_class", "confidence", "share_from_peers"])
-    for row in rows:
-        peer = [row.peer, row.peer_number, row.confidence, row.taken] if row.peer else ["", "", "", ""]
-        writer.writerow([row.client, row.number, row.name, *peer])
-    return out.getvalue()

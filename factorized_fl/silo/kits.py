@@ -20,7 +20,7 @@ from factorized_fl.silo.checks import largest_message
 from factorized_fl.silo.pinned import pin_model
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.alignment import network_alignment
-from factorized_fl.simulate.build import initial_model, travelling
+from factorized_fl.simulate.networks import initial_model, travelling
 
 
 def make_kits(sites: Path, out: Path) -> Agreement:

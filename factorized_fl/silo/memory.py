@@ -17,7 +17,7 @@ from factorized_fl.protect.server import BlindSums
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.silo.messages import BadMessage
 from factorized_fl.simulate.alignment import network_alignment
-from factorized_fl.simulate.build import initial_model, travelling
+from factorized_fl.simulate.networks import initial_model, travelling
 
 STRIKES = 3  # bad updates in a row after which a site is quarantined
 

@@ -12,15 +12,15 @@ from torch import nn
 from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.frozen import mark_of_frozen
 from factorized_fl.core.named import NOTHING, Brought
-from factorized_fl.core.roles import RUNNING, Role, roles, trainable
-from factorized_fl.core.seeds import global_rng, torch_rng
+from factorized_fl.core.roles import Role, trainable
+from factorized_fl.core.seeds import torch_rng
 from factorized_fl.core.server import ServerState
-from factorized_fl.core.stack import ClientStack, untied_state
+from factorized_fl.core.stack import ClientStack, client_state
 from factorized_fl.core.views import Tensors
 from factorized_fl.data.clients import OWN
 from factorized_fl.data.scenarios import (
-    Client,
     Scenario,
     align_labels,
     build_scenario,
@@ -34,20 +34,18 @@ from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Work
 from factorized_fl.engine.choice import build_engine
 from factorized_fl.methods import Method, fingerprints, label_refusal
-from factorized_fl.nn import build_model
 from factorized_fl.nn.models import FEWEST_PIXELS
-from factorized_fl.nn.own import Factory, equalise, import_factory, make_own_model
+from factorized_fl.nn.own import Factory
 from factorized_fl.protect.client import Sealer
 from factorized_fl.protect.packing import Layout
 from factorized_fl.protect.server import BlindSums
-from factorized_fl.simulate.alignment import Alignment, dense_rows, described_classes, find_alignment
+from factorized_fl.simulate.alignment import dense_rows, described_classes, find_alignment
 from factorized_fl.simulate.encryption import refuse_extra_payloads, simulated_sealer
+from factorized_fl.simulate.features import with_features
+from factorized_fl.simulate.networks import initial_models, model_inputs, travelling
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of, training_of
-from factorized_fl.tasks.augment import normalise
-
-_REFERENCE = 2  # outputs of the network whose initial values all clients take outside their classifiers
 
 
 @dataclass
@@ -63,6 +61,7 @@ class Federation:
     server: ServerState | SeparateServers
     engine: Engine
     sealer: Sealer | None = None  # encrypts what the clients send, and decrypts what they receive
+    frozen: str = ""  # a digest of the part of the network that nobody trains
     last_round: int = 0  # a callback may end a run early; 0: as configured
 
     def __post_init__(self) -> None:
@@ -155,7 +154,7 @@ def build_federation(
     scenario = scenario_for(method, config, scenario)
     task, training = task_of(config, scenario, brought), training_of(config, brought)
     models = initial_models(config, scenario, factory)
-    initial = {classes: untied_state(model) for classes, model in models.items()}
+    initial = {classes: client_state(model) for classes, model in models.items()}
     state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
     model = next(iter(models.values()))
     alignment = find_alignment(config, method, models, scenario)
@@ -220,12 +219,15 @@ def build_federation(
     servers = [server_of(slice(ks.start, ks.stop)) for ks in apart]
     server = SeparateServers(servers, apart) if apart else server_of(slice(None))
     sealer = simulated_sealer(config, templates) if encrypted else None
-    work = Work(config, method, scenario, models, role_of, shared, device, task, training)
+    trained, rest = (scenario, models)
+    if config.has_own_model and config.augment == "none":
+        trained, rest = with_features(scenario, models, partial(model_inputs, scenario), device)
+    work = Work(config, method, trained, rest, role_of, shared, device, task, training)
     built = build_engine(engine, work)
     if isinstance(clients, RankedClients):
         clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
         built = RankedEngine(built, clients)
-    return Federation(config, scenario, method, role_of, shared, clients, server, built, sealer)
+    return Federation(config, scenario, method, role_of, shared, clients, server, built, sealer, mark_of_frozen(model))
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
@@ -271,91 +273,3 @@ def _fingerprint_images(
         found = method.look(models[len(client.classes)], tensors, images, labels, classes)
         generator = torch_rng(seed, "fingerprint", client.draws_as(k))
         tensors[fingerprints.NAME].copy_(method.hide(found, generator))
-
-
-def model_inputs(scenario: Scenario, inputs: torch.Tensor) -> torch.Tensor:
-    """Inputs of the scenario as the network receives them in tests: scaled and normalised if they are images."""
-    if scenario.arrays:
-        return inputs
-    mean, std = (torch.tensor(values, device=inputs.device) for values in (scenario.mean, scenario.std))
-    return normalise(inputs.float() / 255, mean, std)
-
-
-def initial_models(config: Config, scenario: Scenario, factory: Factory | None) -> dict[int, nn.Module]:
-    """A network for each number of classes that a client has, with the method's parametrisation."""
-    agree, first = scenario.labels_agree, dict[int, Client]()
-    for client in scenario.clients:
-        first.setdefault(len(client.classes), client)
-    if not config.has_own_model:
-        channels = scenario.images.shape[1]
-        return {count: initial_model(config, count, channels, agree) for count in {*first}}
-    examples = {
-        count: (model_inputs(scenario, scenario.images[client.train[:1]]), client.name)
-        for count, client in first.items()
-    }
-    if not agree:  # the initial values outside the classifier depend neither on the first client nor on the driver
-        examples = {_REFERENCE: next(iter(examples.values())), **examples}
-    models = _own_models(config, factory or import_factory(config.model), examples, agree)
-    return {count: models[count] for count in first}
-
-
-def _own_models(
-    config: Config, factory: Factory, examples: Mapping[int, tuple[torch.Tensor, str]], labels_agree: bool
-) -> dict[int, nn.Module]:
-    """A network for each number of outputs, given an example and the name of a client that has so many classes."""
-    models = {}
-    for count, (example, name) in examples.items():
-        with global_rng(config.seed, "model"):
-            models[count] = make_own_model(factory, config.model, example, count, name)
-    names = {count: name for count, (_, name) in examples.items()}
-    equalise(models, names)  # before factors are drawn: names and shapes are those that the caller knows
-    for count, model in models.items():
-        generator = torch_rng(config.seed, "parametrisation")
-        models[count] = config.build_method().parametrize(model, generator, labels_agree)
-    equalise(models, names)
-    return models
-
-
-def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
-    """The configured network with the method's parametrisation: the start of every client with so many classes.
-
-    A factory is called with a black image as its example: organisations have no image that all of them know.
-    """
-    if config.has_own_model:
-        black = torch.zeros(1, channels, config.image_size, config.image_size)
-        examples = dict.fromkeys((_REFERENCE, classes), (black, "all sites"))
-        return _own_models(config, import_factory(config.model), examples, labels_agree)[classes]
-    with global_rng(config.seed, "model"):
-        model = build_model(
-            config.model,
-            classes,
-            channels=channels,
-            width=config.width,
-            head_layers=config.head_layers,
-            head_norm=config.head_norm,
-            head_width=config.head_width,
-        )
-    return config.build_method().parametrize(model, torch_rng(config.seed, "parametrisation"), labels_agree)
-
-
-def travelling(
-    method: Method, model: nn.Module, labels_agree: bool, alignment: Alignment | None = None
-) -> tuple[dict[str, Role], list[str]]:
-    """The roles of the model's tensors, and the names of those that leave a client, both in the model's order.
-
-    Frozen parameters stay: they are equal everywhere, and a mean of equal numbers may be rounded to another number.
-    With an alignment the classifier's tensors leave a client; those with a row for each class travel as such rows.
-    """
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    own = untied_state(model)
-    role_of = {name: role for name, role in roles(model).items() if name in own}
-    whole = labels_agree or alignment is not None
-    by_class = alignment.rows.names if alignment else ()
-    stay = frozen.union(by_class)
-    return role_of, [n for n, role in role_of.items() if n not in stay and travels(method, n, role, whole)]
-
-
-def travels(method: Method, name: str, role: Role, labels_agree: bool) -> bool:
-    """Whether a tensor leaves a client: the method shares it and sharing it is permitted."""
-    shared = method.sends_statistics and name.endswith(RUNNING) if role.kind == "stat" else method.shares(role)
-    return shared and (labels_agree or not role.head)

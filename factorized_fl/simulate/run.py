@@ -125,12 +125,13 @@ def _warn_of_dropped(federation: Federation) -> None:
 
 
 def describe_run(federation: Federation) -> list[Record]:
-    """The entries of clients.json; with an own network each has a mark of the names and shapes of its tensors."""
+    """The entries of clients.json; with an own network each has a mark of its tensors' names and shapes."""
     described = describe_clients(federation.scenario)
     if federation.config.has_own_model:
+        frozen = [federation.frozen] if federation.frozen else []
         for k, entry in enumerate(described):
             shapes = [[name, *tensor.shape] for name, tensor in federation.clients.state.client(k).items()]
-            entry["model"] = hashlib.blake2b(json.dumps(shapes).encode(), digest_size=8).hexdigest()
+            entry["model"] = hashlib.blake2b(json.dumps([*shapes, *frozen]).encode(), digest_size=8).hexdigest()
     return described
 
 

@@ -9,7 +9,8 @@ from factorized_fl.core.ledger import measured
 from factorized_fl.core.mixing import dense
 from factorized_fl.methods.fingerprints import apart, blur, describe_images, first_layer, likeness, trust
 from factorized_fl.nn import build_model
-from factorized_fl.simulate.build import build_federation, initial_model
+from factorized_fl.simulate.build import build_federation
+from factorized_fl.simulate.networks import initial_model
 from factorized_fl.simulate.rounds import run_round
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario
 

@@ -13,7 +13,7 @@ from factorized_fl.api import export
 from factorized_fl.core.stack import call_untied
 from factorized_fl.nn.own import import_factory, model_name
 from factorized_fl.report.command import command_of
-from factorized_fl.simulate.build import initial_model
+from factorized_fl.simulate.networks import initial_model
 from tests.own.nets import GroupNormCNN, byte_images, float_images, own_clients, table_net
 from tests.tiny import tiny_config
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from factorized_fl.cli import network
 from factorized_fl.core.classes import MEANS, SPREAD
 from factorized_fl.core.errors import UserError
 from factorized_fl.methods.correspondence import StatisticsMatcher
@@ -80,3 +81,13 @@ def test_terms_that_organisations_cannot_meet_are_refused(line: str, words: str,
     path.write_text(f'name = "trio"\nmethod = "fedavg"\nimage_size = 8\nchannels = 1\n{line}\n{sites}')
     with pytest.raises(UserError, match=words):
         read_agreement(path)
+
+
+def test_a_site_is_told_what_matching_reveals_when_it_joins(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, terms in (("on", ALIGN), ("off", {})):
+        kit = kits_of(tmp_path / folder, trio_config("fedavg", **terms))["aster"]
+        found = network.Found("aster: 4 classes", "cpu")
+        network.site_choices(kit, data / "aster", None, None, "cpu", check=lambda *given, found=found: found)
+        assert ("no image and no name" in capsys.readouterr().out) == (folder == "on")

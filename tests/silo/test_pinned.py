@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.frozen import mark_of_frozen
 from factorized_fl.export.predict import predict
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
@@ -18,7 +20,7 @@ from factorized_fl.silo.kits import _largest
 from factorized_fl.silo.pinned import check_model, pin_model
 from factorized_fl.silo.site import export_now
 from factorized_fl.silo.transport import CannotContinue
-from factorized_fl.simulate.build import initial_model, travelling
+from factorized_fl.simulate.networks import initial_model, travelling
 from tests.silo.installed import MODEL, install
 from tests.silo.loopback import Loopback
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
@@ -67,8 +69,10 @@ def test_three_sites_with_an_installed_network_and_a_frozen_backbone(
     with safe_open(mynets / "mynets" / "backbone.safetensors", "pt") as file:
         backbone = {name: file.get_tensor(name) for name in ("weight", "bias")}
     for site in sites.values():
-        own = site.federation.clients.state.client(0)
-        assert all(torch.equal(own[f"backbone.{name}"], tensor) for name, tensor in backbone.items())
+        assert not any("backbone" in name for name in site.federation.clients.tensors)
+    expected = nn.Module()
+    expected.backbone = nn.ParameterDict(backbone).requires_grad_(False)
+    assert {site.federation.frozen for site in sites.values()} == {mark_of_frozen(expected)}
     assert not any("backbone" in name for name in parties.coordinator.memory.server.stack)
     with safe_open(RunDirectory(kits[COORDINATOR].run).checkpoint_path, "pt") as file:
         assert not any("backbone" in name for name in file.keys())  # noqa: SIM118

@@ -100,6 +100,37 @@ function confusionCard(run) {
   );
 }
 
+function classesCard(run) {
+  const { rows, right, files } = run.classes,
+    { client } = focused(run),
+    shown = client === null ? rows : rows.filter((row) => row.client === nameOf(run, client)),
+    text = (key) => ({ words: true, value: (row) => row[key], show: (row) => row[key] }),
+    share = (key) => ({ value: (row) => row[key], show: (row) => (row[key] === null ? "" : percent(row[key], 0)) });
+  const matched = rows.filter((row) => row.matched).length;
+  return card(
+    "Classes of different clients",
+    soft(
+      `${matched} of ${rows.length} classes were matched with classes of other clients in the last round. ` +
+        "Other clients' classes are known by their numbers, counted from 1. " +
+        "A matched class takes part of its row of the classifier from its peers." +
+        (right ? ` ${right[0]} of ${right[1]} matches are right, by the names that this simulation knows.` : ""),
+    ),
+    sortableTable(
+      "classes",
+      [
+        { title: "client", ...text("client") },
+        { title: "class", value: (row) => row.number, show: (row) => String(row.number) },
+        { title: "name", ...text("name") },
+        { title: "matched with", ...text("matched") },
+        { title: "confidence", ...share("confidence") },
+        { title: "from peers", ...share("taken") },
+      ],
+      shown,
+    ),
+    fileButtons(files),
+  );
+}
+
 function settingsCard(run) {
   return card(
     "Configuration",

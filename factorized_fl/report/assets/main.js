@@ -132,6 +132,7 @@ function runPart(run) {
   parts.push(trafficCard(run));
   if (run.mu) parts.push(sparsityCard(run));
   if (run.confusion.some(Boolean)) parts.push(confusionCard(run));
+  if (run.classes) parts.push(classesCard(run));
   parts.push(settingsCard(run));
   return parts;
 }
