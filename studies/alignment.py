@@ -6,6 +6,7 @@ python -m studies.alignment runs --data DATA --work DIR    runs; what is finishe
 
 import argparse
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,9 +21,10 @@ from factorized_fl.core.classes import MEANS, Matches
 from factorized_fl.core.seeds import numpy_rng, torch_rng
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.methods.class_statistics import describe_classes, random_features
-from factorized_fl.methods.correspondence import StatisticsMatcher
+from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes, statistics_evidence
 from factorized_fl.results.classes import matched_classes
 from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.results.statistic import PairedSample, paired_difference
 from factorized_fl.simulate.alignment import true_labels
 from factorized_fl.simulate.build import build_scenario_of
 from factorized_fl.simulate.networks import model_inputs
@@ -76,6 +78,29 @@ def match_preset(preset: str, seed: int, data: Path, noise: float = 0.0) -> Reco
     return {"preset": preset, "seed": seed, "noise": noise, **score(found, truth)}
 
 
+def match_groups(preset: str, seed: int, data: Path) -> Record:
+    """The score if the true domains were known: matching each alone, and assigning inside each by evidence from all."""
+    scenario = build_scenario_of(configure(preset, seed=seed), data)
+    extra = describe_all(scenario, seed)
+    there = extra[MEANS][:, :, -1] > 0
+    truth = true_labels(scenario, there.shape[1]).where(there, -1)
+    evidence, owner, number = statistics_evidence(extra, there)
+    domains = [client.domain for client in scenario.clients]
+    alone, inside = Matches.none(*truth.shape), Matches.none(*truth.shape)
+    for group, domain in enumerate(dict.fromkeys(domains)):
+        own = [k for k, other in enumerate(domains) if other == domain]
+        found = StatisticsMatcher().match({n: t[own] for n, t in extra.items()}, torch.ones(len(own), dtype=torch.bool))
+        alone.labels[own] = torch.where(found.labels >= 0, found.labels + truth.numel() * group, -1)
+        alone.confidence[own] = found.confidence
+        here = np.isin(owner, own)
+        labels, confidence = assign_classes(evidence[np.ix_(here, here)], owner[here])
+        place = torch.from_numpy(owner[here]), torch.from_numpy(number[here])
+        inside.labels[place] = torch.from_numpy(labels) + truth.numel() * group
+        inside.confidence[place] = torch.from_numpy(confidence)
+    found_inside = inside.but(inside.confidence > 0)
+    return {"preset": preset, "seed": seed, "alone": score(alone, truth), "inside": score(found_inside, truth)}
+
+
 def match_unlike(draw: int, split: bool, data: Path) -> Record:
     """Three clients of one domain with 10, 7 and 4 classes, 4 of them common; or one class of two is two elsewhere.
 
@@ -114,6 +139,7 @@ def measure_matching(data: Path, seeds: Sequence[int]) -> Record:
     """Everything that needs no training."""
     return {
         "presets": [match_preset(preset, seed, data) for preset in PRESETS for seed in seeds],
+        "groups": [match_groups(preset, seed, data) for preset in PRESETS[:2] for seed in seeds],
         "noise": [match_preset(PRESETS[0], seed, data, noise) for noise in NOISES for seed in seeds],
         "unlike": [match_unlike(draw, split, data) for split in (False, True) for draw in range(DRAWS)],
     }
@@ -123,7 +149,10 @@ def measure_run(directory: RunDirectory, start: float) -> Record:
     """The results of one run, and how many of the matches of its last round are right."""
     config, clients = directory.config(), directory.clients()
     last = {line["client"]: line for line in directory.metrics() if line["accuracy"] is not None}
+    environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
     record: Record = {
+        "commit": environment.pop("commit"),
+        "environment": environment,
         "configuration": as_record(config),
         "clients": {
             "domain": [client["domain"] for client in clients],
@@ -138,6 +167,65 @@ def measure_run(directory: RunDirectory, start: float) -> Record:
         pairs = [row for row in matched_classes(directory.path) if row.peer]
         record["matches"] = {"matched": len(pairs), "right": sum(bool(row.right) for row in pairs)}
     return record
+
+
+def _shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
+    """For each least confidence: the share of equal pairs that were found, and the share of matches that are right."""
+    cells = []
+    for each in least:
+        matched, right = (sum(row[f"{each:g}"][what] for row in rows) for what in ("matched", "right"))
+        cells.append(f"{right / sum(row['same'] for row in rows):.0%} / {f'{right / matched:.0%}' if matched else '-'}")
+    return cells
+
+
+def matching_lines(record: Record) -> list[str]:
+    """The rows of the documentation's tables about matching."""
+    shown = (0.1, 0.5, 0.9)
+    lines = []
+    for preset in PRESETS:
+        rows = [row for row in record["presets"] if row["preset"] == preset]
+        lines.append(f"| `{preset}` | {' | '.join(_shares(rows, shown))} |")
+    for noise in NOISES:
+        rows = [row for row in record["noise"] if row["noise"] == noise]
+        lines.append(f"| {noise:g} | {' | '.join(_shares(rows, shown))} |")
+    for case in ("10-7-4", "split"):
+        rows = [row for row in record["unlike"] if row["case"] == case]
+        false = sum(row["0.9"]["matched"] - row["0.9"]["right"] for row in rows)
+        lines.append(f"| {case} | {' | '.join(_shares(rows, shown))} | {false} in {len(rows)} draws |")
+    for preset, way in itertools.product(PRESETS[:2], ("alone", "inside")):
+        rows = [row[way] for row in record["groups"] if row["preset"] == preset]
+        lines.append(f"| `{preset}` | {way} | {' | '.join(_shares(rows, shown))} |")
+    return lines
+
+
+def run_lines(folder: Path) -> list[str]:
+    """The rows of the documentation's table of runs: accuracy, and the difference from the runs without matching."""
+    found: dict[tuple[str, str], dict[str, dict[int, Record]]] = {}
+    for path in sorted(folder.glob("mini-*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        config = record["configuration"]
+        ways = found.setdefault((config["preset"], config["method"]), {})
+        ways.setdefault(config["align"], {})[config["seed"]] = record
+    lines = []
+    for (preset, method), ways in found.items():
+        for align, records in ways.items():
+            common = sorted(records.keys() & ways.get("off", {}).keys())
+            samples = [_sample(records[seed], ways["off"][seed]) for seed in common]
+            difference = paired_difference(samples) if align != "off" else None
+            change = f"{100 * difference.value:+.1f} ± {200 * difference.error:.1f}" if difference else ""
+            accuracy = 100 * float(np.mean([record["accuracy"] for record in records.values()]))
+            pairs = [record["matches"] for record in records.values() if "matches" in record]
+            matched, right = (sum(each[what] for each in pairs) for what in ("matched", "right"))
+            told = f"{right} of {matched}" if pairs else ""
+            seeds = ", ".join(map(str, sorted(records)))
+            lines.append(f"| `{preset}` | {method} | {align} | {accuracy:.1f} | {change} | {told} | {seeds} |")
+    return lines
+
+
+def _sample(ours: Record, base: Record) -> PairedSample:
+    """Two runs of one seed; clients of one domain share test images."""
+    pairs = zip(ours["correct"], base["correct"], ours["clients"]["scored"], strict=True)
+    return PairedSample([(own - other) / total for own, other, total in pairs], groups=ours["clients"]["domain"])
 
 
 def plan_runs(
@@ -158,8 +246,8 @@ def plan_runs(
 def main() -> None:
     """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("matching", "runs"))
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("what", choices=("matching", "runs", "show"))
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/align"))
     parser.add_argument("--work", type=Path, default=Path("runs/align"))
     parser.add_argument("--presets", default=PRESETS[0])
@@ -170,6 +258,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float)
     given = parser.parse_args()
     seeds = [int(seed) for seed in given.seeds.split(",")]
+    if given.what == "show":
+        record = json.loads((given.out / "matching.json").read_text(encoding="utf-8"))
+        print("\n".join([*matching_lines(record), *run_lines(given.out)]))
+        return
     if given.what == "matching":
         measure = partial(measure_matching, given.data, seeds)
         write_measured(given.out / "matching.json", configure(PRESETS[0], seed=seeds[0]), "cpu", measure)

@@ -10,14 +10,16 @@ from typing import Annotated, NamedTuple
 import typer
 
 from factorized_fl.cli.common import console, show_warnings_as_notes
+from factorized_fl.cli.members import add_commands
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo import control, journal, status, supervise
+from factorized_fl.silo import audit, control, journal, status, supervise
 from factorized_fl.silo.agreement import AUTHORITY, LOOPBACK, Kit, read_kit
 from factorized_fl.silo.preflight import refuse_leftovers, refuse_links
 from factorized_fl.silo.settings import Settings, has_settings, read_settings
 
 app = typer.Typer(help="Federations between organisations.", no_args_is_help=True)
+add_commands(app)
 
 KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="The party's kit.")]
 SiteData = Annotated[Path | None, typer.Option("--data", help="Your images: a folder per class, or parquet.")]
@@ -52,11 +54,16 @@ def _show(line: str) -> None:
 def new(
     sites: Annotated[Path, typer.Argument(metavar="sites.toml", help="The sites, and what is trained.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the kits.")] = Path("kits"),
+    own_keys: Annotated[
+        bool, typer.Option("--own-keys", help="Each party makes its own key; without it this command makes all keys.")
+    ] = False,
 ) -> None:
-    """Make one kit for each party: certificates, the agreement, a README."""
+    """Make one kit for each party: the agreement, a README, and for trials the keys of all."""
     from factorized_fl.silo.kits import make_kits
 
-    agreement = make_kits(sites, out)
+    agreement = make_kits(sites, out, own_keys)
+    if not own_keys:
+        _show("Note: this command makes the private keys of all parties, which suits trials; --own-keys makes none.")
     if agreement.address in LOOPBACK:
         _show(f"Note: the sites will look for the coordinator at {agreement.address}: this works on one machine only.")
     for party in (COORDINATOR, *agreement.sites):
@@ -185,6 +192,16 @@ def exclude(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]
     """Leave a harmful site out: it gets no more requests, and its tensors are given to no other site."""
     _ask(kit, "exclude", site)
     _show(f"{site} will be left out; `ffl federation readmit` lets it in again.")
+
+
+@app.command("audit")
+def audit_log(kit: KitFolder) -> None:
+    """Verify the audit log of a party: what it sent, received, refused and decided."""
+    party = read_kit(kit)
+    found = audit.verify(party)
+    counts = ", ".join(f"{count} {event}" for event, count in sorted(found.events.items()))
+    _show(f"{party.party} of {party.agreement.name}: {found.lines} lines, the chain is unbroken ({counts})")
+    _show(f"Digest of the last line: {found.last}")
 
 
 def _ask(kit: Path, kind: str, site: str) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-_FLAG = re.compile(r"--([a-z]+)(?: (?:[A-Z]+\b|(?=[a-z_.]+=)))?")  # with the word in capitals that stands for a value
+_FLAG = re.compile(
+    r"--([a-z]+(?:-[a-z]+)*)(?: (?:[A-Z]+\b|(?=[a-z_.]+=)))?"
+)  # with the word in capitals that stands for a value
 _SWITCHES = ("resume",)
 _COMMAND_LINE = "FFL_COMMAND_LINE"  # set while a command runs; the processes that it starts inherit it
 
@@ -24,7 +26,7 @@ class UserError(Exception):
 
 def _argument(flag: re.Match[str]) -> str:
     """Return the argument in Python that a flag stands for."""
-    name = flag[1]
+    name = flag[1].replace("-", "_")
     if name == "set":
         return "" if flag[0].endswith(" ") else "an argument"
     return f"{name}=True" if name in _SWITCHES else f"{name}="

@@ -40,6 +40,11 @@ class ClientData:
     name: str = ""
     classes: Sequence[str] | int | None = None
 
+    def __repr__(self) -> str:
+        shape = list(getattr(self.x, "shape", ())) or f"{type(self.x).__name__}"
+        count = self.classes if isinstance(self.classes, int) else len(self.classes or ()) or "unnamed"
+        return f"<ClientData {self.name or 'without a name'}: inputs {shape}, {count} classes>"
+
 
 def own_scenario(
     clients: Sequence[ClientData],

@@ -32,21 +32,10 @@ class StatisticsMatcher:
 
     def match(self, extra: Tensors, received: torch.Tensor) -> Matches:
         """Matches the classes of the received clients by their means."""
-        means, spread = extra[MEANS].double().cpu(), extra[SPREAD]
-        there = (means[:, :, -1] > 0) & received[:, None]
-        owner, number = (part.numpy() for part in there.nonzero(as_tuple=True))
-        if len({*owner}) < 2:
+        there = (extra[MEANS][:, :, -1].cpu() > 0) & received[:, None]
+        if there.any(1).sum() < 2:
             return Matches.none(*there.shape)
-        chosen = means[there].numpy()
-        chosen[:, -1] = chosen[:, -1].clip(_SUREST, 1 / _SUREST)
-        known = received.nonzero().flatten().tolist()
-        # A client's covariance counts by its numbers of images and classes, as far as the declared variances tell.
-        images = 1 / torch.from_numpy(chosen[:, -1])
-        weight = [float((images[owner == k] - 1).clamp_min(0).sum()) + _LEAST for k in known]
-        inside = sum(w * covariance(spread[k]) for w, k in zip(weight, known, strict=True)) / sum(weight)
-        assert isinstance(inside, torch.Tensor)
-        scores = likelihood_ratios(chosen[:, :-1], chosen[:, -1], inside.numpy(), sum(weight))
-        return _matches(scores, owner, number, there)
+        return _matches(*statistics_evidence(extra, there), there)
 
 
 @dataclass(frozen=True)
@@ -75,6 +64,21 @@ def _matches(scores: Array, owner: Array, number: Array, there: torch.Tensor) ->
     found.labels[place] = torch.from_numpy(labels)
     found.confidence[place] = torch.from_numpy(confidence)
     return found.but(found.confidence > 0)
+
+
+def statistics_evidence(extra: Tensors, there: torch.Tensor) -> tuple[Array, Array, Array]:
+    """The evidence for all pairs of classes where `there` is true, bool [K, M]; their clients, and their numbers."""
+    means, spread = extra[MEANS].double().cpu(), extra[SPREAD]
+    owner, number = (part.numpy() for part in there.nonzero(as_tuple=True))
+    chosen = means[there].numpy()
+    chosen[:, -1] = chosen[:, -1].clip(_SUREST, 1 / _SUREST)
+    known = there.any(1).nonzero().flatten().tolist()
+    # A client's covariance counts by its numbers of images and classes, as far as the declared variances tell.
+    images = 1 / torch.from_numpy(chosen[:, -1])
+    weight = [float((images[owner == k] - 1).clamp_min(0).sum()) + _LEAST for k in known]
+    inside = sum(w * covariance(spread[k]) for w, k in zip(weight, known, strict=True)) / sum(weight)
+    assert isinstance(inside, torch.Tensor)
+    return likelihood_ratios(chosen[:, :-1], chosen[:, -1], inside.numpy(), sum(weight)), owner, number
 
 
 def likelihood_ratios(means: Array, variance: Array, inside: Array, freedom: float) -> Array:

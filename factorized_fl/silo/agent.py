@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 from factorized_fl import __version__
+from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.audit import Audit
 from factorized_fl.silo.finish import finish
 from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.keeper import Trainer
@@ -29,7 +31,8 @@ class Agent:
         self.kit, self.journal, self.line = kit, journal, line
         self.reachable = True
         self.twice = False
-        self.about: dict[str, Any] = {"version": __version__}
+        self.audit = Audit(kit)
+        self.about: dict[str, Any] = {"version": __version__, "seat": kit.seat}
         limit = site_limit(kit) * 1e6 / 8  # bytes per second
         self.courier = Courier(self._ask, kit.agreement.id, kit.agreement.largest, Pace(limit))
 
@@ -38,7 +41,8 @@ class Agent:
         trainer = Trainer(self.kit, self.journal)
         hello = trainer.hello()
         self.about["agreement"] = hello.fields.get("agreement")
-        ready = Message("ready", self.kit.agreement.id, {"train": hello.whole("train", low=1)})
+        fields = {"train": hello.whole("train", low=1), "done": hello.fields.get("done", 0)}
+        ready = Message("ready", self.kit.agreement.id, fields)
         news = ready
         while True:
             reply = self.exchange(news)
@@ -49,10 +53,14 @@ class Agent:
             if reply.kind == "refused":
                 theirs = str(reply.fields.get("version"))[:40]
                 why = "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
-                if theirs != __version__:
+                if reply.fields.get("revoked"):
+                    why = "the authority has revoked this site"
+                elif theirs != __version__:
                     why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
+                self.audit("refused", words=why)
                 raise CannotContinue(f"refused: {why}")
             if reply.kind == "end":
+                self.audit("end")
                 finish(self.kit, self.journal, trainer)
                 return
             if reply.kind == "wait":
@@ -60,7 +68,11 @@ class Agent:
             else:
                 name = str(reply.fields.get("request", ""))[:60]
                 write_status(self.kit, f"at work on {name}")
+                self.audit.message("received", reply, **{"from": COORDINATOR})
                 news = trainer.ask(reply, partial(self.alive, name))
+                self.audit.message("answered", news, to=COORDINATOR)
+                if news.fields.get("result") == "trained" and reply.kind == "round":
+                    ready = replace(ready, fields=ready.fields | {"done": news.fields["round"]})
 
     def alive(self, name: str) -> None:
         """Report to the coordinator and in the status that the trainer is at work on a request."""

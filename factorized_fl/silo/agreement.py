@@ -28,7 +28,7 @@ AUTHORITY = "authority"  # the folder, beside the kits, with the key that signs 
 _RESERVED = (COORDINATOR, AUTHORITY, "server")  # the transport uses the last one for the coordinator
 LOOPBACK = ("localhost", "127.0.0.1")
 NOISE_SEED = "noise-seed"  # a file of a site's kit
-_MAY_DIFFER = ("address", "port", "quorum", "deadline")  # only the coordinator acts on these
+_MAY_DIFFER = ("address", "port", "quorum", "deadline", "change_limit", "sites")  # only the coordinator acts on these
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _MADE = {"sites", "id", "largest", "package", "version", "tensors"}  # not options of a federation
@@ -58,6 +58,9 @@ class Agreement:
     port: int = option(8443, "the coordinator's port, the only one that must be reachable", low=1, high=65535)
     quorum: int = option(0, "answers that a round needs to end; 0: more than half of the sites", low=0)
     deadline: float = option(3600.0, "seconds after which a round goes on without the missing sites", low=1)
+    change_limit: float = option(
+        3.0, "a site's change in a round counts up to so many times the group's median; 0: no limit", low=0, high=1e6
+    )
     sites: tuple[str, ...] = ()
     largest: int = 0  # limit on the bytes of a message
     id: str = ""  # random, distinguishes this federation's messages and files from those of others
@@ -102,7 +105,8 @@ class Kit:
     def mark(self) -> str:
         """A digest of the terms that must be the same at all parties. Imports PyTorch, because it reads `config`."""
         terms = {key: value for key, value in dataclasses.asdict(self.agreement).items() if key not in _MAY_DIFFER}
-        content = json.dumps([terms, dataclasses.asdict(self.config)], sort_keys=True)
+        config = {**dataclasses.asdict(self.config), "clients": 0}  # sites come and go
+        content = json.dumps([terms, config], sort_keys=True)
         return blake2b(content.encode(), digest_size=16).hexdigest()
 
     @property
@@ -155,7 +159,7 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
         raise unknown("option", strange[0], {*known, "sites"})
     terms = {key: table.pop(key) for key in own & table.keys()}
     agreement = make(Agreement, {**terms, "sites": names, "id": secrets.token_hex(8)}, "option of a federation")
-    _check_names(agreement)
+    check_names(agreement)
     if agreement.needed > len(names):
         raise UserError(f"quorum = {agreement.quorum} can never be met by {len(names)} sites.")
     config = resolve({**table, "dataset": "folder", "clients": len(names)})
@@ -190,7 +194,7 @@ def _site_names(given: Any, path: Path) -> list[str]:
     return names
 
 
-def _check_names(agreement: Agreement) -> None:
+def check_names(agreement: Agreement) -> None:
     """Refuse special characters: names become folders, certificates and parts of the transport's configuration."""
     for name, what in ((agreement.name, "federation"), *((site, "site") for site in agreement.sites)):
         if not _NAME.fullmatch(name):
@@ -215,7 +219,7 @@ def read_kit(path: Path) -> Kit:
         kit = Kit(path, table["party"], make(Agreement, table["federation"], "entry"), dict(table["run"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"'{path / FEDERATION}' is incomplete ({error}): ask for a new kit.") from None
-    _check_names(kit.agreement)
+    check_names(kit.agreement)
     if kit.party not in (COORDINATOR, *kit.agreement.sites):
         what = f"is for '{kit.party}', which is no party of {kit.agreement.name}"
         raise UserError(f"'{path / FEDERATION}' {what}: ask for a new kit.")

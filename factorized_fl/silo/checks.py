@@ -83,6 +83,7 @@ class Update:
     trained: Trained
     result: Evaluated | None  # its test result, if the site reports it
     seconds: float  # of its own work
+    declined: str  # why the site trained its own tensors in place of what it received, empty if it used that
 
 
 def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update:
@@ -95,6 +96,7 @@ def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update
         trained=Trained(math.nan if loss is None else loss, answer.whole("steps")),
         result=read_result(answer),
         seconds=answer.number("seconds") or 0.0,
+        declined=answer.text("declined") if "declined" in answer.fields else "",
     )
 
 

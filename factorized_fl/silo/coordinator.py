@@ -4,38 +4,46 @@ It holds what travels and nothing else: no image, no label, no class name, no cl
 """
 
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
+from dataclasses import replace
+from functools import partial
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.core.ledger import Load, Traffic, count_traffic
+from factorized_fl.core.ledger import Load, count_traffic
+from factorized_fl.core.outliers import limit_changes, shorten
 from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Cost, Mixing, Tensors
 from factorized_fl.results.classes import save_classes
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.results.schema import CONFIG
 from factorized_fl.silo import control
 from factorized_fl.silo.agreement import Kit, read_json
-from factorized_fl.silo.checks import Update, read_result, read_update
+from factorized_fl.silo.audit import Audit
+from factorized_fl.silo.catch_up import continue_from_sites
+from factorized_fl.silo.checks import Update, read_update
+from factorized_fl.silo.checksum import digest_of
+from factorized_fl.silo.keys import read_notice
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
+from factorized_fl.silo.overview import seconds_left, site_rows
 from factorized_fl.silo.pinned import check_model
+from factorized_fl.silo.questions import ask_losses, ask_tests
 from factorized_fl.silo.relay import SecretRelay
-from factorized_fl.silo.sharing import PATIENCE, shared_with, warn_if_nothing_is_shared
+from factorized_fl.silo.sharing import PATIENCE, warn_if_nothing_is_shared
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
 from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import activation, summarise
 
+MOST_REFUSED = 3  # rounds in a row that a site may refuse before it is quarantined
 FAREWELL = 60.0  # seconds that a finished coordinator keeps serving sites that have not heard of the end
 _LAST_ANSWER = 0.5  # seconds
-_LOSS_DEADLINE = 60.0  # seconds for a site to try one model on its held-out images
 
 
 class Coordinator:
@@ -54,6 +62,8 @@ class Coordinator:
         mailbox.told_before = read_json(self.told, list) or []
         self.directory = RunDirectory(kit.run)
         self.stop = threading.Event()
+        self.audit = Audit(kit)
+        self.refused: dict[int, int] = {}  # rounds that a site refused in a row
         self.round = 0
         self.note = "starting"
         self.mixing: Mixing | None = None  # this and the next three are those of the current round
@@ -78,10 +88,11 @@ class Coordinator:
         """Runs all remaining rounds; returns whether the federation is complete."""
         with self.directory.lock():
             self._count_on()
-            self.memory.restore(self.directory, self.log)
+            self.memory.restore(self.directory, self.agreement.id, self.log)
             done = self._rounds_done()
             if (aside := control.recall_aside(self.kit)) is not None:
                 self.memory.trust_all_but(aside)
+            self._revoke()
             if done:
                 self.log(f"going on after round {done}")
             environment = describe_environment(self.config.seed, "cpu")
@@ -91,6 +102,7 @@ class Coordinator:
             self.round = done
             if not done:
                 self._gather()
+            done = continue_from_sites(self, done)
             for round_number in range(done + 1, self.config.rounds + 1):
                 self._one_round(round_number)
                 if self.stop.is_set():
@@ -98,12 +110,16 @@ class Coordinator:
             memory = activation(self.memory.method, self.memory.server.state)
             self.directory.save_summary(summarise(self.directory) | memory)
             self.mailbox.end()
-            self._tell("complete")
+            self.audit("end", rounds=self.config.rounds)
+            self.tell("complete")
         return True
 
     def _rounds_done(self) -> int:
         """The last complete round; raises CannotContinue if the configuration has changed since the start."""
         try:
+            path = self.directory.path / CONFIG
+            if path.exists() and replace(self.directory.config(), clients=self.config.clients) == self.config:
+                write_atomically(path, self.config.to_toml().encode())  # sites were added
             return self.directory.rounds_done(self.config, resume=True)
         except UserError as error:
             raise CannotContinue(str(error)) from None
@@ -119,16 +135,30 @@ class Coordinator:
         """Before the first round: waits for all sites, or for the deadline and a quorum."""
         until, logged = time.monotonic() + self.agreement.deadline, -1
         while not self.stop.is_set():
-            connected = [site for site in self.sites if self.mailbox.connected(site)]
+            members = [site for site in self.sites if site not in self.mailbox.revoked]
+            connected = [site for site in members if self.mailbox.connected(site)]
             there = len(connected)
             if there != logged:
                 self.log(f"{there} of {len(self.sites)} sites are connected: {', '.join(connected) or 'none yet'}")
                 logged = there
-            if there == len(self.sites) or (time.monotonic() > until and there >= self.agreement.needed):
+            if there == len(members) or (time.monotonic() > until and there >= self.agreement.needed):
                 self.log(f"round 1 of {self.config.rounds} begins")
                 return
-            self._tell(f"waiting for sites: {there} of {len(self.sites)} are here")
+            self.tell(f"waiting for sites: {there} of {len(self.sites)} are here")
             self.stop.wait(0.2)
+
+    def say(self, k: int, words: str) -> None:
+        """Writes a line about a site to the journal and to the audit log."""
+        self.audit("noted", site=self.sites[k], words=words)
+        self.log(f"{self.sites[k]}: {words}")
+
+    def save(self, round_number: int) -> None:
+        """Saves the state after a round, and keeps that of the round before."""
+        self.directory.keep_previous()
+        tensors = self.memory.tensors
+        tags = {"federation": self.agreement.id, "digest": digest_of(tensors)}
+        self.directory.save_checkpoint(round_number, tensors, **tags)
+        write_atomically(self.kit.run / "clients.json", json.dumps(self.memory.describe(), indent=2).encode())
 
     def _one_round(self, round_number: int) -> None:
         began, before = time.monotonic(), self.mailbox.wire_bytes
@@ -139,12 +169,11 @@ class Coordinator:
         others = self.others = dict[str, float]()
         again = True
         while again:
-            for k in range(len(self.sites)):
-                self._learn_size(k)
-            self._tell("mixing")
+            self.learn_sizes()
+            self.tell("mixing")
             asked = [k for k in chosen if k not in self.good and not self.memory.aside[k]]
             asked = self._with_secret(asked)
-            downloads, mixed = self.memory.prepare(round_number, asked, self._losses)
+            downloads, mixed = self.memory.prepare(round_number, asked, partial(ask_losses, self))
             self.mixing, self.sent = downloads.mixing or self.mixing, self.sent | mixed
             self.peers |= downloads.peers()
             others |= {self.sites[k]: share for k, share in downloads.from_others().items()}
@@ -152,10 +181,11 @@ class Coordinator:
             again = self._ask(chosen)
         if self.stop.is_set():
             return
+        self._limit()
         records = self._keep(loads)
         if round_number == self.config.rounds:
             ever = self.memory.received.nonzero().flatten().tolist()
-            records += self._tests([k for k in ever if k not in self.good])
+            records += ask_tests(self, [k for k in ever if k not in self.good])
         if self.mixing is not None:
             self.directory.save_mixing(round_number, self.mixing)
         if self.memory.server.classes is not None:
@@ -168,15 +198,14 @@ class Coordinator:
         timing = {"round": round_number, "seconds": seconds, "slowest_site": working, "wire_up": up, "wire_down": down}
         self.timing.append(timing | {"from_others": others})
         self.directory.append("timing.jsonl", self.timing[-1:])
-        self.directory.keep_previous()
-        self.directory.save_checkpoint(round_number, self.memory.tensors, federation=self.agreement.id)
-        write_atomically(self.kit.run / "clients.json", json.dumps(self.memory.describe(), indent=2).encode())
+        self.save(round_number)
         missing = [self.sites[k] for k in chosen if k not in self.good]
         without = f", without {', '.join(missing)}" if missing else ""
         received = ", ".join(f"{site} {share:.1%}" for site, share in others.items())
         if received:
             self.log(f"received from other sites in round {round_number}: {received}")
         self.log(f"round {round_number} of {self.config.rounds} is complete{without}")
+        self.audit("complete", round=round_number, sites=[self.sites[k] for k in sorted(self.good)], from_others=others)
         if round_number == PATIENCE and (warning := warn_if_nothing_is_shared(self.timing, self.config.method)):
             self.log(warning)
 
@@ -186,10 +215,10 @@ class Coordinator:
             return list(asked)
         names = [self.sites[k] for k in asked]
         enough = min(self.agreement.needed, len(names))
-        self._tell("the sites exchange their secret")
+        self.tell("the sites exchange their secret")
 
         def ask(requests: Mapping[str, Message]) -> dict[str, Message]:
-            return self._collect(requests, 0, self.agreement.deadline, self._tell) if requests else {}
+            return self.collect(requests, 0, self.agreement.deadline, self.tell) if requests else {}
 
         def own(site: str, reason: str) -> None:
             self.mailbox.note(site, reason)
@@ -214,18 +243,18 @@ class Coordinator:
             if self.relay is not None:
                 ask = {site: k for site, k in ask.items() if site in self.relay.marks}
             if len(ask) + len(self.good) < enough:
-                self._tell(self._what_helps(enough))
+                self.tell(self._what_helps(enough))
                 self.stop.wait(0.5)
                 continue
-            self._tell("waiting for answers")
+            self.tell("waiting for answers")
             requests = {site: self._request(k) for site, k in ask.items()}
-            answers = self._collect(requests, enough - len(self.good), self.agreement.deadline, self._tell)
+            answers = self.collect(requests, enough - len(self.good), self.agreement.deadline, self.tell)
             if not self.stop.is_set():
                 for site, answer in answers.items():
                     self._read(ask[site], answer)
         return False
 
-    def _collect(
+    def collect(
         self,
         requests: Mapping[str, Message],
         enough: int,
@@ -234,21 +263,37 @@ class Coordinator:
         from_progress: bool = False,
     ) -> dict[str, Message]:
         """Posts requests; returns the answers to them, as `Mailbox.collect` does."""
+        for site, request in requests.items():
+            self.audit.message("sent", request, to=site)
         self.mailbox.post(requests)
-        return self.mailbox.collect(set(requests), enough, deadline, self.stop, tick, from_progress)
+        answers = self.mailbox.collect(set(requests), enough, deadline, self.stop, tick, from_progress)
+        for site, answer in answers.items():
+            self.audit.message("received", answer, **{"from": site})
+        return answers
 
     def _read(self, k: int, answer: Message) -> None:
         """Takes one site's answer: an update, a refusal, or a strike."""
         try:
             if answer.text("result") == "refused":
-                self.log(f"{self.sites[k]}: refused this round: {answer.text('reason')}")
+                self.say(k, f"refused this round: {answer.text('reason')}")
                 self.declined.add(k)
+                self.refused[k] = self.refused.get(k, 0) + 1
+                if self.refused[k] >= MOST_REFUSED:
+                    self.memory.set_aside(k)
+                    self._remember_aside()
+                    self.say(
+                        k, f"set aside after {MOST_REFUSED} refused rounds; `ffl federation readmit` asks it again"
+                    )
                 return
             update = read_update(answer, self.memory.server.expected(k, self.sent.get(k, {})))
             self.memory.check(update.tensors, self.round)
-            self.good[k], self.memory.strikes[k] = update, 0
+            self.good[k], self.memory.strikes[k], self.refused[k] = update, 0, 0
+            if update.declined:
+                self.say(k, f"did not use what it received, as {update.declined}; it trained its own")
+                self.sent[k] = self.memory.own(k, self.sent.get(k, {}))
+                self.others[self.sites[k]] = 0.0
         except BadMessage as error:
-            self._strike(k, str(error))
+            self.strike(k, str(error))
 
     def _what_helps(self, enough: int) -> str:
         """Why the round does not go on, and what the operator can do."""
@@ -264,6 +309,19 @@ class Coordinator:
         fields |= {"peers": self.peers.get(k), "from_others": self.others.get(self.sites[k])}
         return Message("round", self.agreement.id, fields, encode(tensors) if tensors else b"")
 
+    def _limit(self) -> None:
+        """Shortens updates that changed far more than those of the group."""
+        if self.memory.blind is not None:  # ciphertexts have no norm
+            return
+        limit = self.agreement.change_limit
+        begun = {k: self.memory.own(k, update.tensors) | self.sent.get(k, {}) for k, update in self.good.items()}
+        for k, factors in limit_changes(begun, {k: update.tensors for k, update in self.good.items()}, limit).items():
+            tensors = self.good[k].tensors
+            shorter = {name: shorten(begun[k][name], tensors[name], factor) for name, factor in factors.items()}
+            self.good[k] = replace(self.good[k], tensors=tensors | shorter)
+            least = min(factors.values())
+            self.say(k, f"changed far more than the group: its change is shortened, to {least:.1%} at least")
+
     def _keep(self, loads: Mapping[int, Load]) -> list[Record]:
         """Keeps the round's updates; returns the records of all sites that were asked."""
         self.memory.server.begin_updates()
@@ -273,123 +331,81 @@ class Coordinator:
             result, trained, traffic = None, None, count_traffic(load, None, Cost(0, 0))
             if update is not None:
                 if not self.memory.received[k]:  # it may have connected and declared its size during the round
-                    self._learn_size(k)
+                    self.learn_sizes()
                 up = self.memory.keep(k, update.tensors, self.sent.get(k, {}))
                 traffic = count_traffic(load, up, self.memory.formula(update.tensors))
                 result, trained = update.result, update.trained
             records.append(make_record(self.round, k, self.sites[k], result, trained, traffic, self.peers.get(k)))
         return records
 
-    def _strike(self, k: int, reason: str) -> None:
+    def strike(self, k: int, reason: str) -> None:
+        """Counts a bad answer of a site, and quarantines the site after several in a row."""
         aside = self.memory.strike(k)
-        self.log(f"{self.sites[k]}: dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
+        self.say(k, f"dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
         if aside:
             self._remember_aside()
-            self.log(f"{self.sites[k]}: set aside; `ffl federation readmit` lets it in again")
+            self.say(k, "set aside; `ffl federation readmit` lets it in again")
 
     def farewell(self, seconds: float) -> None:
         """Keeps serving for up to `seconds` so that sites can fetch the notice that the federation is complete."""
-        self.mailbox.see_off(seconds, self.stop, self._tell)
+        self.mailbox.see_off(seconds, self.stop, self.tell)
         told = [site for site in sorted(self.sites) if self.mailbox.knows_end(site)]
         write_atomically(self.told, json.dumps(told).encode())
-        self._tell()
-
-    # -- questions to single sites outside the exchange of a round
-
-    def _losses(self, k: int, candidates: Tensors) -> list[float]:
-        """Site k's loss on its holdout with each candidate, [M, ...], NaN if diverged; all NaN if it leaves one out."""
-        site, losses = self.sites[k], []
-        for tensors in zip(*candidates.values(), strict=True):
-            payload = encode(dict(zip(candidates, tensors, strict=True)))
-            name = f"loss-{self.round}-{blake2b(payload, digest_size=8).hexdigest()}"
-            request = Message("loss", self.agreement.id, {"request": name, "round": self.round}, payload)
-            seconds = min(_LOSS_DEADLINE, self.agreement.deadline)
-            answer = self._collect({site: request}, 0, seconds, from_progress=True).get(site)
-            try:
-                if answer is None or "loss" not in answer.fields:
-                    break
-                loss = answer.number("loss")
-            except BadMessage as error:
-                self._strike(k, str(error))
-                break
-            losses.append(math.nan if loss is None else loss)
-        else:
-            return losses
-        return [math.nan] * len(next(iter(candidates.values())))
-
-    def _tests(self, ks: Sequence[int]) -> list[Record]:
-        """The test results of these sites after the last round, as lines of the metrics."""
-        request = Message("test", self.agreement.id, {"request": f"test-{self.round}", "round": self.round})
-        answers = self._collect(dict.fromkeys((self.sites[k] for k in ks), request), 0, self.agreement.deadline)
-        records = []
-        for site, answer in answers.items():
-            k = self.sites.index(site)
-            try:
-                records.append(make_record(self.round, k, site, read_result(answer), None, Traffic()))
-            except BadMessage as error:
-                self._strike(k, str(error))
-        return records
+        self.tell()
 
     # -- what the operator asks, and what is written
 
-    def _learn_size(self, k: int) -> None:
-        """Takes a site's declared number of training images, which is fixed with the site's first update."""
-        declared, before = self.mailbox.lines[self.sites[k]].train, int(self.memory.sizes[k])
-        if declared is None or declared == before:
-            return
-        if self.memory.received[k]:
-            told = f"declares {declared} training images; it counts with {before}, as before"
-            self.mailbox.note(self.sites[k], told)
-        else:
-            self.memory.sizes[k] = declared
+    def learn_sizes(self) -> None:
+        """Takes each site's declared number of training images, which is fixed with the site's first update."""
+        declared = {k: line.train for k, line in enumerate(self.mailbox.lines.values()) if line.train is not None}
+        for k, words in self.memory.learn_sizes(declared).items():
+            self.mailbox.note(self.sites[k], words)
+
+    def _revoke(self) -> bool:
+        """Sets aside what the authority revoked; returns whether the download must be computed again."""
+        notice = read_notice(self.kit)
+        revoked = set(notice.revoked) - self.mailbox.revoked if notice else set()
+        for k in (self.sites.index(site) for site in sorted(revoked & {*self.sites})):
+            self.memory.set_aside(k)
+            self.say(k, "revoked by the authority; it gets nothing more, and its tensors are sent to no site")
+        if revoked:
+            self.mailbox.revoke(revoked)
+            self._remember_aside()
+        return bool(revoked)
 
     def _control(self) -> bool:
         """Carries out the operator's requests; returns whether the download must be computed again."""
+        revoked = self._revoke()
         wishes = control.take(self.kit)
         if wishes is None:
             self.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
             control.done(self.kit)
-            return False
+            return revoked
         readmitted, excluded = (
             [k for k, site in enumerate(self.sites) if site in wishes.get(kind, ())] for kind in ("readmit", "exclude")
         )
         for k in readmitted:
             self.memory.readmit(k)
             self.declined.discard(k)
-            self.log(f"{self.sites[k]}: readmitted by the operator")
+            self.refused[k] = 0
+            self.say(k, "readmitted by the operator")
         for k in excluded:
             self.memory.set_aside(k)
-            self.log(f"{self.sites[k]}: excluded by the operator; its tensors are no longer sent to any site")
+            self.say(k, "excluded by the operator; its tensors are no longer sent to any site")
         if wishes:
             self._remember_aside()
             control.done(self.kit)
-        return bool(excluded)
+        return bool(excluded) or revoked
 
     def _remember_aside(self) -> None:
         """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""
         control.remember_aside(self.kit, [site for k, site in enumerate(self.sites) if self.memory.aside[k]])
 
-    def _tell(self, note: str | None = None) -> None:
+    def tell(self, note: str | None = None) -> None:
         """Writes the status."""
         self.note = note or self.note
-        to_do = 0 if self.note == "complete" else self.config.rounds - len(self.timing)
-        rows = [
-            {
-                "name": site,
-                "connected": self.mailbox.connected(site) and not self.mailbox.closed,
-                "doing": "set aside" if self.memory.aside[k] else self.mailbox.doing(site),
-                "images": self.memory.images(k, line.train),
-                "strikes": int(self.memory.strikes[k]),
-                "accuracy": self.accuracy.get(k),
-                "peers": self.peers.get(k),
-                "shared": shared_with(self.timing, site).words,
-                "up_bytes": line.up,
-                "down_bytes": line.down,
-            }
-            for k, (site, line) in enumerate(self.mailbox.lines.items())
-        ]
-        spent = sum(line["seconds"] for line in self.timing)
-        left = to_do * spent / len(self.timing) if self.timing else None
+        rows = site_rows(self.memory, self.mailbox, self.peers, self.accuracy, self.timing)
+        left = seconds_left(self.timing, 0 if self.note == "complete" else self.config.rounds - len(self.timing))
         more = {"round": self.round, "rounds": self.config.rounds, "seconds_left": left, "sites": rows}
         write_status(self.kit, self.note, more)
 

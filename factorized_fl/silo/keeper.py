@@ -11,8 +11,9 @@ from contextlib import suppress
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.messages import BadMessage, Message
-from factorized_fl.silo.trainer import REFUSED, read_frame, write_frame
+from factorized_fl.silo.trainer import ALIVE, REFUSED, read_frame, write_frame
 
+HUNG = 120.0  # seconds without a sign of life after which a trainer is ended: it is stopped or frozen
 _ALIVE = 2.0  # seconds between signs of life while a site trains
 
 
@@ -22,6 +23,7 @@ class Trainer:
     def __init__(self, kit: Kit, journal: Journal) -> None:
         self.kit, self.journal = kit, journal
         self.pause = 0.0
+        self.heard = time.monotonic()  # the last sign of life
         self.process: subprocess.Popen[bytes] | None = None
 
     def hello(self, meanwhile: Callable[[], None] = lambda: None) -> Message:
@@ -33,6 +35,7 @@ class Trainer:
             pipe = subprocess.PIPE
             with (self.kit.logs / "trainer.txt").open("ab") as log:
                 self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log)
+            self.heard = time.monotonic()
             self.answers: queue.Queue[Message | None] = queue.Queue()
             threading.Thread(target=self._listen, args=(self.process, self.answers), daemon=True).start()
             if (hello := self._next(meanwhile)) is not None:
@@ -68,12 +71,18 @@ class Trainer:
                 return self.answers.get(timeout=_ALIVE)
             except queue.Empty:
                 meanwhile()
+                if self.process is not None and time.monotonic() - self.heard > HUNG:
+                    self.journal(f"the trainer has given no sign of life for {HUNG:.0f} s: ending it")
+                    self.process.kill()
+                    self.heard = time.monotonic()
 
     def _listen(self, process: "subprocess.Popen[bytes]", answers: "queue.Queue[Message | None]") -> None:
         assert process.stdout is not None
         try:
             while (answer := read_frame(process.stdout, self.kit.agreement.id)) is not None:
-                answers.put(answer)
+                self.heard = time.monotonic()
+                if answer.kind != ALIVE:
+                    answers.put(answer)
         except BadMessage:  # the process no longer keeps to the protocol: start another
             process.kill()
         answers.put(None)

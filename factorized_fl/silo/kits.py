@@ -16,6 +16,7 @@ from factorized_fl.protect.ckks import DOWN
 from factorized_fl.protect.packing import Layout, row_size
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import AUTHORITY, Agreement, Kit, read_agreement, write_kit
+from factorized_fl.silo.authority import found
 from factorized_fl.silo.checks import largest_message
 from factorized_fl.silo.pinned import pin_model
 from factorized_fl.silo.transport import network
@@ -23,8 +24,11 @@ from factorized_fl.simulate.alignment import network_alignment
 from factorized_fl.simulate.networks import initial_model, travelling
 
 
-def make_kits(sites: Path, out: Path) -> Agreement:
-    """Write all kits of a federation to a new folder, and the authority's key to a folder beside them."""
+def make_kits(sites: Path, out: Path, own_keys: bool = False) -> Agreement:
+    """Write all kits of a federation to a new folder, and the authority's key to a folder beside them.
+
+    With `own_keys` the kits have no private keys: each party makes its own and requests a certificate.
+    """
     transport = network()
     agreement, config = read_agreement(sites)
     agreement = replace(pin_model(agreement, config), largest=_largest(config))
@@ -34,9 +38,15 @@ def make_kits(sites: Path, out: Path) -> Agreement:
         transport.require_installed()
         out.mkdir(parents=True, exist_ok=True)
         out.chmod(0o700)
-        transport.make_credentials(agreement, out)
+        if own_keys:
+            root = found(out / AUTHORITY, agreement, asdict(config))
+        else:
+            transport.make_credentials(agreement, out)
         for party in (COORDINATOR, *agreement.sites):
-            write_kit(Kit(out / party, party, agreement, asdict(config)))
+            if own_keys:
+                write_keyless(Kit(out / party, party, agreement, asdict(config)), root)
+            else:
+                write_kit(Kit(out / party, party, agreement, asdict(config)))
         for folder in (COORDINATOR, *agreement.sites, AUTHORITY):
             write_atomically(out / folder / "README.md", readme(folder, agreement, config).encode())
         for path, _, files in os.walk(out):
@@ -44,6 +54,14 @@ def make_kits(sites: Path, out: Path) -> Agreement:
             for file in files:
                 os.chmod(Path(path) / file, 0o600)
     return agreement
+
+
+def write_keyless(kit: Kit, root: bytes) -> None:
+    """Write a kit that holds the authority's certificate and no key."""
+    place = network().credentials(kit).root
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(place, root)
+    write_kit(kit)
 
 
 def _largest(config: Config) -> int:

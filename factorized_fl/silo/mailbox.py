@@ -31,6 +31,7 @@ class Connection:
     answer: Message | None = None  # the answer to the last request
     seen: float = 0.0
     busy: str = ""
+    done: int = 0  # its last complete round, as it says
     train: int | None = None  # number of training images that it declared
     marks: tuple[str, str] = ("", "")  # sessions of its last two processes
     marked: float = 0.0  # time at which the later session was first seen
@@ -60,6 +61,7 @@ class Mailbox:
     lines: dict[str, Connection] = field(init=False)
     changed: threading.Condition = field(default_factory=threading.Condition)
     absent: set[str] = field(default_factory=set)
+    revoked: set[str] = field(default_factory=set)  # sites that the authority revoked
     ended: bool = False  # all rounds are done
     told_before: Collection[str] = ()  # sites that an earlier process notified of the end
     closed: bool = False  # this process no longer serves sites
@@ -95,6 +97,8 @@ class Mailbox:
             return replace(reply, fields={**reply.fields, "twice": True}) if self._twice(line) else reply
 
     def _exchange(self, site: str, line: Connection, news: Message, hold: float) -> Message:
+        if site in self.revoked:
+            return Message("refused", self.federation, {"version": __version__, "revoked": True})
         if self._differs(site, line, news):
             return Message("refused", self.federation, {"version": __version__})
         line.seen = self.clock()
@@ -109,6 +113,7 @@ class Mailbox:
         line.busy = news.text("request") if news.kind == "busy" else ""
         if news.kind == "ready":
             line.train = news.whole("train", low=1, high=10**9)
+            line.done = news.whole("done") if "done" in news.fields else line.done
         elif news.kind == "answer":
             name = news.text("request")
             line.slow = False
@@ -142,7 +147,9 @@ class Mailbox:
 
     def _differs(self, site: str, line: Connection, news: Message) -> bool:
         """True if the site's agreement differs from the coordinator's; logged once."""
-        before, line.refused = line.refused, news.fields.get("agreement", "") != self.agreement
+        seat = self.sites.index(site)
+        differs = news.fields.get("agreement", "") != self.agreement or news.fields.get("seat", seat) != seat
+        before, line.refused = line.refused, differs
         if line.refused and not before:
             theirs = str(news.fields.get("version", "an older version"))[:40]
             why = "its agreement differs from the coordinator's: give it its kit again"
@@ -167,6 +174,14 @@ class Mailbox:
 
     def _twice(self, line: Connection) -> bool:
         return self.clock() - line.doubled < _TWICE
+
+    def revoke(self, sites: Collection[str]) -> None:
+        """Send nothing more to these sites, and forget what they sent."""
+        with self.changed:
+            self.revoked |= set(sites)
+            for site in self.revoked & self.lines.keys():
+                self.lines[site] = Connection()
+            self.changed.notify_all()
 
     def note(self, site: str, fault: str) -> None:
         """Log a fault of a site, at most 20 times a minute."""
@@ -264,9 +279,10 @@ class Mailbox:
 
     def see_off(self, seconds: float, stop: threading.Event, tick: Callable[[], None]) -> None:
         """Serves until all sites are notified of the end, or for up to `seconds`; `tick` is called meanwhile."""
-        untold, began, said = [site for site in self.sites if not self.knows_end(site)], time.monotonic(), False
+        members = [site for site in self.sites if site not in self.revoked]
+        untold, began, said = [site for site in members if not self.knows_end(site)], time.monotonic(), False
         # If all were notified before, the notice of some may have been lost.
-        while missing := [site for site in untold or self.sites if not self.lines[site].told_end]:
+        while missing := [site for site in untold or members if not self.lines[site].told_end]:
             waited = time.monotonic() - began
             if waited >= seconds:
                 break

@@ -1,13 +1,16 @@
 """The coordinator's state: the server's half of the round, and the roster of sites with strikes and quarantine."""
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from factorized_fl.config import Config
-from factorized_fl.core.errors import Damaged, UserError
+from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import CIPHERTEXTS, FINGERPRINT, Load
+from factorized_fl.core.outliers import capped
 from factorized_fl.core.server import Downloads, Losses, Sampling, ServerState
 from factorized_fl.core.stack import untied_state
 from factorized_fl.core.views import Cost, Tensors
@@ -15,6 +18,7 @@ from factorized_fl.protect.ckks import BadCiphertext
 from factorized_fl.protect.packing import Layout
 from factorized_fl.protect.server import BlindSums
 from factorized_fl.results.rundir import Record, RunDirectory
+from factorized_fl.silo.checksum import read_checked
 from factorized_fl.silo.messages import BadMessage
 from factorized_fl.simulate.alignment import network_alignment
 from factorized_fl.simulate.networks import initial_model, travelling
@@ -52,6 +56,7 @@ class Memory:
         )
         self.received = self.server.received  # whether each site's last update is used: bool [K]
         self.sizes = self.server.sizes  # the number of training images of each site, float64 [K]
+        self.declared: dict[int, int] = {}  # numbers of training images that sites began with
         self.strikes = torch.zeros(count, dtype=torch.int64)
         self.aside = torch.zeros(count, dtype=torch.bool)
 
@@ -61,10 +66,39 @@ class Memory:
         return self.server.tensors | {"strikes": self.strikes, "aside": self.aside}
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to a checkpoint."""
+        """Goes back to a checkpoint; sites that are newer than it begin as all sites began."""
+        before = self.tensors
+        count, now = len(tensors["received"]), len(self.sites)
+        if count < now:
+            of_method = [name for name in tensors if name.startswith("method")]  # it may count the sites
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in of_method}
+            padded = {n: torch.cat([t, before[n][count:]]) for n, t in tensors.items() if n in before}
+            tensors = {**tensors, **padded}
+        for name, tensor in before.items():
+            if name in tensors and tensors[name].shape != tensor.shape:
+                raise ValueError(f"{name} has another shape")
         self.server.load(tensors)
         self.strikes.copy_(tensors["strikes"])
         self.aside.copy_(tensors["aside"])
+
+    def learn_sizes(self, declared: Mapping[int, int]) -> dict[int, str]:
+        """Takes the declared numbers of training images of sites without an update yet; returns what is odd, by site.
+
+        A number counts up to three times the median of all: nothing else keeps a site from declaring any number.
+        """
+        odd = {}
+        known = {k: int(self.sizes[k]) if self.received[k] else count for k, count in declared.items()}
+        most = dict(zip(known, capped(known.values()), strict=True))
+        for k, count in declared.items():
+            if self.received[k]:
+                if count not in (int(self.sizes[k]), self.declared.get(k, count)):
+                    odd[k] = f"declares {count} training images; it counts with {int(self.sizes[k])}, as before"
+            else:
+                if most[k] < count:
+                    odd[k] = f"declares {count} training images; it counts with {most[k]}, three times the median"
+                self.sizes[k] = most[k]
+                self.declared[k] = count
+        return odd
 
     def images(self, k: int, declared: int | None) -> int | None:
         """The number of training images that a site counts with, or else the declared one; None if unknown."""
@@ -73,27 +107,25 @@ class Memory:
             return kept
         return declared
 
-    def restore(self, directory: RunDirectory, log: Callable[[str], None]) -> None:
-        """Goes back to the last complete round on disk, or to the one before it, which sites keep as well."""
-        if self._is_damaged(directory) and directory.previous_path.exists():
-            log("the checkpoint is damaged: trying the round before")
-            os.replace(directory.checkpoint_path, directory.path / "damaged.safetensors")
-            os.replace(directory.previous_path, directory.checkpoint_path)
-        if self._is_damaged(directory):
-            raise UserError(
-                f"The checkpoint '{directory.checkpoint_path}' is damaged, and sites cannot start again: "
-                "restore it from a copy, or begin again with new kits (`ffl federation new`)."
-            )
+    def restore(self, directory: RunDirectory, federation: str, log: Callable[[str], None]) -> None:
+        """Goes back to the last complete round on disk, or to the one before it, which sites keep as well.
 
-    def _is_damaged(self, directory: RunDirectory) -> bool:
-        """Loads the checkpoint, if there is one; returns whether it is damaged."""
-        try:
-            if directory.checkpoint_round():
-                with directory.reading_checkpoint():
-                    self.load(directory.load_checkpoint())
-        except Damaged:
-            return True
-        return False
+        If neither can be read, the run begins at round 0 again, and the coordinator continues from what sites hold.
+        """
+        for path in filter(Path.exists, (directory.checkpoint_path, directory.previous_path)):
+            try:
+                _, tensors, ours = read_checked(path, federation)
+                if not ours:
+                    raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
+                self.load(tensors)
+            except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+                log(f"{path.name} is damaged ({error})")
+                os.replace(path, directory.path / "damaged.safetensors")
+                continue
+            if path == directory.previous_path:
+                log("going back to the round before")
+                os.replace(path, directory.checkpoint_path)
+            return
 
     def describe(self) -> list[Record]:
         """The sites for clients.json, as far as the coordinator may know them."""
@@ -135,6 +167,10 @@ class Memory:
         """The paper's cost formula for a site, without the classifier, which would tell its number of classes."""
         tensors = self.body | {name: tensor for name, tensor in update.items() if name in self.body}
         return self.method.card.cost(self.method, tensors, {name: self.roles[name] for name in tensors})
+
+    def own(self, k: int, names: Iterable[str]) -> Tensors:
+        """Site k's tensors as last received, for those of these names that are kept here."""
+        return {name: self.server.stack[name][k] for name in names if name in self.server.stack}
 
     # -- trust
 

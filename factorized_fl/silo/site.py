@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
@@ -37,7 +37,9 @@ from factorized_fl.results.reading import read_run
 from factorized_fl.results.references import reference_name
 from factorized_fl.results.rundir import RunDirectory, describe_clients
 from factorized_fl.silo.agreement import NOISE_SEED, Kit
+from factorized_fl.silo.catch_up import REQUEST
 from factorized_fl.silo.checks import check_growth, read_tensors
+from factorized_fl.silo.checksum import digest_of, read_checked
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.secret import SecretKeeper, read_table_of
@@ -90,12 +92,11 @@ def restore(kit: Kit, federation: Federation, log: Callable[[str], None]) -> int
     directory = RunDirectory(kit.run)
     for path in filter(Path.exists, (directory.checkpoint_path, directory.previous_path)):
         try:
-            with safe_open(path, "pt") as file:
-                tags = file.metadata()
-                if tags.get("federation") != kit.agreement.id:
-                    raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
-                federation.load({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-                return int(tags["round"])
+            round_number, tensors, ours = read_checked(path, kit.agreement.id)
+            if not ours:
+                raise UserError(f"'{path}' belongs to another federation: give this one a kit of its own.")
+            federation.load(tensors)
+            return round_number
         except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
             log(f"{path.name} is damaged ({error}): trying the round before")
     return 0
@@ -165,7 +166,9 @@ class Site:
         """Saves a trained round; the checkpoint is written last because it marks the round as complete."""
         write_atomically(self._answer_path(round_number), pack(answer))
         self.directory.keep_previous()
-        self.directory.save_checkpoint(round_number, self.federation.tensors, federation=self.kit.agreement.id)
+        tensors = self.federation.tensors
+        tags = {"federation": self.kit.agreement.id, "digest": digest_of(tensors)}
+        self.directory.save_checkpoint(round_number, tensors, **tags)
         self.done = round_number
 
     def _kept(self, round_number: int) -> Message | None:
@@ -201,6 +204,12 @@ class Site:
                 return self._round(request)
             if request.kind == "loss":
                 return self._reply(request, {"loss": self._loss(request)})
+            if request.kind == REQUEST:
+                kept = self._kept(self.done) if self.done else None
+                fields: dict[str, object] = dict(kept.fields) if kept else {"result": "none"}
+                return self._reply(
+                    request, fields | {"request": request.text("request")}, kept.payload if kept else b""
+                )
             if request.kind == "secret":
                 return self._exchange(request)
             if request.kind == "test":
@@ -224,27 +233,24 @@ class Site:
                 return kept
             raise BadMessage(f"round {round_number} is over here: {self.done} rounds are done")
         began = time.monotonic()
-        federation, clients, engine = self.federation, self.federation.clients, self.federation.engine
-        down, received = Load(), dict[str, torch.Tensor]()
+        down, received, declined = Load(), dict[str, torch.Tensor](), ""
         if request.fields.get("download"):
-            # The growth of a tensor is measured from its value in `due`.
-            extra = clients.expected_down | clients.class_down
-            due = self._shared() | {EXTRA + name: like for name, like in extra.items()}
-            read = read_tensors(request.payload, due if federation.sealer is None else federation.sealer.due)
-            received, load = measured(((name, t[None]) for name, t in read.items()), federation.roles)
-            received = self._opened(round_number, received)
-            down = load * request.whole("models", high=10_000)
-        clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
-        save_classes(self.directory.path, round_number, clients.reports)
-        trained = clients.train(round_number, [0], engine)[0]
-        peers = request.number("peers")
-        began_with = {name: tensor for name, tensor in received.items() if not name.startswith(EXTRA)}
+            models = request.whole("models", high=10_000)
+            try:
+                received, load = self._read(round_number, request)
+                down = load * models
+            except BadMessage as error:
+                declined = str(error)
         try:
-            check_growth({name: self._shared()[name] for name in began_with}, began_with)
+            trained = self._train(round_number, received)
         except BadMessage as error:
-            if not restore(self.kit, self.federation, self.log):
-                self.federation = self._start()
-            raise BadMessage(f"training diverges from the received weights ({error})") from None
+            if not received:
+                raise
+            declined = str(error)
+            trained = self._train(round_number, {}, self._shared())
+        if declined:
+            self.log(f"did not use what the coordinator sent for round {round_number}, as {declined}")
+        federation, clients, engine = self.federation, self.federation.clients, self.federation.engine
         sent = clients.send([0])
         if federation.sealer is not None:
             sent = federation.sealer.sealed(round_number, [0], sent)
@@ -252,21 +258,50 @@ class Site:
         result = engine.evaluate(round_number, [0], clients)[0]
         self.directory.save_graded(federation.scenario, {0: result})
         formula = federation.method.card.cost(federation.method, clients.state.client(0), federation.roles)
+        share, peers = (0.0, 0.0) if declined else (request.number("from_others"), request.number("peers"))
         record = make_record(round_number, 0, self.kit.party, result, trained, count_traffic(down, up, formula), peers)
         if round_number == self.config.rounds:
             record[SCORES] = all_scores(federation, round_number, {0: result})[0]
         self.directory.append("metrics.jsonl", [record])
         seconds = time.monotonic() - began
-        share = request.number("from_others")
         others = {} if share is None else {self.kit.party: share}
         self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds, "from_others": others}])
         fields = {"result": "trained", "round": round_number, "steps": trained.steps, "seconds": seconds}
-        fields |= self._reported(result, trained)
+        fields |= self._reported(result, trained) | ({"declined": declined[:200]} if declined else {})
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
         told = "" if share is None else f"; {share:.1%} of what it received came from other sites"
         self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}{told}")
         return answer
+
+    def _read(self, round_number: int, request: Message) -> tuple[Tensors, Load]:
+        """The tensors of a download and their size; raises BadMessage if they are not in order."""
+        # The growth of a tensor is measured from its value in `due`.
+        extra = self.federation.clients.expected_down | self.federation.clients.class_down
+        due = self._shared() | {EXTRA + name: like for name, like in extra.items()}
+        sealer = self.federation.sealer
+        read = read_tensors(request.payload, due if sealer is None else sealer.due)
+        received, load = measured(((name, t[None]) for name, t in read.items()), self.federation.roles)
+        return self._opened(round_number, received), load
+
+    def _train(self, round_number: int, received: Tensors, own: Tensors | None = None) -> Trained:
+        """Trains from the received tensors, or from its own; goes back and raises BadMessage if training diverges.
+
+        Growth is measured from the received tensors, or from `own` if these are given.
+        """
+        began_with = {name: tensor.clone() for name, tensor in (own or received).items() if not name.startswith(EXTRA)}
+        clients, engine = self.federation.clients, self.federation.engine
+        clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
+        save_classes(self.directory.path, round_number, clients.reports)
+        trained = clients.train(round_number, [0], engine)[0]
+        try:
+            check_growth({name: self._shared()[name] for name in began_with}, began_with)
+        except BadMessage as error:
+            if not restore(self.kit, self.federation, self.log):
+                self.federation = self._start()
+            what = "its own" if own else "the received"
+            raise BadMessage(f"training diverges from {what} weights ({error})") from None
+        return trained
 
     def _opened(self, round_number: int, received: Tensors) -> Tensors:
         """The tensors of a download; raises BadMessage if an encrypted one fails a check."""

@@ -43,9 +43,12 @@ def status_lines(kit: Kit, runs: bool = True) -> list[str]:
     if status is None:
         return [f"{name}: {'starting' if runs else 'never started'}."]
     age, note = time.time() - status["updated"], status["note"]
-    idle = note not in ("complete", "done") and (age > _STALE or not runs)
+    ended = note in ("complete", "done")
+    idle = not ended and not runs  # a lock on this machine says whether it runs
     if idle:
-        note += f", {age:.0f} s ago: it does not {'seem to run' if runs else 'run'}"
+        note += f", {age:.0f} s ago: it does not run"
+    elif not ended and age > _STALE:
+        note += f", for {age:.0f} s"
     lines = [f"{name}: {note}"]
     if kit.is_coordinator:
         left = status.get("seconds_left")

@@ -13,10 +13,12 @@ from filelock import FileLock, Timeout
 
 from factorized_fl.core.errors import Busy, UserError
 from factorized_fl.core.files import plain_errors
-from factorized_fl.silo.agreement import Kit
+from factorized_fl.results.schema import FEDERATION
+from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.finish import has_ended
 from factorized_fl.silo.intruders import RefusedConnections
 from factorized_fl.silo.journal import Journal, journal_path, last_lines
+from factorized_fl.silo.keys import NOTICE, ExpiryWarning
 from factorized_fl.silo.preflight import ConnectionCheck, check_kit, check_port, refuse_links
 from factorized_fl.silo.settings import Settings, save_settings
 from factorized_fl.silo.transport import FINAL, network
@@ -45,16 +47,27 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
             if not has_ended(kit):
                 network().prepare(kit)
             connection, refused = ConnectionCheck(kit, journal), RefusedConnections(kit, journal)
+            expiry = ExpiryWarning(kit, journal)
             while True:
                 began = time.monotonic()
-                child = start(kit)
+                child, given = start(kit), _given(kit)
                 while child.poll() is None:
                     time.sleep(0.2)
+                    if _given(kit) != given and not has_ended(kit):
+                        journal("a new certificate or notice of members is installed: starting again with it")
+                        end(child)
+                        break
                     connection.look()
                     refused.look()
+                    expiry.look()
                     seen = _show_new(kit, seen, show)
                 seen = _show_new(kit, seen, show)
                 _kill_group(child)
+                if _given(kit) != given and not has_ended(kit):
+                    kit = read_kit(kit.path)
+                    network().prepare(kit)
+                    connection = ConnectionCheck(kit, journal)
+                    continue
                 if child.returncode == 0 and (kit.complete if kit.is_coordinator else has_ended(kit)):
                     return True
                 if child.returncode == FINAL:
@@ -71,6 +84,13 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
             end(child)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _given(kit: Kit) -> list[int]:
+    """The times at which the files were written that the authority may replace while the party runs."""
+    files = network().credentials(kit)
+    paths = (files.certificate, files.key, kit.path / FEDERATION, kit.path / NOTICE)
+    return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
 
 
 def check_before_start(kit: Kit) -> None:

@@ -6,9 +6,10 @@ It reads requests from its standard input and writes answers to its standard out
 import os
 import struct
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,8 @@ from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.messages import Message, pack, unpack
 from factorized_fl.silo.settings import read_settings
 
+ALIVE = "alive"  # the kind of a message that says nothing else
+_BEAT = 5.0  # seconds between two of them
 REFUSED = 2  # exit code of a trainer that has written its error to the journal
 _LENGTH = struct.Struct(">Q")
 _PAUSE = 0.2  # seconds between two attempts to take the lock
@@ -56,6 +59,14 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
+def _beat(write: Callable[[Message], None], federation: str) -> None:
+    """Say every few seconds that this process is not stopped."""
+    with suppress(OSError, ValueError):  # the agent is gone, or this process ends
+        while True:
+            write(Message(ALIVE, federation))
+            time.sleep(_BEAT)
+
+
 def answer_requests(folder: Path) -> None:
     """Answer requests until the agent is gone."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -63,18 +74,26 @@ def answer_requests(folder: Path) -> None:
     kit = read_kit(folder)
     settings = read_settings(kit)
     log, federation = Journal(kit), kit.agreement.id
+    writing = threading.Lock()
+
+    def write(message: Message) -> None:
+        with writing:
+            write_frame(answers, message)
+
+    threading.Thread(target=_beat, args=(write, federation), daemon=True).start()
     try:
         with exclusive(kit.run):
             from factorized_fl.silo.site import Site
 
             site = Site(kit, settings.data, log, device=settings.device, report=settings.report)
-            write_frame(answers, Message("hello", federation, {"train": site.train_images, "agreement": kit.mark}))
+            hello = {"train": site.train_images, "agreement": kit.mark, "done": site.done}
+            write(Message("hello", federation, hello))
             while (request := read_frame(requests, federation)) is not None:
                 if request.kind == "end":
                     site.finish(settings.alone)
-                    write_frame(answers, Message("done", federation))
+                    write(Message("done", federation))
                 else:
-                    write_frame(answers, site.answer(request))
+                    write(site.answer(request))
     except UserError as error:
         log(f"Error: {error}")
         sys.exit(REFUSED)

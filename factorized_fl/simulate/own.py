@@ -92,9 +92,9 @@ class Run(RunDirectory):
             self._scenario = build_scenario_of(self.config(), self._data)
         return self._scenario
 
-    def inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """A batch as the network receives it: images are divided by 255 and normalised, anything else is unchanged."""
-        return model_inputs(self.scenario, x)
+    def inputs(self, x: Any) -> torch.Tensor:
+        """A batch, tensor or array, as the network receives it: images are divided by 255 and normalised."""
+        return model_inputs(self.scenario, torch.as_tensor(x))
 
     def verdict(self, reference: RunDirectory | None = None) -> Effect:
         """What the clients gained over those of a control (``control=True``) or Stand-Alone run of the same data.

@@ -124,6 +124,12 @@ def test_bad_data_are_refused_in_a_sentence_that_names_the_client(client: Any, m
     assert str(caught.value).endswith(".")
 
 
+def test_a_client_prints_its_shape_instead_of_its_data() -> None:
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    assert repr(ClientData(x, y, name="A", classes=["no", "yes"])) == "<ClientData A: inputs [20, 3], 2 classes>"
+    assert repr(ClientData([1], y)) == "<ClientData without a name: inputs list, unnamed classes>"
+
+
 def test_no_clients_are_refused() -> None:
     with pytest.raises(UserError, match="There are no clients"):
         own_scenario([])

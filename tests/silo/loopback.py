@@ -56,7 +56,12 @@ class Loopback:
         return unpack(answer, self.kit.agreement.id, self.kit.agreement.largest)
 
     def _take_part(self, site: str) -> None:
-        ready = Message("ready", self.kit.agreement.id, {"train": self.sites[site].train_images})
-        news = ready
+        news = self.ready(site)
         while (reply := self.ask(site, news)).kind != "end":
-            news = ready if reply.kind == "wait" else self.sites[site].answer(reply)
+            news = self.ready(site) if reply.kind == "wait" else self.sites[site].answer(reply)
+
+    def ready(self, site: str) -> Message:
+        """What a site says while it has no answer."""
+        party = self.sites[site]
+        done = getattr(getattr(party, "site", party), "done", 0)
+        return Message("ready", self.kit.agreement.id, {"train": party.train_images, "done": done})

@@ -41,9 +41,17 @@ def test_a_mark_of_the_agreement_survives_the_kits_file_and_changes_with_its_ter
     others = [
         replace(kit, table=asdict(trio_config(**change))) for change in ({"rounds": 9}, {"lr": 0.1}, {"image_size": 16})
     ]
-    others.append(replace(kit, agreement=replace(kit.agreement, sites=("birch", "aster", "cedar"))))
     assert kit.mark not in {other.mark for other in others}
-    assert len({other.mark for other in others}) == 4
+    assert len({other.mark for other in others}) == 3
+    # Sites come and go; the coordinator compares a site's own position.
+    more = replace(kit.agreement, sites=("aster", "birch", "cedar", "dahlia"))
+    assert replace(kit, agreement=more, table=asdict(trio_config(clients=4))).mark == kit.mark
+
+
+def test_a_site_whose_position_differs_is_refused() -> None:
+    box = Mailbox("f" * 16, ("aster", "birch"), agreement="ours")
+    assert box.exchange("birch", ready(agreement="ours", seat=1), hold=0).kind == "wait"
+    assert box.exchange("birch", ready(agreement="ours", seat=0), hold=0).kind == "refused"
 
 
 def test_a_site_with_another_agreement_is_refused_and_named_once() -> None:

@@ -43,7 +43,8 @@ CASES += ["fedavg by-images", "factorized-peers by-images", "fedavg by-rows", "f
 def test_network_equals_one_process(method: str, data: Path, tmp_path: Path) -> None:
     name, _, variant = method.partition(" ")
     config = trio_config(name, **VARIANTS.get(variant, {}))
-    kits = kits_of(tmp_path, config)
+    # Weights of rank one change up to eight times as much at one of these sites: the limit would shorten that.
+    kits = kits_of(tmp_path, config, **({"change_limit": 0.0} if name == "without-mu" else {}))
     for site in NAMES:  # one process draws all noise from the seed that all know
         (kits[site].path / NOISE_SEED).write_text(str(config.seed))
     sites = make_sites(kits, data)
@@ -74,5 +75,6 @@ def _comparable(record: dict) -> dict:
 
 
 def _known(record: dict) -> dict:
-    """What the coordinator knows as well: the paper's formula counts classifiers, of which it knows nothing."""
-    return {key: value for key, value in _comparable(record).items() if not key.endswith("_formula")}
+    """What the coordinator knows as well: not the paper's formula, which counts classifiers, and not further scores."""
+    kept = _comparable(record).items()
+    return {key: value for key, value in kept if not key.endswith("_formula") and key != "scores"}

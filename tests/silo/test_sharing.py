@@ -7,6 +7,7 @@ import pytest
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.sharing import Shared, shared_with, warn_if_nothing_is_shared
+from factorized_fl.silo.site import export_control
 from factorized_fl.silo.status import status_lines
 from tests.silo.loopback import Loopback
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
@@ -51,5 +52,16 @@ def test_journal_status_and_card_say_how_much_a_site_received(shares: bool, data
         else "received nothing from other sites in 2 rounds"
     )
     assert f"aster {words}" in status_lines(kits[COORDINATOR])
-    sites["aster"].finish(alone=False)
+    sites["aster"].finish(alone=not shares)
     assert f"- aster {words}.\n" in (kits["aster"].model / "README.md").read_text()
+    if shares:
+        return
+    # Without anything from others the federation's model is the control's: a fair comparison finds no difference.
+    control = RunDirectory(kits["aster"].alone)
+    assert control.config().control
+    first, second = (
+        [r["accuracy"] for r in RunDirectory(p).metrics()] for p in (kits["aster"].run, kits["aster"].alone)
+    )
+    assert first == second
+    exported = export_control(kits["aster"], sites["aster"].scenario, tmp_path / "control")
+    assert exported.accuracy == pytest.approx(second[-1])

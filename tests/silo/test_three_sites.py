@@ -109,7 +109,7 @@ def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) ->
 
 def test_it_equals_the_run_in_one_process(finished: Finished) -> None:
     config = finished.kits["coordinator"].config
-    assert METHODS[config.method].card.title == "Factorized-FL"
+    assert METHODS[config.method].card.title == "Factorized-Peers"
     one = api.run(config, finished.root / "one-process", data=finished.root / "data", device="cpu")
     wanted = one.load_checkpoint()
     for k, name in enumerate(NAMES):

@@ -11,6 +11,7 @@ import torch
 
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.outliers import capped, limit_changes, shorten
 from factorized_fl.core.payload import decode, encode
 from factorized_fl.core.views import Trained
 from factorized_fl.methods.fingerprints import describe_images
@@ -255,22 +256,48 @@ def test_honest_training_at_a_large_rate_passes_all_checks(method: str, data: Pa
     assert not any("refused" in line or "dropped" in line for line in parties.journal)
 
 
-def test_a_site_whose_training_diverges_on_received_weights_rolls_back(data: Path, tmp_path: Path) -> None:
+def test_a_site_whose_training_diverges_on_received_weights_trains_its_own(data: Path, tmp_path: Path) -> None:
     kits = kits_of(tmp_path, trio_config("fedavg"))
     said: list[str] = []
     site = make_sites(kits, data, said.append)["aster"]
+    alone = make_sites(kits_of(tmp_path / "alone", trio_config("fedavg")), data)["aster"]
+    honest = ClientState.train
     for round_number in (1, 2):
-        before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
+        explosions = [True]
+
+        def train(clients: ClientState, *args: object, explosions: list[bool] = explosions) -> dict[int, Trained]:
+            return (
+                _explode(clients, *args)
+                if explosions.pop() and explosions.append(False) is None
+                else honest(clients, *args)
+            )
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ClientState, "train", _explode)
-            fields = {"request": f"round-{round_number}", "round": round_number, "download": True, "models": 1}
-            request = Message("round", FEDERATION, fields, encode(site._shared()))
-            answer = site.answer(request)
-        assert answer.fields["result"] == "refused"
-        assert "training diverges from the received weights" in said[-1]
-        assert same(before, site.federation.tensors, 0.0)  # and nothing of it is on disk
-        assert site.answer(request).fields["result"] == "trained"
+            patch.setattr(ClientState, "train", train)
+            answer = site.answer(round_request(round_number, site._shared()))
+        alone.answer(round_request(round_number))
+        assert answer.fields["result"] == "trained"
+        assert "training diverges from the received weights" in answer.fields["declined"]
+        assert any("did not use what the coordinator sent" in line for line in said)
+        assert same(alone.federation.tensors, site.federation.tensors, 0.0)
     assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
+
+
+def test_a_site_that_diverges_in_any_case_refuses_and_keeps_its_state(data: Path, tmp_path: Path) -> None:
+    site = site_of(data, tmp_path)
+    before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientState, "train", _nothing_finite)
+        answer = site.answer(round_request(1, site._shared()))
+    assert answer.fields["result"] == "refused"
+    assert same(before, site.federation.tensors, 0.0)  # and nothing of it is on disk
+    assert site.answer(round_request(1)).fields["result"] == "trained"
+
+
+def _nothing_finite(clients: ClientState, round_number: int, ks: list[int], engine: Engine) -> dict[int, Trained]:
+    for name in clients.shared:
+        clients.state.common[name] *= torch.nan
+    return {k: Trained(1.0, 1) for k in ks}
 
 
 def _explode(clients: ClientState, round_number: int, ks: list[int], engine: Engine) -> dict[int, Trained]:
@@ -312,12 +339,7 @@ def test_a_site_checks_what_the_coordinator_sends(data: Path, tmp_path: Path) ->
     assert site.answer(round_request(1)).fields["result"] == "trained"
     before = {name: tensor.clone() for name, tensor in site.federation.tensors.items()}
     good = {name: tensor.clone() for name, tensor in site._shared().items()}
-    name = sorted(good)[0]
     for request in (
-        round_request(2, {**good, name: good[name] * torch.nan}),
-        round_request(2, {**good, name: torch.zeros(1)}),
-        round_request(2, {**good, name: good[name] + 1e9}),
-        round_request(2, {**good, "head.weight": torch.zeros(1)}),
         round_request(2, good, request="round-3"),
         round_request(4, good),  # there are three rounds
         round_request(0, good),
@@ -331,6 +353,103 @@ def test_a_site_checks_what_the_coordinator_sends(data: Path, tmp_path: Path) ->
     assert site.done == 1
     for key, tensor in site.federation.tensors.items():
         assert torch.equal(tensor, before[key]), key
+
+
+@pytest.mark.parametrize("change", ["NaN", "shape", "huge", "the classifier"])
+def test_a_site_that_cannot_use_what_it_received_trains_its_own_tensors(
+    change: str, data: Path, tmp_path: Path
+) -> None:
+    site, alone = site_of(data, tmp_path), site_of(data, tmp_path / "alone")
+    for each in (site, alone):
+        each.answer(round_request(1))
+    good = {name: tensor.clone() for name, tensor in site._shared().items()}
+    name = sorted(good)[0]
+    bad = {
+        "NaN": {name: good[name] * torch.nan},
+        "shape": {name: torch.zeros(1)},
+        "huge": {name: good[name] + 1e9},
+        "the classifier": {"head.weight": torch.zeros(1)},
+    }[change]
+    answer = site.answer(round_request(2, {**good, **bad}))
+    assert (answer.fields["result"], site.done) == ("trained", 2)
+    assert answer.fields["declined"]
+    assert answer.payload == alone.answer(round_request(2)).payload
+    assert same(alone.federation.tensors, site.federation.tensors, 0.0)
+
+
+def test_a_victim_of_poisoned_tensors_takes_part_with_its_own(data: Path, tmp_path: Path) -> None:
+    """The coordinator's aggregate is unusable for birch in round 2; the round is complete and no site is blamed."""
+    kits = kits_of(tmp_path, trio_config("fedavg"))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, sites)
+
+    class Victim(Handler):
+        def answer(self, request: Message) -> Message:
+            if request.fields["round"] == 2:
+                request = replace(
+                    request, payload=encode({n: t * torch.nan for n, t in decode(request.payload).items()})
+                )
+            return self.site.answer(request)
+
+    parties.sites["birch"] = Victim(sites["birch"])
+    assert parties.run()
+    assert any(line.startswith("birch: did not use what it received, as ") for line in parties.journal)
+    assert parties.coordinator.memory.strikes.tolist() == [0, 0, 0]
+    assert parties.coordinator.timing[1]["from_others"]["birch"] == 0
+    assert sum(record["steps"] > 0 for record in RunDirectory(kits["birch"].run).metrics()) == 3
+
+
+def test_one_of_five_sites_at_the_limit_leaves_federated_averaging_useful() -> None:
+    """The worst update that the limit admits: against the mean of all others, as long as it may be.
+
+    In 12 rounds of FedAvg on digits, such a site brings the others from 92% to 81%; before, it brought them to 13%.
+    """
+    begun = {k: {"w": torch.zeros(4), "b": torch.zeros(2)} for k in range(5)}
+    honest = {k: {"w": torch.tensor([1.0, 0.1 * k, 0.0, 0.0]), "b": torch.full((2,), 0.1)} for k in range(1, 5)}
+    updates = {0: {"w": torch.tensor([-1e6, 0.0, 0.0, 0.0]), "b": torch.full((2,), -1e6)}, **honest}
+    ((k, factors),) = limit_changes(begun, updates, 2.5).items()
+    assert k == 0
+    shorter = {name: shorten(begun[0][name], updates[0][name], factor) for name, factor in factors.items()}
+    usual = float(torch.cat([honest[2]["w"], honest[2]["b"]]).norm())
+    assert float(torch.cat([shorter["w"], shorter["b"]]).norm()) == pytest.approx(2.5 * usual, rel=0.1)
+    assert float(shorter["b"].norm()) < 5 * float(honest[2]["b"].norm()) + 0.01
+    mean = torch.stack([shorter["w"], *(tensors["w"] for tensors in honest.values())]).mean(0)
+    assert mean[0] > 0.2  # the federation still learns what the four others agree on
+    assert limit_changes(begun, honest, 2.5) == {}
+    assert limit_changes(begun, updates, 0.0) == {}
+    assert limit_changes(begun, {0: updates[0], 1: honest[1]}, 2.5) == {}  # two have no median
+    ones = {k: {"w": torch.ones(4)} for k in range(3)}
+    assert limit_changes(ones, {k: {"w": torch.ones(4) * (1 + 1e-3 * k)} for k in range(3)}, 2.5) == {}
+
+
+def test_a_malicious_site_is_shortened_and_named(data: Path, tmp_path: Path) -> None:
+    kits = kits_of(tmp_path, trio_config("fedavg", rounds=2))
+    sites = make_sites(kits, data)
+    parties = Loopback(kits, sites)
+    honest = sites["aster"].answer
+    sites["aster"].answer = lambda request: spoil(lambda t: {n: v + 3 for n, v in t.items()})(honest(request))  # type: ignore[method-assign]
+    parties.sites["aster"] = Handler(sites["aster"])
+    assert parties.run()
+    named = [line for line in parties.journal if line.startswith("aster: changed far more than the group")]
+    assert len(named) == 2
+    stack = parties.coordinator.memory.server.stack
+    assert all(float((rows[0] - rows[1]).norm()) < 3 * rows[0].numel() ** 0.5 for rows in stack.values())
+
+
+def test_a_declared_number_of_images_counts_up_to_three_times_the_median(data: Path, tmp_path: Path) -> None:
+    assert capped([10, 20, 10**9]) == [10, 20, 60]
+    assert capped([1, 10**9]) == [1, 10**9]
+    assert capped([]) == []
+    kits = kits_of(tmp_path, trio_config("fedavg", rounds=1))
+    sites = make_sites(kits, data)
+    others = sorted([sites["birch"].train_images, sites["cedar"].train_images])
+    sites["aster"].train_images = 10**9
+    parties = Loopback(kits, sites)
+    assert parties.run()
+    assert parties.coordinator.memory.sizes.tolist()[0] == 3 * others[-1]
+    assert any(
+        f"aster: declares 1000000000 training images; it counts with {3 * others[-1]}" in s for s in parties.journal
+    )
 
 
 def test_messages_of_other_federations_or_too_large_are_refused() -> None:

@@ -5,8 +5,9 @@ encrypts them, and it authenticates the site that asks. Sites only connect outwa
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from factorized_fl.silo.agreement import Agreement, Kit
 
@@ -44,6 +45,14 @@ class Transport(Protocol):
 
     def make_credentials(self, agreement: Agreement, out: Path) -> None:
         """Write every party's credentials to its folder in `out`, and the authority's key to a folder beside them."""
+
+    def make_root(self, name: str, key: Any, begin: datetime, end: datetime) -> bytes:
+        """The certificate of an authority with this private key, as PEM."""
+
+    def make_certificate(
+        self, party: str, agreement: Agreement, public: Any, key: bytes, root: bytes, begin: datetime, end: datetime
+    ) -> bytes:
+        """The certificate of a party's public key, signed with the authority's key, as PEM."""
 
     def credentials(self, kit: Kit) -> Credentials:
         """The paths of a party's credentials in its kit."""

@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,31 @@ def provision(agreement: Agreement, folder: Path, administrator: str | None = No
     with contextlib.redirect_stdout(io.StringIO()):  # FLARE prints the path of a temporary folder
         Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
     return folder / agreement.name / "prod_00"
+
+
+def make_root(name: str, key: Any, begin: datetime, end: datetime) -> bytes:
+    """The certificate of an authority with this private key, as PEM."""
+    from nvflare.lighter.utils import Identity, generate_cert, serialize_cert
+
+    who = Identity(name)
+    valid = {"not_valid_before": begin, "not_valid_after": end}
+    return bytes(serialize_cert(generate_cert(who, who, key, key.public_key(), ca=True, **valid)))
+
+
+def make_certificate(
+    party: str, agreement: Agreement, public: Any, key: bytes, root: bytes, begin: datetime, end: datetime
+) -> bytes:
+    """The certificate of a party's public key, signed with the authority's key, as PEM."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.x509.oid import NameOID
+    from nvflare.lighter.utils import Identity, generate_cert, load_crt_bytes, serialize_cert
+
+    host = {"server_default_host": agreement.address} if party == COORDINATOR else {}
+    issuer = Identity(load_crt_bytes(root).subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    signing, valid = load_pem_private_key(key, password=None), {"not_valid_before": begin, "not_valid_after": end}
+    return bytes(
+        serialize_cert(generate_cert(Identity(party, _ORGANISATION), issuer, signing, public, **host, **valid))
+    )
 
 
 def _file_names(party: str) -> tuple[str, str, str]:

@@ -1,0 +1,38 @@
+"""What the coordinator's status says about the sites."""
+
+from collections.abc import Mapping, Sequence
+
+from factorized_fl.results.rundir import Record
+from factorized_fl.silo.mailbox import Mailbox
+from factorized_fl.silo.memory import Memory
+from factorized_fl.silo.sharing import shared_with
+
+
+def site_rows(
+    memory: Memory,
+    mailbox: Mailbox,
+    peers: Mapping[int, float],
+    accuracy: Mapping[int, float],
+    timing: Sequence[Record],
+) -> list[Record]:
+    """Returns a record for each site: connection, work, images, strikes, sharing, accuracy and bytes."""
+    return [
+        {
+            "name": site,
+            "connected": mailbox.connected(site) and not mailbox.closed,
+            "doing": "set aside" if memory.aside[k] else mailbox.doing(site),
+            "images": memory.images(k, line.train),
+            "strikes": int(memory.strikes[k]),
+            "peers": peers.get(k),
+            "shared": shared_with(timing, site).words,
+            "accuracy": accuracy.get(k),
+            "up_bytes": line.up,
+            "down_bytes": line.down,
+        }
+        for k, (site, line) in enumerate(mailbox.lines.items())
+    ]
+
+
+def seconds_left(timing: Sequence[Record], rounds: int) -> float | None:
+    """Returns the seconds for so many rounds, at the average of those that are done; None before the first."""
+    return rounds * sum(line["seconds"] for line in timing) / len(timing) if timing else None
