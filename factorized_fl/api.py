@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
@@ -33,6 +34,7 @@ from factorized_fl.results.reading import RunFiles, method_title, read_run
 from factorized_fl.results.references import different_images
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import FEDERATION
+from factorized_fl.sections import flatten, is_nested
 from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.settings import read_settings
 from factorized_fl.silo.site import export_control, export_now, site_scenario
@@ -55,6 +57,16 @@ def _table(preset: str | Path) -> Mapping[str, Any]:
     if not str(preset).endswith(".toml"):
         return find_preset(str(preset))
     table = read_table(Path(preset))
+    own = {field.name for field in fields(Config)} <= table.keys() or "settle" in as_table(
+        table.get("options", {}), "options"
+    )
+    if is_nested(table):
+        table = flatten(table)
+    elif not own and len(table) > 1:
+        warnings.warn(
+            f"'{preset}' has no tables: group its options below [data] [model] [train] [federation] [method].",
+            stacklevel=3,
+        )
     if "settle" in as_table(table.get("options", {}), "options"):
         table = upgrade(table)  # the file of a run
     if not table.get("preset") or {field.name for field in fields(Config)} <= table.keys():

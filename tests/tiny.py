@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 import torch
 from PIL import Image
 
-from factorized_fl.config import Config, from_table, to_toml_value
+from factorized_fl.config import Config, from_table
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.scenarios import Scenario, build_scenario
+from factorized_fl.sections import nest
 from factorized_fl.simulate.build import Federation, build_federation
 
 TABLE: dict[str, Any] = {
@@ -35,7 +37,7 @@ def tiny_config(method: str = "factorized-fl", **settings: Any) -> Config:
 
 def write_config(path: Path, **settings: Any) -> Path:
     """Writes the configuration of `tiny_config` to a file."""
-    path.write_text("".join(f"{key} = {to_toml_value(value)}\n" for key, value in {**TABLE, **settings}.items()))
+    path.write_text(tomli_w.dumps(nest({**TABLE, **settings})))
     return path
 
 

@@ -79,6 +79,19 @@ def revoke_command(
     _tell_coordinator(authority, out)
 
 
+def extend_command(
+    authority: AuthorityFolder,
+    rounds: Annotated[int, typer.Option("--rounds", help="Number of all rounds, also those that are done.", min=1)],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the notice.")] = Path(),
+) -> None:
+    """Agree on more rounds, also after the end: a notice that every party installs."""
+    from factorized_fl.silo import authority as office
+
+    office.extend(authority, rounds)
+    office.write_notice(authority, out / keys.NOTICE)
+    _show(f"{out / keys.NOTICE}: send this file to all parties, for `ffl federation install`")
+
+
 def _tell_coordinator(authority: Path, out: Path) -> None:
     from factorized_fl.silo.authority import write_notice
 
@@ -94,5 +107,6 @@ def add_commands(app: typer.Typer) -> None:
         ("install", install_command),
         ("add", add_command),
         ("revoke", revoke_command),
+        ("extend", extend_command),
     ):
         app.command(name)(command)

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-_FLAG = re.compile(
-    r"--([a-z]+(?:-[a-z]+)*)(?: (?:[A-Z]+\b|(?=[a-z_.]+=)))?"
-)  # with the word in capitals that stands for a value
+# A flag, with the word in capitals that stands for a value.
+_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?: (?:[A-Z]+\b|(?=[a-z_.]+=)))?")
 _SWITCHES = ("resume",)
 _COMMAND_LINE = "FFL_COMMAND_LINE"  # set while a command runs; the processes that it starts inherit it
 

@@ -1,5 +1,6 @@
 """Functions and classes of the caller: the names under which a configuration records them, and their import."""
 
+import ast
 import functools
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -29,12 +30,20 @@ def name_of(what: str, value: Any, form: str = "a class or a function") -> str:
 
 
 def import_named(what: str, name: str) -> Callable[..., Any]:
-    """Return the class or function "package.module:name"; raise UserError if it cannot be imported."""
-    module, _, path = name.partition(":")
+    """Return the class or function "package.module:name"; raise UserError if it cannot be imported.
+
+    With arguments in brackets, as in "nets:Net(width=8)", it is called with them besides its own.
+    """
+    bare, bracket, words = name.partition("(")
+    module, _, path = bare.partition(":")
     try:
         found: Any = import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
+        if bracket:
+            call = ast.parse(f"f({words}", mode="eval").body
+            given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}  # type: ignore[attr-defined]
+            found = functools.partial(found, **given)
     except Exception as error:  # importing runs foreign code, which may raise anything
         itself = "the class itself" if what == "model" else "the function itself"
         advice = f"give {what}='package.module:name' of an installed module, or {itself}."

@@ -1,4 +1,4 @@
-"""Methods of one's own, from a Python file."""
+"""Methods, networks, data and functions of the user, from a Python file."""
 
 import importlib.util
 import sys
@@ -8,11 +8,16 @@ from pathlib import Path
 from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
 
+_PREFIX = "factorized_fl_loaded_"
+
 
 def load_methods(path: Path) -> None:
-    """Run a file that registers methods. It is as trusted as any program one starts."""
+    """Run a file of the user, which is as trusted as any program that is started.
+
+    Methods register themselves. Networks, data and other functions are found by "FILE:name", without ".py".
+    """
     before = dict(METHODS)
-    name = f"factorized_fl_loaded_{path.stem}"
+    name = f"{_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise UserError(f"There is no Python file '{path}': name the one that registers your method.")
@@ -28,5 +33,9 @@ def load_methods(path: Path) -> None:
         where = f", line {lines[-1]}" if lines else ""
         reason = f"{type(error).__name__}: {error}{where}"
         raise UserError(f"'{path}' cannot be loaded ({reason}): run it by itself with Python to see more.") from error
-    if before == METHODS:
-        raise UserError(f"'{path}' registers no method: put @ffl.register before its class.")
+    defined = [value for value in vars(module).values() if getattr(value, "__module__", None) == name]
+    if before == METHODS and not defined:
+        raise UserError(f"'{path}' registers no method: put @ffl.register before its class, or define functions.")
+    other = sys.modules.get(path.stem)
+    if other is None or other.__name__.startswith(_PREFIX):
+        sys.modules[path.stem] = module

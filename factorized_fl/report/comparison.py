@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from factorized_fl.report.command import comparison_command
 from factorized_fl.report.exports import Rows, client_rows, downloads
 from factorized_fl.report.tables import HEADINGS, comparison_cells
-from factorized_fl.results.comparison import Variant, group_runs
+from factorized_fl.results.comparison import Variant, difference_banner, differing, group_runs
 from factorized_fl.results.control import BASELINE
 from factorized_fl.results.effect import CONTROL, Effect
 from factorized_fl.results.reading import RunFiles
-from factorized_fl.results.references import difference_lines
 from factorized_fl.results.schema import Record
 
 _MOST_DIFFERENCES = 60_000  # pairs of variants times clients that a page holds
@@ -18,9 +17,6 @@ _MOST_DIFFERENCES = 60_000  # pairs of variants times clients that a page holds
 def comparison_document(runs: Sequence[RunFiles], controls: Sequence[RunFiles] = ()) -> Record:
     """Return the comparison part of the document."""
     variants, notes = group_runs(runs, controls)
-    for variant in variants[1:]:
-        if lines := difference_lines(variant.first, variants[0].first):
-            notes.append(f"{variants[0].label}, unlike {variant.label}, was trained with {', '.join(lines)}.")
     reference = next((i for i, variant in enumerate(variants) if variant.first.method == BASELINE), None)
     pairs = len(variants) * (len(variants) - 1) * max(len(run.clients) for run in runs)
     references = range(len(variants)) if pairs <= _MOST_DIFFERENCES else [] if reference is None else [reference]
@@ -42,6 +38,7 @@ def comparison_document(runs: Sequence[RunFiles], controls: Sequence[RunFiles] =
         "reference": reference,
         "differences": differences,
         "headline": _headline(rows, reference),
+        "banner": difference_banner([variant.label for variant in variants], differing(variants)),
         "command": comparison_command(runs),
         "downloads": downloads("comparison", _table(variants, base), client_rows(runs)),
         "notes": notes,
@@ -73,7 +70,7 @@ def _variant_row(variant: Variant, base: Variant | None) -> Record:
     row = variant.row(base)
     effect, alone = (row.effect, row.alone) if row else (None, None)
     return {
-        "label": variant.label,
+        "label": variant.label + (" (did not activate)" if row and row.inactive else ""),
         "method": variant.first.method,
         "runs": [index for index, _ in variant.runs.values()],
         "seeds": list(variant.runs),

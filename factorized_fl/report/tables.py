@@ -9,10 +9,10 @@ from rich.text import Text
 from factorized_fl.data.local_images import SPLITS, Inspection
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.report.listing import NamedTable
-from factorized_fl.results.comparison import Comparison
+from factorized_fl.results.comparison import Comparison, difference_banner
 from factorized_fl.results.effect import Effect
 from factorized_fl.results.reading import divergence_line, method_title
-from factorized_fl.results.schema import Record
+from factorized_fl.results.schema import Record, inactivity_line
 from factorized_fl.results.statistic import Word
 
 HEADINGS = ("accuracy", "± seeds", "over its control", "helped", "harmed", "over Stand-Alone", "up", "down")
@@ -100,11 +100,16 @@ def comparison_table(rows: Sequence[Comparison], title: str) -> NamedTable:
 
 
 def verdict_lines(rows: Sequence[Comparison]) -> list[str]:
-    """Return each method's verdict, and the clients whose training diverged, as sentences."""
-    lines = []
+    """Return what differs between methods, each one's verdict, and clients whose training diverged, as sentences."""
+    banner = difference_banner([method_title(row.method) for row in rows], [row.differs for row in rows])
+    lines = [banner] if banner else []
     for row in rows:
         if effect := row.effect or row.alone:
             lines.append(f"{method_title(row.method)}: {effect.sentence}")
+        if row.inactive:
+            lines.append(
+                inactivity_line(method_title(row.method), f" in {row.inactive} runs" if row.inactive > 1 else "")
+            )
         if row.diverged:
             lines.append(f"{method_title(row.method)}: {divergence_line(row.diverged)}")
     return lines

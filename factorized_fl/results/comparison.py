@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from factorized_fl.config import to_toml_value
 from factorized_fl.core.errors import UserError
 from factorized_fl.methods import METHODS
 from factorized_fl.results.control import BASELINE
 from factorized_fl.results.effect import CONTROL, Effect, effect_of, measure_effect
 from factorized_fl.results.reading import RunFiles, method_title
-from factorized_fl.results.references import find_control
-from factorized_fl.results.schema import SUMMARY
+from factorized_fl.results.references import DATA_SETTINGS, find_control
+from factorized_fl.results.schema import SUMMARY, inactive
 
 # -- rows
 
@@ -32,6 +33,10 @@ class Comparison:
     effect: Effect | None = None  # over the method's control
     alone: Effect | None = None  # over Stand-Alone, the second reference
     diverged: tuple[int, ...] = ()  # clients, with any seed
+    inactive: int = 0  # runs in which the method did not do what distinguishes it
+    plain: float | None = None  # accuracy with plain statistics, and with recalibrated ones
+    recalibrated: float | None = None
+    differs: dict[str, Any] = field(default_factory=dict)  # settings in which the compared methods differ
 
 
 @dataclass
@@ -71,6 +76,10 @@ class Variant:
         """Return the effect over the controls; None without any."""
         return self.against(self.controls, CONTROL)
 
+    def _test_mean(self, kind: str) -> float | None:
+        """Return the mean score on test images with one kind of BatchNorm statistics, as far as it is recorded."""
+        return _mean([run.summary["test_means"].get(kind) for run in self.results.values() if run.summary])
+
     def row(self, base: "Variant | None") -> Comparison | None:
         """Return the comparison's row, with Stand-Alone runs as `base`; None without a result."""
         finals = [run.final for run in self.results.values()]
@@ -88,7 +97,34 @@ class Variant:
             effect=self.effect,
             alone=self.against(base.results) if base is not None and base is not self else None,
             diverged=tuple(sorted({result["client"] for final in finals for result in final if result["diverged"]})),
+            inactive=sum(inactive(run.summary) for run in self.results.values()),
+            plain=self._test_mean("plain"),
+            recalibrated=self._test_mean("recalibrated"),
         )
+
+
+def differing(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Return for each variant its values of the training settings in which the variants differ.
+
+    Options of methods are not among these, nor is anything that defines a comparison or a control.
+    """
+    ignored = {*DATA_SETTINGS, "method", "preset", "profile", "seed", "control"}
+    configs = [variant.first.config for variant in variants]
+    # A setting that only some of them have came with a later version, whose default is the earlier behaviour.
+    common = [name for name in configs[0] if name not in ignored and all(name in config for config in configs)]
+    names = [name for name in common if any(config[name] != configs[0][name] for config in configs)]
+    return [{name: config[name] for name in names} for config in configs]
+
+
+def difference_banner(labels: Sequence[str], differs: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence that names each setting in which methods differ, with the methods of each value; or nothing."""
+    parts = []
+    for name in differs[0] if differs else ():
+        of_value: dict[str, list[str]] = {}
+        for label, values in zip(labels, differs, strict=True):
+            of_value.setdefault(to_toml_value(values[name]), []).append(label)
+        parts.append(f"{name} is " + ", ".join(f"{value} for {' and '.join(of)}" for value, of in of_value.items()))
+    return f"Not everything is equal: {'; '.join(parts)}." if parts else ""
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -108,7 +144,8 @@ def compare_methods(
         references = {run.seed: run for run in (controls or {}).get(method, [])}
         variants[method] = Variant(of_method[0], method_title(method), by_seed, references)
     rows = {name: variant.row(variants.get(BASELINE)) for name, variant in variants.items()}
-    return [replace(row, method=name) for name, row in rows.items() if row is not None]
+    differs = dict(zip(variants, differing(list(variants.values())), strict=True))
+    return [replace(row, method=name, differs=differs[name]) for name, row in rows.items() if row is not None]
 
 
 def group_runs(runs: Sequence[RunFiles], controls: Sequence[RunFiles] = ()) -> tuple[list[Variant], list[str]]:

@@ -282,6 +282,7 @@ def _notes_on(run: RunFiles) -> list[str]:
         notes.append(f"{ends}: the rest is missing from the curves.")
     if run.seconds and any(round_number not in run.seconds for round_number in range(1, run.done + 1)):
         notes.append(f"{schema.TIMING} lacks some rounds, so there are no times.")
+    notes += [schema.inactivity_line(run.title)] if schema.inactive(run.summary) else []
     if lost := [record["client"] for record in run.final if record["diverged"]]:
         notes.append(divergence_line(lost))
     return notes

@@ -40,6 +40,9 @@ MOST_CLIENTS, MOST_ROUNDS = 100_000, 1_000_000
 Record = dict[str, Any]  # one JSON object as it is in a file
 
 
+KINDS = ("plain", "recalibrated")  # of BatchNorm statistics; the last lines of metrics.jsonl have scores of both
+
+
 class ClientEntry(TypedDict):
     """A client of clients.json, cleaned."""
 
@@ -93,12 +96,25 @@ class Summary(TypedDict):
     formula_a_bytes: float | None
     formula_b_bytes: float | None
     activated: bool | None  # None if the method has no condition for it, or the run is older
+    test_means: dict[str, float]  # mean score on test images by kind of statistics; empty for an older run
     clients: list[FinalResult]
 
 
 def diverged(record: Mapping[str, Any]) -> bool:
     """Return whether a test of metrics.jsonl or summary.json has no finite loss; False where no loss is recorded."""
     return score_of(record) is not None and record.get("loss", 0.0) is None
+
+
+def inactive(summary: Summary | None) -> bool:
+    """Return whether a method is known not to have done what distinguishes it."""
+    return summary is not None and summary["activated"] is False
+
+
+def inactivity_line(title: str, runs: str = "") -> str:
+    """Return a sentence that says of a method that it never did what distinguishes it."""
+    return (
+        f"{title} did not activate{runs}: it never did what distinguishes it, so its results are not evidence for it."
+    )
 
 
 def score_of(record: Mapping[str, Any]) -> float | None:
@@ -170,7 +186,9 @@ def clean_summary(summary: Mapping[str, Any], clients: int = MOST_CLIENTS) -> Su
     given = given if isinstance(given, list) else []
     lines = [clean_metrics({"round": 1, **as_record(line)}, clients) for line in given]
     results = [result for line in lines if line and (result := final_result(line))]
-    return cast(Summary, {**_clean(summary, Summary), "clients": results})
+    means = as_record(summary.get("score_means"))
+    test = {kind: mean for kind in KINDS if (mean := number(as_record(means.get(kind)).get("test"))) is not None}
+    return cast(Summary, {**_clean(summary, Summary), "clients": results, "test_means": test})
 
 
 def final_result(record: MetricsLine) -> FinalResult | None:

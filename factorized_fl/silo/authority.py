@@ -151,14 +151,25 @@ def revoke(folder: Path, site: str) -> Register:
     return register
 
 
+def extend(folder: Path, rounds: int) -> Register:
+    """Agree on more rounds; returns the register, whose number is that of a new notice."""
+    with _changing(folder) as register:
+        if rounds <= (before := int(register.table["rounds"])):
+            raise UserError(f"{register.agreement.name} has {before} rounds: extend it to more, not to {rounds}.")
+        register.table["rounds"] = rounds
+        register.number += 1
+    return register
+
+
 def write_notice(folder: Path, out: Path) -> None:
-    """Write the signed notice of all members, for the coordinator."""
+    """Write the signed notice of all members and of the rounds."""
     register = read_register(folder)
     content = {
         "federation": register.agreement.id,
         "number": register.number,
         "sites": list(register.agreement.sites),
         "revoked": register.revoked,
+        "rounds": register.table["rounds"],
     }
     with plain_errors(out):
         write_atomically(out, sign_notice(content, (folder / ROOT_KEY).read_bytes()))

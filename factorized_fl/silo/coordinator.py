@@ -118,8 +118,10 @@ class Coordinator:
         """The last complete round; raises CannotContinue if the configuration has changed since the start."""
         try:
             path = self.directory.path / CONFIG
-            if path.exists() and replace(self.directory.config(), clients=self.config.clients) == self.config:
-                write_atomically(path, self.config.to_toml().encode())  # sites were added
+            before = self.directory.config() if path.exists() else self.config
+            extended = replace(before, clients=self.config.clients, rounds=max(before.rounds, self.config.rounds))
+            if before != self.config == extended:  # sites or rounds were added
+                write_atomically(path, self.config.to_toml().encode())
             return self.directory.rounds_done(self.config, resume=True)
         except UserError as error:
             raise CannotContinue(str(error)) from None

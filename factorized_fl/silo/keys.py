@@ -7,6 +7,7 @@ compare a request's fingerprint with its sender, for example by telephone.
 
 import base64
 import json
+import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,8 @@ from factorized_fl.silo.transport import network
 NOTICE = "members.json"
 _DAY, _SOON = 86400.0, 14.0  # seconds; days before the end of a certificate at which a warning is given
 _NEXT = ".next"  # after the name of a key that waits for its approval
-_NOTICE_KEYS = {"federation", "number", "sites", "revoked"}
+_NOTICE_KEYS = {"federation", "number", "sites", "revoked", "rounds"}
+_OF_THE_END = ("run/summary.json", "run/told.json", "ended", "status.json")  # files of a party that has ended
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Notice:
     number: int
     sites: tuple[str, ...]
     revoked: tuple[str, ...]
+    rounds: int
 
 
 def fingerprint(key: Any) -> str:
@@ -214,12 +217,10 @@ def read_notice(kit: Kit, path: Path | None = None) -> Notice | None:
             raise ValueError
     except (OSError, KeyError, ValueError, TypeError, AttributeError, InvalidSignature):
         raise UserError(f"'{path}' is no notice of this federation's authority.") from None
-    return Notice(content["number"], tuple(content["sites"]), tuple(content["revoked"]))
+    return Notice(content["number"], tuple(content["sites"]), tuple(content["revoked"]), content["rounds"])
 
 
 def _install_notice(kit: Kit, path: Path) -> str:
-    if not kit.is_coordinator:
-        raise UserError(f"'{path}' is a notice of members, which only the coordinator needs.")
     new, old = read_notice(kit, path), read_notice(kit)
     if new is None or (old is not None and new.number <= old.number):
         number = old.number if old else 0
@@ -227,11 +228,22 @@ def _install_notice(kit: Kit, path: Path) -> str:
     sites = kit.agreement.sites
     if new.sites[: len(sites)] != sites:
         raise UserError(f"'{path}' changes the order of the sites: ask the authority for another notice.")
+    more = new.rounds > kit.table["rounds"]
+    if not kit.is_coordinator and not more:
+        raise UserError(f"'{path}' is a notice of members, which only the coordinator needs.")
     agreement = replace(kit.agreement, sites=new.sites)
     check_names(agreement)
+    table = {**kit.table, "clients": len(new.sites), "rounds": max(new.rounds, kit.table["rounds"])}
     with plain_errors(kit.path):
         write_atomically(kit.path / NOTICE, path.read_bytes())
-        write_kit(replace(kit, agreement=agreement, table={**kit.table, "clients": len(new.sites)}))
+        write_kit(replace(kit, agreement=agreement, table=table))
+        if more:
+            for name in _OF_THE_END:
+                (kit.path / name).unlink(missing_ok=True)
+            shutil.rmtree(kit.alone, ignore_errors=True)  # the control is trained again, for all rounds
+    if more:
+        start = "serve" if kit.is_coordinator else "join"
+        return f"{kit.party} takes part in {new.rounds} rounds now: `ffl {start} {kit.path}` continues"
     added = [site for site in new.sites if site not in sites]
     words = [f"added {', '.join(added)}"] if added else []
     words += [f"revoked {', '.join(new.revoked)}"] if new.revoked else []

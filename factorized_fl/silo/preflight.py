@@ -28,10 +28,10 @@ def check_kit(kit: Kit) -> None:
     """Raise UserError if a file of the kit is missing, or its certificate is invalid or of another federation."""
     files = network().credentials(kit)
     for file in files:
-        if not file.is_file() and file != files.root and files.root.is_file() and not files.certificate.is_file():
+        if file == files.certificate and not file.is_file() and files.root.is_file():
             raise UserError(
-                f"{kit.party} has no certificate yet: `ffl federation request {kit.path}`, send the request to the "
-                "authority, and install its approval."
+                f"The kit has lost '{file.relative_to(kit.path)}', or {kit.party} has no certificate yet: "
+                f"`ffl federation request {kit.path}`, send the request to the authority, and install its approval."
             )
         if not file.is_file():
             raise UserError(f"The kit has lost '{file.relative_to(kit.path)}': ask for a new one.")

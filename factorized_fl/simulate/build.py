@@ -13,13 +13,13 @@ from factorized_fl.config import Config
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.frozen import mark_of_frozen
-from factorized_fl.core.named import NOTHING, Brought
+from factorized_fl.core.named import NOTHING, Brought, import_named, is_named
 from factorized_fl.core.roles import Role, trainable
 from factorized_fl.core.seeds import torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack, client_state
 from factorized_fl.core.views import Tensors
-from factorized_fl.data.clients import OWN
+from factorized_fl.data.clients import OWN, own_scenario
 from factorized_fl.data.scenarios import (
     Scenario,
     align_labels,
@@ -109,6 +109,8 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
     """The configured scenario; `data` is the folder that holds the data sets."""
     if config.dataset == OWN:
         raise UserError("This run has data from Python: resume or use it there, with ffl.run(clients, resume=True).")
+    if is_named(config.dataset):
+        return _named_scenario(config)
     domains = load(config.dataset, data, size=config.image_size or None, channels=config.channels or None)
     seed = config.partition_seed or config.seed
     scenario = build_scenario(
@@ -128,6 +130,25 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
     if config.scrambled:
         scenario = scramble(scenario, config.scrambled, seed)
     return score_validation(scenario) if config.score == "validation" else scenario
+
+
+def _named_scenario(config: Config) -> Scenario:
+    """The scenario of the clients that the configured function returns."""
+    found = import_named("dataset", config.dataset)()
+    if not isinstance(found, list | tuple) or len(found) != config.clients:
+        given = f"{len(found)} clients" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+        raise UserError(f"{config.dataset} gives {given}, but clients = {config.clients}: set clients to its number.")
+    validated = config.score == "validation"
+    scenario = own_scenario(
+        found,
+        train_share=config.train_share,
+        test_images=config.test_images,
+        validated=validated,
+        seed=config.partition_seed or config.seed,
+    )
+    if scenario.arrays and config.augment == "paper":
+        raise UserError(f"augment = 'paper' needs images, but {config.dataset} gives arrays: set augment = 'none'.")
+    return score_validation(scenario) if validated else scenario
 
 
 def build_federation(

@@ -1,12 +1,13 @@
 """The ledger of claims: what the paper says, the checks of it that our cells allow, and the verdict that follows.
 
 A check is decided by a difference of more than three standard errors; with more than two it is leaning, which decides
-nothing. A check against a baseline that we do not reproduce is not testable. A claim holds if all testable checks that
-were run come out as claimed and these are at least half of all. It holds in part if as many come out as claimed as
-contrary, or more. Otherwise it does not hold, is leaning or undecided if no check decides, or is not tested if none was
-run. A claim about every method or case does not hold as soon as one check comes out contrary, and never holds in part.
-Its checks are decided only if they are significant at 5% by Holm's procedure over them. Each kind of check in
-claims.toml is a function of that name here.
+nothing. A check against a baseline that we do not reproduce is not testable. A check of a run whose method did not
+activate, such as Clustered-FL without a split, counts for no claim. A claim holds if all testable checks that were run
+come out as claimed and these are at least half of all. It holds in part if as many come out as claimed as contrary, or
+more. Otherwise it does not hold, is leaning or undecided if no check decides, or is not tested if none was run. A claim
+about every method or case does not hold as soon as one check comes out contrary, and never holds in part. Its checks
+are decided only if they are significant at 5% by Holm's procedure over them. Each kind of check in claims.toml is a
+function of that name here.
 """
 
 import math
@@ -38,8 +39,8 @@ from studies.paper.table import Compared, Table, bytes_by_round, mean_curve, mea
 
 AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "undecided", "not run"
 LEANING = {AS_CLAIMED: "leaning as claimed", CONTRARY: "leaning to the contrary"}
-NOT_TESTABLE = "not testable: baseline not reproduced"
-OUTCOMES = AS_CLAIMED, CONTRARY, *LEANING.values(), UNDECIDED, NOT_TESTABLE, NOT_RUN
+NOT_TESTABLE, INACTIVE = "not testable: baseline not reproduced", "did not activate"
+OUTCOMES = AS_CLAIMED, CONTRARY, *LEANING.values(), UNDECIDED, NOT_TESTABLE, NOT_RUN, INACTIVE
 DECIDED = 3.0  # standard errors beyond which a check is decided; between SURE and these it is leaning
 MOST = 0.5  # share of the nearest clients from which on clients are grouped
 BY_CHANCE = 0.05  # p-value below which a similarity is beyond chance
@@ -90,6 +91,8 @@ def accuracy(table: Table, fields: Fields) -> Check:
     one, other = (as_key(fields[name]) for name in ("one", "other"))
     relation, margin, domain = fields.get("relation", "more"), fields.get("margin", 0.0), fields.get("domain")
     after = ROUND_AFTER[fields.get("epochs", ALL_EPOCHS)]
+    if idle := next((key for key in (one, other) if any(run.inactive for run in table.of(*key))), None):
+        return Check(fields["text"], INACTIVE, f"{title(idle[2])} did not activate")
     check = _judged(fields["text"], table.compare(one, other, after, domain), relation, margin)
     papers = [published(f"domains/{key[2]}/{domain}") if domain else published_mean(*key) for key in (one, other)]
     if papers[0] is None or papers[1] is None:
@@ -232,7 +235,7 @@ class Judged:
     @property
     def ran(self) -> list[Check]:
         """The checks whose cells were run."""
-        return [check for check in self.checks if check.outcome != NOT_RUN]
+        return [check for check in self.checks if check.outcome not in (NOT_RUN, INACTIVE)]
 
     def number(self, outcome: str) -> int:
         """Return how many checks have an outcome."""
@@ -246,8 +249,8 @@ class Judged:
     @property
     def share(self) -> str:
         """How many of the checks that were run came out as claimed, and how many were not run."""
-        left = self.number(NOT_RUN)
-        return f"{self.number(AS_CLAIMED)} of {len(self.ran)} checks" + (f", {left} not run" if left else "")
+        left = [f", {number} {outcome}" for outcome in (NOT_RUN, INACTIVE) if (number := self.number(outcome))]
+        return f"{self.number(AS_CLAIMED)} of {len(self.ran)} checks" + "".join(left)
 
     @property
     def published(self) -> str:
@@ -263,7 +266,7 @@ class Judged:
         if not self.testable:
             return NOT_TESTABLE
         claimed, contrary = self.number(AS_CLAIMED), self.number(CONTRARY)
-        if claimed == len(self.testable) and 2 * claimed >= len(self.checks):
+        if claimed == len(self.testable) and 2 * claimed >= len(self.checks) - self.number(INACTIVE):
             return "holds"
         if not claimed and not contrary:
             leaning = [outcome for outcome in LEANING.values() if self.number(outcome)]

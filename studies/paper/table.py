@@ -71,6 +71,12 @@ class Run:
         return [score for row in self.curve[rounds] for score in row if score is not None]
 
     @property
+    def inactive(self) -> bool:
+        """Whether the method never did what distinguishes it: Clustered-FL without a split."""
+        clusters = self.record.get("mixing", {}).get("clusters")
+        return clusters is not None and len(set(clusters)) == 1
+
+    @property
     def seconds(self) -> float:
         """The time that it took, start included."""
         seconds = self.record["seconds"]  # a number in the study of heterogeneity

@@ -8,6 +8,9 @@ import pytest
 from factorized_fl.core.errors import UserError
 from factorized_fl.report import collect as collecting
 from factorized_fl.report.collect import collect
+from factorized_fl.report.tables import verdict_lines
+from factorized_fl.results.comparison import compare_methods
+from factorized_fl.results.reading import read_run
 from tests.report.synthetic import write_run
 
 
@@ -258,7 +261,25 @@ def test_runs_of_different_data_are_not_compared(tmp_path: Path) -> None:
 def test_what_was_trained_differently_is_told(tmp_path: Path) -> None:
     for method, rate in (("stand-alone", 0.02), ("fedavg", 0.02), ("fedprox", 0.5)):
         write_run(tmp_path / method, method, lr=rate)
-    assert collect([tmp_path])["notes"] == ["Stand-Alone, unlike FedProx, was trained with lr 0.02 instead of 0.5."]
+    banner = collect([tmp_path])["comparison"]["banner"]
+    assert banner == "Not everything is equal: lr is 0.02 for Stand-Alone and FedAvg, 0.5 for FedProx."
+
+
+def test_a_method_that_did_not_activate_is_named_everywhere(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone")
+    write_run(tmp_path / "clustered", "clustered-fl")
+    file = tmp_path / "clustered" / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "activated": False}))
+    document = collect([tmp_path])
+    assert [row["label"] for row in document["comparison"]["variants"]] == [
+        "Stand-Alone",
+        "Clustered-FL (did not activate)",
+    ]
+    said = "Clustered-FL did not activate: it never did what distinguishes it"
+    assert any(note.startswith(said) for run in document["runs"] for note in run["notes"])
+    rows = compare_methods({"clustered-fl": [read_run(tmp_path / "clustered")]})
+    assert rows[0].inactive == 1
+    assert any(line.startswith(said) for line in verdict_lines(rows))
 
 
 def test_runs_of_different_images_are_not_compared(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import authority
 from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.authority import approve, found, read_register, write_notice
+from factorized_fl.silo.finish import has_ended, remember_end
 from factorized_fl.silo.keys import NOTICE, ExpiryWarning, fingerprint, install, make_request, read_notice, read_request
 from factorized_fl.silo.kits import write_keyless
 from factorized_fl.silo.messages import Message
@@ -203,6 +204,7 @@ def test_notices_are_signed_and_only_newer_ones_are_used(root: Path) -> None:
     path.write_text(json.dumps(forged))
     with pytest.raises(UserError, match="is no notice of this federation's authority"):
         install(coordinator, path)
+    path.write_bytes(old)
     with pytest.raises(UserError, match="only the coordinator needs"):
         install(kit_in(root, "aster"), path)
 
@@ -292,3 +294,29 @@ def test_the_fingerprint_is_one_for_each_key(root: Path) -> None:
     prints = {fingerprint(read_request(root / f"{name}.request").key) for name in NAMES}
     assert len(prints) == 3
     assert all(len(each.replace(" ", "")) == 32 for each in prints)
+
+
+def test_a_finished_federation_is_extended(root: Path, data: Path) -> None:
+    office, path = root / "authority", root / NOTICE
+    for party in (COORDINATOR, *NAMES):
+        install(kit_in(root, party), approved(root, party))
+    kits = {party: kit_in(root, party) for party in (COORDINATOR, *NAMES)}
+    assert Loopback(kits, make_sites(kits, data)).run()
+    remember_end(kits["aster"])
+    with pytest.raises(UserError, match="trio has 6 rounds: extend it to more, not to 6"):
+        authority.extend(office, 6)
+    authority.extend(office, 8)
+    write_notice(office, path)
+    for party in (COORDINATOR, *NAMES):
+        assert f"{party} takes part in 8 rounds now" in install(kits[party], path)
+    kits = {party: kit_in(root, party) for party in (COORDINATOR, *NAMES)}
+    assert not has_ended(kits["aster"])
+    assert not kits[COORDINATOR].complete
+    sites = make_sites(kits, data)
+    assert [site.done for site in sites.values()] == [6, 6, 6]
+    assert Loopback(kits, sites).run()
+    assert RunDirectory(kits[COORDINATOR].run).checkpoint_round() == 8
+    for site in sites.values():
+        assert [record["round"] for record in RunDirectory(site.kit.run).metrics()] == list(range(1, 9))
+        site.finish()
+    assert "8 rounds of 1 epochs" in (kits["aster"].model / "README.md").read_text()

@@ -104,9 +104,9 @@ def test_where_all_are_alike_the_weight_on_oneself_is_told(tmp_path: Path) -> No
 
 
 def test_the_readmes_table_has_our_row_and_what_settling_does_once_that_was_run(tmp_path: Path) -> None:
-    assert "| **Factorized-Peers** | not run | not run | not run |" in short_table(tmp_path)
-    assert "not recalibrated" not in short_table(tmp_path)
+    assert "| Factorized-Peers (statistics recalibrated) | not run | not run | not run |" in short_table(tmp_path)
+    assert "statistics not recalibrated" not in short_table(tmp_path)
     write(tmp_path, "beyond", f"{PEERS}+not-settled", [67.0] * 20, setting="domains", mixing=mixing(20))
-    assert "| **Factorized-Peers (statistics not recalibrated)** | 67.00 | - | - |" in short_table(tmp_path)
+    assert "| Factorized-Peers (statistics not recalibrated) | 67.00 | - | - |" in short_table(tmp_path)
     write(tmp_path, "beyond", "stand-alone+settled", [65.0] * 20, setting="domains")
     assert "| Stand-Alone (statistics recalibrated) | 65.00 | - | - |" in short_table(tmp_path)

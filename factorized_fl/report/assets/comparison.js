@@ -1,7 +1,7 @@
 // Several runs side by side.
 
 function comparisonPart() {
-  const { variants, headline, downloads } = doc.comparison;
+  const { variants, headline, banner, downloads } = doc.comparison;
   const best = Math.max(...variants.map((v) => v.accuracy ?? -1));
   const top = el(
     "section",
@@ -9,6 +9,7 @@ function comparisonPart() {
     el("h1", {}, headline),
     soft(doc.runs[0].facts.join(" · ")),
     doc.comparison.command ? command("copy-comparison", doc.comparison.command) : null,
+    banner ? el("p", { class: "banner", id: "banner" }, banner) : null,
     comparisonTable(variants, best),
     fileButtons(downloads),
   );

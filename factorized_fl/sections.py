@@ -1,0 +1,86 @@
+"""The tables of configuration files: [data] [model] [train] [federation] [method]. Earlier files are flat."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from factorized_fl.core.errors import UserError
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "data": (
+        *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "partition_seed"),
+        *("clients", "clients_per_domain", "images_per_client", "test_images", "scrambled", "train_share"),
+    ),
+    "model": ("model", "width", "head_layers", "head_norm", "head_width"),
+    "train": (
+        *("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule", "clip_norm", "ema"),
+        *("loss", "class_weights", "metrics", "augment", "precision", "repeatable"),
+    ),
+    "federation": ("rounds", "fraction", "dropout", "score", "test_every", "control", "oracle", "min_peers", "seed"),
+}
+_NAMED = {"data": "dataset", "model": "model", "method": "method"}  # what `name` means in a table
+_SECTION_OF = {option: section for section, options in SECTIONS.items() for option in options}
+
+
+def is_nested(table: Mapping[str, Any]) -> bool:
+    """Return whether a file's table has one of the sections."""
+    return any(isinstance(table.get(section), Mapping) for section in (*SECTIONS, "method"))
+
+
+def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flat table of options of a file with sections.
+
+    Raise UserError for an option in another section than its own, or outside of all.
+    """
+    flat: dict[str, Any] = {}
+    for section, values in table.items():
+        if section not in (*SECTIONS, "method"):
+            if section in _SECTION_OF:
+                raise UserError(
+                    f"'{section}' stands outside the tables of this file: write it below {_place(section)}."
+                )
+            flat[section] = values
+            continue
+        if not isinstance(values, Mapping):
+            raise UserError(f"{section} = {values!r} stands beside tables: write a line [{section}], then name = ...")
+        own = dict(values)
+        if section in _NAMED and "name" in own:
+            flat[_NAMED[section]] = own.pop("name")
+        if section == "method":
+            flat["options"] = own
+            continue
+        if section == "model" and isinstance(options := own.pop("options", {}), Mapping) and options:
+            flat["model"] = _with_options(flat.get("model"), options)
+        for option, value in own.items():
+            if _SECTION_OF.get(option, section) != section:
+                raise UserError(f"'{option}' stands in [{section}]: write it below {_place(option)}.")
+            flat[option] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat table of options as tables; options of no section stand before them."""
+    nested: dict[str, Any] = {}
+    for option, value in flat.items():
+        section = _SECTION_OF.get(option)
+        if option == "method":
+            nested["method"] = {"name": value, **nested.get("method", {})}
+        elif option == "options":
+            nested["method"] = {**nested.get("method", {}), **value}
+        elif section is None:
+            nested = {option: value, **nested}
+        else:
+            nested.setdefault(section, {})["name" if option == _NAMED.get(section) else option] = value
+    return nested
+
+
+def _place(option: str) -> str:
+    """Return where an option belongs."""
+    section = _SECTION_OF[option]
+    return f"[{section}] as name" if option == _NAMED.get(section) else f"[{section}]"
+
+
+def _with_options(model: Any, options: Mapping[str, Any]) -> str:
+    """Return the name of a network with the arguments that its factory is called with besides example and outputs."""
+    if not isinstance(model, str) or ":" not in model:
+        raise UserError("[model.options] needs a network of yours: write name = 'module:factory' below [model].")
+    return f"{model}({', '.join(f'{name}={value!r}' for name, value in sorted(options.items()))})"
