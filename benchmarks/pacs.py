@@ -30,10 +30,10 @@ SETTINGS = {
     "images_per_client": 100,
     "test_images": 400,
     "permuted": True,
-    "rounds": 20,
-    "epochs": 5,
+    "rounds": 10,
+    "epochs": 3,
     "batch_size": 25,
-    "lr": 0.02,
+    "lr": 0.05,
     "augment": "none",
 }
 OPTIONS = {

@@ -135,6 +135,11 @@ class Config:
         "encrypt: the server computes weighted sums of ciphertexts and never sees a shared tensor",
         choices=("none", "encrypt"),
     )
+    robust: str = option(
+        "none",
+        "limit what one client does to others: clip distances to their median, or a median or trimmed mean",
+        choices=("none", "clip", "median", "trim"),
+    )
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 
@@ -189,6 +194,8 @@ class Config:
             raise UserError(
                 f"oracle = '{self.oracle}' reveals to the server what encryption hides: use protect = 'none'."
             )
+        if self.robust != "none":
+            raise UserError(f"robust = '{self.robust}' reads tensors that encryption hides: use protect = 'none'.")
         if self.align != "off":
             raise UserError(f"align = '{self.align}' sends tensors that are not encrypted: use protect = 'none'.")
         if method.reads_tensors:

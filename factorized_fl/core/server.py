@@ -16,6 +16,7 @@ from factorized_fl.core.dominance import effective_peers, keep_own_below, others
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import CIPHERTEXTS, EXTRA, FINGERPRINT, Load, Payloads
 from factorized_fl.core.method import Method
+from factorized_fl.core.robust import clip_mixing, robust_rows
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.views import Mixing, Roles, Server, Tensors
 
@@ -76,6 +77,8 @@ class Downloads:
         for name, stacked in server.stack.items():
             if name in mixing.rows:
                 rows = mixing.rows[name].to(stacked).expand(len(self.clients), *stacked.shape[1:])
+            elif server.robust in ("median", "trim"):
+                rows = robust_rows(server.robust, mixing.others.get(name, mixing.weights), stacked, self.clients)
             else:
                 rows = mixing.others.get(name, mixing.weights).apply(stacked, self.clients)
             if back:
@@ -130,10 +133,11 @@ class ServerState:
         classes: ClassSharing | None = None,
         min_peers: float = 0.0,
         blind: Blind | None = None,
+        robust: str = "none",
     ) -> None:
         count = len(sizes)
         self.method, self.roles, self.seed, self.aliased = method, roles, seed, aliased
-        self.min_peers, self.blind = min_peers, blind
+        self.min_peers, self.blind, self.robust = min_peers, blind, robust
         self.stack, self.initial, self.sizes = stack, initial, sizes
         self.seen = stack  # what a method sees: with encryption names and shapes only, as reading a value is an error
         if blind is not None:
@@ -191,12 +195,14 @@ class ServerState:
         return Downloads(self, clients, mixing)
 
     def _guarded(self, mixing: Mixing, clients: Sequence[int]) -> Mixing:
-        """The mixing in which participants with fewer effective peers than the minimum keep their own tensors."""
+        """The mixing after clipping, in which participants with too few effective peers keep their own tensors."""
         if self.blind is not None and (mixing.others or mixing.rows or mixing.extra or mixing.revert is not None):
             raise UserError(
                 f"The mix of {self.method.name} must be weights alone, the same for all tensors, where protect = "
                 "'encrypt': use other options of the method, or protect = 'none'."
             )
+        if self.robust == "clip":
+            mixing = clip_mixing(mixing, self.stack, clients)
         if not self.min_peers:
             return mixing
         others = {name: keep_own_below(weights, clients, self.min_peers) for name, weights in mixing.others.items()}

@@ -107,6 +107,7 @@ class Mixing:
     others: Mapping[str, Weights] = field(default_factory=dict)  # other weights for some tensors, by name
     rows: Tensors = field(default_factory=dict)
     extra: Tensors = field(default_factory=dict)
+    influence: torch.Tensor | None = None  # float64 [K, K]: share of each client in how far a receiver is moved
 
     def __post_init__(self) -> None:
         if isinstance(self.weights, torch.Tensor):

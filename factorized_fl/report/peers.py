@@ -16,9 +16,11 @@ def peers_sentence(run: RunFiles) -> str:
     last = max(at for _, at, _ in shared)
     now = [peers for peers, at, _ in shared if at == last]
     fewest, at, k = min((peers or 0.0, at, k) for peers, at, k in shared)
+    low, high = f"{min(now):.1f}", f"{max(now):.1f}"
+    span = low if low == high else f"{low} to {high}"
     text = (
-        f"Effective peers of a client (1 / sum of squared weights of the other clients): {min(now):.1f} to "
-        f"{max(now):.1f} in round {last}, fewest {fewest:.1f} for {run.clients[k]['name']} in round {at}."
+        f"Effective peers of a client (1 / sum of squared weights of the other clients): {span} in round {last}, "
+        f"fewest {fewest:.1f} for {run.clients[k]['name']} in round {at}."
     )
     if fewest < _ALMOST_ONE:
         text += " Near 1, a client receives the tensors of one other client nearly unmixed: min_peers prevents that."

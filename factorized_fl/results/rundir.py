@@ -150,7 +150,7 @@ class RunDirectory(RunReader):
         """Write the round's matrices and the state that the method keeps of it."""
         tensors = mixing.weights.tensors()
         tensors |= {f"state.{n}": t for n, t in mixing.state.items() if t.numel() <= schema.LARGEST_STATE}
-        further = {"similarity": mixing.similarity, "revert": mixing.revert}
+        further = {"similarity": mixing.similarity, "revert": mixing.revert, "influence": mixing.influence}
         tensors |= {name: tensor for name, tensor in further.items() if tensor is not None}
         # A method may return the same tensor twice, or views.
         apart = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}

@@ -51,6 +51,7 @@ class Memory:
             sizes=torch.ones(count, dtype=torch.float64),
             start={name: t.clone() for name, t in stack.items()} if self.method.needs_start else {},
             min_peers=config.min_peers,
+            robust=config.robust,
             classes=alignment.sharing() if alignment else None,
             blind=self.blind,
         )

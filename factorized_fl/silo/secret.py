@@ -77,6 +77,7 @@ class SecretKeeper:
             content = ChaCha20Poly1305(_key(ephemeral.exchange(public), about)).encrypt(_NONCE, self.secret, about)
             wrapped: dict[str, Any] = {"from": self.offer(), "key": mine, "content": _encoded(content)}
             found[name] = wrapped | {"signature": self._sign(about + content)}
+        (self.kit.path / EXCHANGE_KEY).unlink(missing_ok=True)
         return found
 
     def take(self, wrapped: Mapping[str, Any]) -> None:

@@ -233,6 +233,7 @@ def build_federation(
             aliased=blind is None,
             classes=alignment.sharing() if alignment else None,
             min_peers=config.min_peers,
+            robust=config.robust,
             blind=blind,
         )
 

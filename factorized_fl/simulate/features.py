@@ -107,7 +107,8 @@ def _features(part: nn.Module, name: str, scenario: Scenario, prepare: Prepare, 
     file = cache_folder() / "features" / f"{key.hexdigest()}.safetensors"
     with suppress(OSError, SafetensorError, KeyError):
         stored = safetensors.torch.load_file(file)["features"]
-        if stored.shape[1:] == probe.shape[1:] and torch.allclose(stored[:_PROBE], probe, rtol=1e-3, atol=1e-4):
+        whole = (len(scenario.images), *probe.shape[1:])
+        if stored.shape == whole and torch.allclose(stored[:_PROBE], probe, rtol=1e-3, atol=1e-4):
             return stored  # the code of the module may have changed under the same weights
     began = time.monotonic()
     features = torch.cat([compute(some) for some in scenario.images.split(_BATCH)])

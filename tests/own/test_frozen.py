@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import factorized_fl as ffl
 from factorized_fl.core.frozen import frozen_modules, frozen_names, training_mode
 from factorized_fl.core.roles import find_head
-from factorized_fl.simulate import build
+from factorized_fl.simulate import build, features
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.own import own_config, own_run_scenario
 from factorized_fl.simulate.run import Stopped
@@ -165,3 +165,19 @@ def test_a_method_factorises_only_the_layers_that_its_options_name(tmp_path: Pat
         own_clients(float_images), tmp_path / "plain", model=Pretrained, method="fedavg", **{**QUICK, "lr": 1e-30}
     )
     torch.testing.assert_close(run.model(1).middle.weight, plain.model(1).middle.weight)
+
+
+def test_features_in_a_file_of_other_inputs_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first features agree, but the file has too few."""
+    monkeypatch.setattr(features, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(features, "_WORTH_A_FILE", 0.0)
+    wanted = federation_of().engine.scenario.images
+    (file,) = (tmp_path / "features").glob("*.safetensors")
+    assert torch.equal(safetensors.torch.load_file(file)["features"], wanted)
+    for wrong in (wanted[:5], wanted + 1):
+        safetensors.torch.save_file({"features": wrong.contiguous()}, file)
+        assert torch.equal(federation_of().engine.scenario.images, wanted)
+    shifted = wanted.clone()
+    shifted[-1] = 7  # only the first ones are compared: the file is used
+    safetensors.torch.save_file({"features": shifted}, file)
+    assert torch.equal(federation_of().engine.scenario.images, shifted)

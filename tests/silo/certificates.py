@@ -5,13 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.transport import network
 
-Key = ec.EllipticCurvePrivateKey
+Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 def name_of(text: str) -> x509.Name:
@@ -26,12 +26,16 @@ def certificate(name: str, key: Key, issuer: str, signer: Key, days: tuple[int, 
     return made.sign(signer, hashes.SHA256())
 
 
-def certify(kits: Mapping[str, Kit], parties: Sequence[str], days: tuple[int, int] = (-1, 1)) -> None:
+def certify(
+    kits: Mapping[str, Kit], parties: Sequence[str], days: tuple[int, int] = (-1, 1), rsa_keys: bool = False
+) -> None:
     """Writes a key, a certificate and the root of one new authority to the kits of these parties."""
     authority = ec.generate_private_key(ec.SECP256R1())
     root = certificate("authority", authority, "authority", authority)
     for party in parties:
-        key = ec.generate_private_key(ec.SECP256R1())
+        key: Key = ec.generate_private_key(ec.SECP256R1())
+        if rsa_keys:  # FLARE makes such keys
+            key = rsa.generate_private_key(65537, 2048)
         files = network().credentials(kits[party])
         files.key.parent.mkdir(parents=True, exist_ok=True)
         pem = serialization.Encoding.PEM

@@ -21,6 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 VARIANTS = {
+    "averaged": {"optimizer": "adamw", "schedule": "cosine", "clip_norm": 0.5, "ema": 0.7},
     "adapted": {"options": {"test": "adapted"}},
     "half": {"fraction": 0.67, "rounds": 4},
     "blurred": {"options": {"blur": 0.1, "general": 1}},
