@@ -36,6 +36,7 @@ CASES = [
     *SERVING,
     *("ifca half", "apfl half", "pacfl half", "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred"),
     "fedfomo open",
+    "fedavg averaged",
 ]
 CASES += ["fedavg by-images", "factorized-peers by-images", "fedavg by-rows", "factorized-fl-beta by-rows"]
 
