@@ -52,12 +52,15 @@ def tiny_set(name: str = "bars", classes: int = 3, count: int = 60, seed: int = 
 
 
 def tiny_scenario(config: Config, domains: tuple[ImageSet, ...] | None = None) -> Scenario:
+    agree = config.build_method().needs_agreeing_labels
+    if domains is None:
+        domains = (tiny_set("bars", 3, 90),) if agree else (tiny_set("bars", 3), tiny_set("lines", 5, 80, seed=1))
     return build_scenario(
-        domains or (tiny_set("bars", 3), tiny_set("lines", 5, 80, seed=1)),
+        domains,
         ((0.5,), (0.25,)),
         clients=config.clients,
         partition=config.partition,
-        permuted=config.permuted,
+        permuted=config.permuted and not agree,
         train_share=config.train_share,
         seed=config.seed,
     )

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl import __version__
-from factorized_fl.cli import classes, data, lists, model, network, new, report, runs
+from factorized_fl.cli import bench, classes, data, lists, model, network, new, report, runs
 from factorized_fl.cli.common import Interrupted, console, notes, show_warnings_as_notes
 from factorized_fl.cli.settings import SettingsCommand
 from factorized_fl.core.errors import UserError, flags_shown, is_lack_of_memory
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("run", cls=SettingsCommand)(runs.run_command)
 app.command("compare", cls=SettingsCommand)(runs.compare_command)
 app.command("demo", cls=SettingsCommand)(runs.demo_command)
+app.command("bench")(bench.bench_command)
 app.command("new")(new.new_command)
 app.command("presets")(lists.presets_command)
 app.command("methods")(lists.methods_command)

@@ -169,7 +169,7 @@ class ClientState:
 
     def send(self, ks: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
         """What some clients send after training, tensor by tensor: a name that travels and its rows, [n, ...]."""
-        if not self.shared or not ks:
+        if not (self.shared or self.expected_up) or not ks:
             return
         places = list(ks)
         for name, stacked in self.state.common.items():

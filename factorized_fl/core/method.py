@@ -20,6 +20,8 @@ class Method:
 
     name: ClassVar[str]
     card: ClassVar[Card] = Card()
+    needs_agreeing_labels: ClassVar[bool] = False  # class numbers are compared between clients
+    mixes_first: ClassVar[bool] = False  # `mix` is called before the first round as well, when nothing was received
     needs_start: ClassVar[bool] = False  # `mix` reads `Server.start`
     # The class's own `gradient` gives the same on tensors of several clients at once, [G, ...], as one by one.
     side_by_side: ClassVar[bool] = True
@@ -147,6 +149,16 @@ class Method:
     def looks_at_images(self) -> bool:
         """Whether the fingerprint describes a client's images: the model then has a buffer that is filled once."""
         return False
+
+    def look(
+        self, model: nn.Module, tensors: Tensors, images: torch.Tensor, labels: torch.Tensor, classes: int
+    ) -> torch.Tensor:
+        """The vector that describes a client's training images, given as the model receives them in tests."""
+        raise NotImplementedError(f"{self.name} has looks_at_images and no look")
+
+    def plausible(self, fingerprint: torch.Tensor) -> bool:
+        """Whether real images can have this fingerprint."""
+        return True
 
     def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The fingerprint of a client's images as it leaves the client."""

@@ -167,7 +167,8 @@ class ServerState:
 
         Preparing the same round again, for other participants, begins with the same state of the method.
         """
-        if not clients or not self.seen or not self.received.any():
+        nothing = not (self.seen or self.extra) or not (self.received.any() or self.method.mixes_first)
+        if not clients or nothing:
             return Downloads(self, clients, None)
         if round_number != self._prepared:
             self._prepared, self._before = round_number, self.state

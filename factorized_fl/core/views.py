@@ -35,12 +35,16 @@ class Phase:
 class Local:
     """What a method may use on a client: in a local step, and in the hooks before and after training.
 
-    `loss_gradient` returns the gradient of the loss at any parameters on one batch. `tensors` are all tensors of the
-    model at hand, `kept` those that the method keeps on the client between rounds. `finish` may change both in place,
-    and `receive` may change `kept`; the `tensors` of `receive` and `tested` are copies.
+    `loss_gradient` returns the gradient of the loss at any parameters on one batch. Running statistics among these are
+    used and updated in place of the model's. A third argument, a function of the classifier's inputs, returns a term
+    that is added to the loss. `tensors` are all tensors of the model at hand, `kept` those that the method keeps on the
+    client between rounds. `finish` may change both in place, and `receive` may change `kept`; the `tensors` of
+    `receive` and `tested` are copies.
+
+    `features` and `loss` look at all training images, not augmented, with the given tensors in place of the client's.
     """
 
-    loss_gradient: Callable[[Tensors, Batch], Tensors]
+    loss_gradient: Callable[..., Tensors]
     roles: Roles
     shared: frozenset[str]  # the names that travel
     start: Tensors  # the parameters that this round began with
@@ -54,6 +58,14 @@ class Local:
     lr: float = 0.0  # the learning rate
     trained: frozenset[str] = frozenset()  # the names of the parameters that training changes
     batches: Callable[[], Iterator[Batch]] = lambda: iter(())  # this round's training batches, from the first
+    classes: int = 0  # the number of the client's classes
+    last: bool = False  # whether this is the last round of the run
+    # The inputs of the classifier's last layer in evaluation mode, [n, D], and the labels, [n].
+    features: Callable[[Tensors], tuple[torch.Tensor, torch.Tensor]] = lambda tensors: (torch.empty(0), torch.empty(0))
+    # The mean loss; BatchNorm uses the statistics of each batch, so that models of other clients are judged fairly.
+    loss: Callable[[Tensors], float] = lambda tensors: 0.0
+    # Copies of these tensors, trained in some phases with a fresh optimiser: for `tested`, as its last call.
+    tune: Callable[[Tensors, Sequence[Phase]], Tensors] = lambda tensors, phases: tensors
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.core.stack import call_untied
 from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Trained
 from factorized_fl.engine import Work
+from factorized_fl.engine.looks import Penalty, features_of, head_inputs, loss_of, tuned
 from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
 from factorized_fl.engine.training import clipped
@@ -136,11 +137,16 @@ class ReferenceEngine:
             epoch_steps=max(1, self.work.batch_count(k) // (self.config.epochs * self.method.batches_per_step)),
             trained=frozenset(trainable(self._model(k))),  # tied ones once, frozen ones not at all
             batches=partial(self.batches, round_number, k),
+            classes=len(self.scenario.clients[k].classes),
+            last=round_number == self.config.rounds,
+            features=partial(features_of, self, k, clients),
+            loss=partial(loss_of, self, k, clients),
+            tune=partial(tuned, self, round_number, k, clients),
         )
 
     def _attach(
         self, k: int, tensors: Tensors, losses: list[Tensor], phase: Phase
-    ) -> tuple[Callable[[Tensors, Batch], Tensors], Tensors]:
+    ) -> tuple[Callable[..., Tensors], Tensors]:
         """A loss gradient on these tensors, and the parameters that train; each loss is noted in `losses`.
 
         The model works directly on the given tensors, so that training changes the stack. Calling it as a function of
@@ -157,14 +163,18 @@ class ReferenceEngine:
         if not parameters:
             raise UserError(f"{self.method.name} has a phase '{phase.name}' without any parameters.")
 
-        def loss_gradient(at: Tensors, batch: Batch) -> Tensors:
+        def loss_gradient(at: Tensors, batch: Batch, penalty: Penalty | None = None) -> Tensors:
             own_values = at is parameters
-            outputs = model(batch.images) if own_values else call_untied(model, at | statistics, batch.images)
+            with head_inputs(model, penalty is not None) as seen:
+                outputs = model(batch.images) if own_values else call_untied(model, statistics | at, batch.images)
             loss = self.task.loss.mean(outputs, batch.labels, weights)
             losses.append(loss.detach())
+            if penalty is not None:
+                loss = loss + penalty(seen[0])
+            of = {name: tensor for name, tensor in at.items() if name in own}
             # A network may hold parameters that it does not use: their gradient is zero.
-            gradients = torch.autograd.grad(loss, list(at.values()), allow_unused=True, materialize_grads=True)
-            return dict(zip(at, gradients, strict=True))
+            gradients = torch.autograd.grad(loss, list(of.values()), allow_unused=True, materialize_grads=True)
+            return dict(zip(of, gradients, strict=True))
 
         return loss_gradient, parameters
 

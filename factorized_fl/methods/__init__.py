@@ -10,6 +10,7 @@ from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.method import Method
 from factorized_fl.core.options import limits_of, make
 from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, RandomMatching, WithoutMu, WorstMatching
+from factorized_fl.methods.apfl import APFL
 from factorized_fl.methods.clustered_fl import ClusteredFL
 from factorized_fl.methods.ditto import Ditto
 from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
@@ -18,13 +19,18 @@ from factorized_fl.methods.fedamp import FedAMP
 from factorized_fl.methods.fedap import FedAP
 from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.methods.fedavgm import FedAvgM
+from factorized_fl.methods.fedbabu import FedBABU
 from factorized_fl.methods.fedbn import FedBN
 from factorized_fl.methods.fedcac import FedCAC
 from factorized_fl.methods.fedfomo import FedFOMO
 from factorized_fl.methods.fedper import FedPer
+from factorized_fl.methods.fedproto import FedProto
 from factorized_fl.methods.fedprox import FedProx
 from factorized_fl.methods.fedrep import FedRep
+from factorized_fl.methods.ifca import IFCA
+from factorized_fl.methods.knn_per import KNNPer
 from factorized_fl.methods.mr_mtl import MRMTL
+from factorized_fl.methods.pacfl import PACFL
 from factorized_fl.methods.peers import FactorizedPeers
 from factorized_fl.methods.per_fedavg import PerFedAvg
 from factorized_fl.methods.pfedme import PFedMe
@@ -64,6 +70,7 @@ for _method in (
     *(StandAlone, FedAvg, FedProx, ClusteredFL, PerFedAvg, FedFOMO, PFedPara, FactorizedFL, FactorizedFLBeta),
     *(FactorizedFedAvg, WithoutMu, RandomMatching, WorstMatching, MixedLayout, FactorizedPeers),
     *(FedPer, FedRep, FedBN, Ditto, MRMTL, PFedMe, FedALA, FedAMP, FedCAC, Scaffold, FedAvgM, FedAP),
+    *(FedBABU, APFL, KNNPer, IFCA, PACFL, FedProto),
 ):
     register(_method)
 INSTALLED = frozenset(METHODS)
@@ -76,6 +83,15 @@ def find_method(name: str) -> type[Method]:
             f"{unknown('method', str(name), METHODS, '`ffl methods`')} A method of your own needs `ffl --load FILE.py`."
         )
     return METHODS[name]
+
+
+def label_refusal(method: Method) -> str:
+    """A sentence for clients whose labels disagree: that the method cannot serve them, and some methods that can."""
+    can = [name for name in ("fedavg", "fedrep", "ditto", "factorized-peers") if name in METHODS]
+    return (
+        f"{method.name} compares classes by their numbers, so it cannot be used: choose {', '.join(can[:-1])} or "
+        f"{can[-1]}, or another method but {', '.join(n for n, m in METHODS.items() if m.needs_agreeing_labels)}."
+    )
 
 
 def encryptable() -> list[str]:
@@ -125,6 +141,7 @@ __all__ = [
     "Method",
     "encryptable",
     "find_method",
+    "label_refusal",
     "make_method",
     "register",
     "sentence_of",

@@ -14,7 +14,7 @@ from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role, last_body_v
 from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.cards import card_of
-from factorized_fl.methods.fingerprints import blur, likeness, make_room
+from factorized_fl.methods.fingerprints import blur, describe_images, first_layer, likeness, make_room, plausible
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import INITS, LAYOUTS, head_mu_xavier
 
@@ -140,6 +140,16 @@ class FactorizedByImages(Factorized):
     def looks_at_images(self) -> bool:
         """True: the statistics are computed once, before training."""
         return True
+
+    def look(
+        self, model: nn.Module, tensors: Tensors, images: torch.Tensor, labels: torch.Tensor, classes: int
+    ) -> torch.Tensor:
+        """The statistics of the images, as seen through the untrained first layer."""
+        return describe_images(first_layer(model.eval(), tensors, images), labels, classes)
+
+    def plausible(self, fingerprint: torch.Tensor) -> bool:
+        """Whether no log-variance is extremely large or small."""
+        return plausible(fingerprint)
 
     def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The fingerprint with noise, if `blur` is above zero."""

@@ -9,10 +9,10 @@ from factorized_fl.core.card import count_model
 from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import Dense
 from factorized_fl.core.options import option
-from factorized_fl.core.roles import RUNNING
 from factorized_fl.core.views import Cost, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedavg import FedAvg
+from factorized_fl.methods.first_order import first_order_weights
 
 
 def _count_models(method: Method, tensors: Tensors, roles: Roles) -> Cost:
@@ -50,7 +50,6 @@ class FedFOMO(FedAvg):
     fallback: str = option(
         "start", "if no candidate helps: previous start or current model", choices=("start", "current")
     )
-
     statistics: str = option(
         "sender",
         "BatchNorm statistics of a model that is tried: those of its sender, which then travel (authors' code), the "
@@ -91,7 +90,7 @@ class FedFOMO(FedAvg):
         revert = torch.zeros(count, dtype=torch.bool)
         for i in server.clients:
             tried = self.candidates(preference[i].numpy(), i, server)
-            weights = self.weigh(server, i, tried)
+            weights = first_order_weights(server, i, tried)
             downloads[i] = len(tried) - (i in tried)  # a client is not sent its own model
             if weights is None:
                 continue
@@ -119,16 +118,3 @@ class FedFOMO(FedAvg):
             pool.remove(choice)
             tried.append(int(choice))
         return tried
-
-    def weigh(self, server: Server, i: int, tried: list[int]) -> torch.Tensor | None:
-        """First-order weights of the tried models; None if the loss of the baseline is not finite."""
-        models = {name: torch.cat([server.start[name][[i]], stacked[tried]]) for name, stacked in server.stack.items()}
-        losses = torch.tensor(server.validation_losses(i, models), dtype=torch.float64)
-        if not losses[0].isfinite():
-            return None
-        square = torch.zeros(len(tried), dtype=torch.float64)
-        for stacked in (tensors for name, tensors in models.items() if not name.endswith(RUNNING)):
-            square = (stacked[1:] - stacked[0]).double()[:, None].flatten(1).square().sum(1) + square.to(stacked.device)
-        weights = (losses[0] - losses[1:]) / (square.sqrt().cpu() + 1e-5)
-        # The loss of a model that diverged is no evidence for or against it.
-        return weights.nan_to_num(0.0, 0.0, 0.0)

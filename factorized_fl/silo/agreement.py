@@ -142,7 +142,7 @@ class Kit:
 
 def read_agreement(path: Path) -> tuple[Agreement, Config]:
     """The agreement in sites.toml: the terms of the federation, and the options of a run. Imports PyTorch."""
-    from factorized_fl.methods import INSTALLED
+    from factorized_fl.methods import INSTALLED, label_refusal
 
     table = read_table(path)
     if "oracle" in table:
@@ -169,6 +169,8 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
         raise UserError(f"{path} must set {' and '.join(missing)}: all sites train the same network.")
     if config.has_own_model and (unused := [name for name in _NETWORK if name in table]):
         raise UserError(f"{path} sets {unused[0]}, which has no effect on {config.model}: leave it out.")
+    if (method := config.build_method()).needs_agreeing_labels:
+        raise UserError(f"Nothing says that sites number their classes alike. {label_refusal(method)}")
     if config.align == "true":
         raise UserError(f"{path} sets align to the true names of classes, which stay at the sites: use statistics.")
     if config.align != "off" and not config.align_classes:

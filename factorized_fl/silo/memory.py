@@ -14,7 +14,6 @@ from factorized_fl.core.outliers import capped
 from factorized_fl.core.server import Downloads, Losses, Sampling, ServerState
 from factorized_fl.core.stack import untied_state
 from factorized_fl.core.views import Cost, Tensors
-from factorized_fl.methods.fingerprints import plausible
 from factorized_fl.protect.ckks import BadCiphertext
 from factorized_fl.protect.packing import Layout
 from factorized_fl.protect.server import BlindSums
@@ -155,7 +154,8 @@ class Memory:
                 self.blind.check(update[CIPHERTEXTS], round_number)
             except BadCiphertext as error:
                 raise BadMessage(str(error)) from None
-        if self.server.sends_fingerprints and self.method.looks_at_images and not plausible(update[FINGERPRINT]):
+        method = self.method
+        if self.server.sends_fingerprints and method.looks_at_images and not method.plausible(update[FINGERPRINT]):
             raise BadMessage("its fingerprint has a variance that no images have")
 
     def keep(self, k: int, update: Tensors, sent: Tensors) -> Load:

@@ -33,7 +33,7 @@ from factorized_fl.data.scenarios import (
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Work
 from factorized_fl.engine.choice import build_engine
-from factorized_fl.methods import Method, fingerprints
+from factorized_fl.methods import Method, fingerprints, label_refusal
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory
 from factorized_fl.protect.client import Sealer
@@ -266,6 +266,8 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
         scenario = align_labels(scenario)
     if config.oracle == "centralised":
         scenario = pool_domains(scenario)
+    if method.needs_agreeing_labels and not scenario.labels_agree:
+        raise UserError(f"The clients of this scenario number their classes differently. {label_refusal(method)}")
     if config.has_own_model:
         return scenario
     pixels = scenario.images.shape[2:]
@@ -281,16 +283,15 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
 def _fingerprint_images(
     seed: int, method: Method, scenario: Scenario, models: Mapping[int, nn.Module], state: ClientStack
 ) -> None:
-    """Fills in the fingerprint of every client's training images, as seen through the untrained first layer."""
+    """Fills in the fingerprint of every client's training images."""
     for k, client in enumerate(scenario.clients):
         tensors = state.client(k)
         device = tensors[fingerprints.NAME].device
         images = model_inputs(scenario, scenario.images[client.train].to(device))
         labels = scenario.targets(k, client.train).to(device)
-        rows = fingerprints.first_layer(models[len(client.classes)].eval(), tensors, images)
+        classes = len(client.classes)
         if labels.is_floating_point():  # no classes whose means could be compared
-            found = fingerprints.describe_images(rows, torch.zeros_like(labels[:, 0], dtype=torch.int64), 1)
-        else:
-            found = fingerprints.describe_images(rows, labels, len(client.classes))
+            labels, classes = torch.zeros_like(labels[:, 0], dtype=torch.int64), 1
+        found = method.look(models[len(client.classes)], tensors, images, labels, classes)
         generator = torch_rng(seed, "fingerprint", client.draws_as(k))
         tensors[fingerprints.NAME].copy_(method.hide(found, generator))

@@ -229,7 +229,7 @@ class RankedClients(ClientState):
 
     def send(self, ks: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
         """What the clients of all ranks send, as a simulation in one process has it."""
-        if not self.shared or not ks:
+        if not (self.shared or self.expected_up) or not ks:
             return
         for name, stacked in self.state.common.items():
             if name in self.shared:

@@ -8,6 +8,7 @@ from torch.func import functional_call
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.roles import RUNNING
 from factorized_fl.methods.fedfomo import FedFOMO
+from factorized_fl.methods.first_order import first_order_weights
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import download, run_round
 from tests.methods.hand import each, no_loss, server
@@ -55,7 +56,7 @@ def test_negative_weights_are_not_in_the_row_but_in_the_preferences() -> None:
 def test_distance_is_euclidean_over_all_tensors_and_from_the_clients_own_start() -> None:
     stack = {"a": [[0.0], [4.0]], "b": [[0.0], [6.0]]}
     start = {"a": [[1.0], [9.0]], "b": [[2.0], [9.0]]}
-    weights = ALL.weigh(server(stack, start=start, loss=lambda client, t: float(10 - t["a"].sum())), 0, [1])
+    weights = first_order_weights(server(stack, start=start, loss=lambda client, t: float(10 - t["a"].sum())), 0, [1])
     assert weights is not None
     assert weights.tolist() == pytest.approx([(9 - 6) / (5 + 1e-5)], rel=1e-9)  # 3-4-5
 
@@ -324,7 +325,7 @@ def test_running_statistics_travel_only_with_statistics_of_the_sender_and_are_co
 def test_statistics_do_not_count_in_the_distance_of_models() -> None:
     stack = {"w": [[1.0], [2.0]], "norm.running_mean": [[0.0], [100.0]], "norm.running_var": [[1.0], [50.0]]}
     start = {"w": [[0.0], [0.0]], "norm.running_mean": [[0.0], [0.0]], "norm.running_var": [[1.0], [1.0]]}
-    weights = ALL.weigh(server(stack, start=start, loss=lambda client, t: float(10 - t["w"])), 0, [1])
+    weights = first_order_weights(server(stack, start=start, loss=lambda client, t: float(10 - t["w"])), 0, [1])
     assert weights is not None
     assert weights.tolist() == pytest.approx([1.0], rel=1e-4)
 

@@ -18,6 +18,7 @@ K = 5
 OPTIONS: dict[str, dict[str, Any]] = {
     "clustered-fl": {"rule": "norms", "eps1": 1e6, "eps2": 0.0, "warm_up": 0},
     "fedfomo": {"models": K, "explore": 0.0},
+    "pacfl": {"vectors": 2, "threshold": 50.0},
     "random-matching": {"others": 2},
     "worst-matching": {"others": 2},
 }

@@ -105,7 +105,18 @@ def test_methods_that_read_tensors_are_refused_with_those_that_work() -> None:
         name, _, option = entry.partition(" with ")
         options = dict([option.split("=")]) if option else {}
         tiny_config(name, protect="encrypt", options=options)
-    refused = {"fedfomo", "clustered-fl", "fedcac", "pfedme", "fedap", "fedavgm", "scaffold", "fedamp"}
+    refused = {
+        "fedfomo",
+        "clustered-fl",
+        "fedcac",
+        "pfedme",
+        "fedap",
+        "fedavgm",
+        "scaffold",
+        "fedamp",
+        "ifca",
+        "fedproto",
+    }
     assert {entry.split(" with ")[0] for entry in encryptable()} == METHODS.keys() - refused
 
 

@@ -31,11 +31,10 @@ VARIANTS = {
 }
 
 
+SERVING = [name for name, method in METHODS.items() if not method.needs_agreeing_labels]
 CASES = [
-    *METHODS,
-    "per-fedavg adapted",
-    "factorized-fl half",
-    "factorized-peers blurred",
+    *SERVING,
+    *("ifca half", "apfl half", "pacfl half", "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred"),
     "fedfomo open",
     "fedavg averaged",
 ]

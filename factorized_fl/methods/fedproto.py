@@ -1,0 +1,75 @@
+"""FedProto: clients share the means of their classes in the space of features, and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from factorized_fl.core.method import Method
+from factorized_fl.core.mixing import own_tensors
+from factorized_fl.core.options import option
+from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
+from factorized_fl.methods.cards import card_of
+
+
+def _head(model: Tensors) -> torch.Tensor:
+    """The weight of the classifier's last layer, [C, D]."""
+    return [tensor for tensor in model.values() if tensor.dim() == 2][-1]
+
+
+def _count_prototypes(method: Method, tensors: Tensors, roles: Roles) -> Cost:
+    """One prototype of each class, each way."""
+    return Cost(_head(tensors).numel(), _head(tensors).numel())
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Clients share class prototypes, and pull the features of their images towards the global ones.
+
+    A prototype is the mean of the classifier's inputs over the training images of a class. The global prototype is the
+    plain mean over the clients that have the class, as in the authors' code. The local objective is the loss + pull x
+    the mean squared difference of features from the prototypes of their classes. Clients classify with their own model.
+    """
+
+    name = "fedproto"
+    card = card_of("fedproto", cost=_count_prototypes)
+    needs_agreeing_labels = True
+
+    pull: float = option(1.0, "lambda: weight of the distance to the global prototypes", low=0)
+
+    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+        """The prototypes, and the number of images of each class."""
+        head = _head(model)
+        return {"prototypes": head, "counts": head[:, 0]}
+
+    def extra_down(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+        """The global prototypes, and whether any client has the class."""
+        head = _head(model)
+        return {"prototypes": head, "known": head[:, 0]}
+
+    def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
+        """The gradient of the loss and of the distance to the prototypes; a class without one is not pulled."""
+        labels = batches[0].labels
+        towards, known = local.extra["prototypes"][labels], local.extra["known"][labels]
+
+        def distance(features: torch.Tensor) -> torch.Tensor:
+            return self.pull * ((features - towards).square().mean(1) * known).mean()
+
+        return local.loss_gradient(parameters, batches[0], distance)
+
+    def finish(self, local: Local) -> Tensors:
+        """The means of this client's classes."""
+        features, labels = local.features({})
+        counts = torch.bincount(labels, minlength=local.classes).to(features)
+        sums = torch.zeros(local.classes, features.shape[1]).to(features).index_add_(0, labels, features)
+        return {"prototypes": sums / counts.clamp_min(1)[:, None], "counts": counts}
+
+    def mix(self, server: Server) -> Mixing:
+        """The mean prototypes; models stay at home."""
+        has = (server.extra["counts"] > 0) & server.received.to(server.extra["counts"].device)[:, None]
+        count = has.sum(0)
+        means = (server.extra["prototypes"] * has[..., None]).sum(0) / count.clamp_min(1)[:, None]
+        return Mixing(
+            own_tensors(len(server.sizes)),
+            extra={"prototypes": means[None], "known": (count > 0).to(means)[None]},
+        )
