@@ -107,6 +107,7 @@ def test_bytes_of_a_real_round_are_those_of_the_encoded_payload(method: str) -> 
         vector = federation.method.fingerprint(tensors, federation.roles)
         if payload and vector is not None and not federation.method.fingerprint_is_shared:
             payload["fingerprint"] = vector
+        payload |= {EXTRA + name: tensor for name, tensor in federation.clients.outbox[record["client"]].items()}
         assert record["up_bytes"] == (len(encode(payload)) if payload else 0)
 
 

@@ -16,7 +16,6 @@ from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.export.export import export_client
 from factorized_fl.export.package import load_network, read_package
 from factorized_fl.methods import METHODS
-from factorized_fl.methods.loading import load_methods
 from factorized_fl.nn.models import MODELS, Head, Scale, SmallCNN
 from factorized_fl.silo.site import Site
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
@@ -255,20 +254,9 @@ class StopAfter:
             raise Stopped
 
 
-@pytest.fixture
-def fedala() -> Any:
-    """FedALA, which computes gradients before training."""
-    before = dict(METHODS)
-    load_methods(Path(__file__).parents[1] / "methods" / "interface" / "fedala.py")
-    yield
-    METHODS.clear()
-    METHODS.update(before)
-
-
 DROPPING = [("fedavg", {}), ("per-fedavg", {"test": "adapted"}), ("fedala", {}), ("factorized-fl", {})]
 
 
-@pytest.mark.usefixtures("fedala")
 @pytest.mark.parametrize(("method", "options"), DROPPING, ids=[method for method, _ in DROPPING])
 def test_a_model_with_dropout_resumes_bit_for_bit(
     method: str, options: dict[str, Any], use: Use, images: Path, tmp_path: Path
@@ -286,7 +274,6 @@ def test_a_model_with_dropout_resumes_bit_for_bit(
             assert (out / name).read_bytes() == (wanted / name).read_bytes(), name
 
 
-@pytest.mark.usefixtures("fedala")
 @pytest.mark.parametrize(("method", "options"), DROPPING, ids=[method for method, _ in DROPPING])
 def test_the_order_of_clients_does_not_change_what_dropout_draws(
     method: str, options: dict[str, Any], use: Use
@@ -321,7 +308,6 @@ def test_dropout_differs_between_clients_rounds_and_seeds(use: Use, monkeypatch:
     assert len({tuple(values.tolist()) for values in drawn}) == len(drawn)
 
 
-@pytest.mark.usefixtures("fedala")
 @pytest.mark.parametrize("method", ["fedavg", "fedala"])
 def test_dropout_between_sites_equals_one_process(method: str, use: Use, tmp_path: Path) -> None:
     use(Dropping)

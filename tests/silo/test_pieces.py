@@ -52,7 +52,8 @@ class Echo:
         return Message("hello", ID, {"train": 5, "agreement": ""})
 
     def ask(self, request: Message, meanwhile: object) -> Message:
-        return Message("answer", ID, {"request": request.fields["request"], "result": "trained"}, request.payload)
+        fields = {"request": request.fields["request"], "result": "trained", "round": 1}
+        return Message("answer", ID, fields, request.payload)
 
     def close(self) -> None: ...
 
@@ -71,9 +72,17 @@ def exchange_once(tmp_path: Path, size: int, speed: float, monkeypatch: pytest.M
     box.post({"aster": Message("round", ID, {"request": "round-1", "round": 1}, payload)})
     party = Agent(kit, Journal(kit), line)
     party.courier.clock = lambda: line.now
-    thread = threading.Thread(target=party.work, daemon=True)
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            party.work()
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    answers = box.collect({"aster"}, 1, 1e9, threading.Event())
+    answers = box.collect({"aster"}, 1, 1e9, ended)
     box.end()
     thread.join(20)
     assert not thread.is_alive()
