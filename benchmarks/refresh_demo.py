@@ -2,7 +2,7 @@
 
     python -m benchmarks.refresh_demo [--work FOLDER]
 
-Runs `ffl demo`, all methods with three seeds, and three methods without recalibration: some minutes on one core.
+Runs `ffl demo`, and three methods with and without recalibration: some minutes on one core.
 Writes results/demo/*.json, docs/demo.png, docs/report-*.png, and the tables between the lines
 `<!-- demo ...: written ... -->` and `<!-- end of demo -->` of README.md and docs/fingerprints.md. A call that was
 interrupted continues with the same folder.
@@ -20,9 +20,7 @@ from factorized_fl.api import COMPARISON, compare
 from factorized_fl.methods import METHODS
 from factorized_fl.presets import DEMO_METHODS
 from factorized_fl.report.tables import HEADINGS, comparison_cells
-from factorized_fl.results.comparison import Comparison, compare_methods, comparison_json, run_folder
-from factorized_fl.results.reading import read_run
-from factorized_fl.results.references import find_control
+from factorized_fl.results.comparison import Comparison, comparison_json
 
 RESULTS = Path("results/demo")
 SEEDS = (1, 2, 3)
@@ -36,12 +34,9 @@ def main() -> None:
     work = parser.parse_args().work
     RESULTS.mkdir(parents=True, exist_ok=True)
     demo = compare("demo", DEMO_METHODS, SEEDS, work / "demo", resume=True)
-    others = [name for name in METHODS if name != "factorized-peers"]
-    compare("demo", [*others, "factorized-peers"], SEEDS, work / "all", resume=True)
+    peers = compare("demo", OURS, SEEDS, work / "peers", resume=True)
     plain = compare("demo", OURS, SEEDS, work / "plain", resume=True, recalibrate=False)
-    every = rows_of(work / "all", others)
-    peers = rows_of(work / "all", OURS)
-    for name, rows in (("all-methods", every), ("peers", peers), ("plain", plain)):
+    for name, rows in (("peers", peers), ("plain", plain)):
         (RESULTS / f"{name}.json").write_bytes(comparison_json(rows))
     shutil.copy(work / "demo" / COMPARISON, RESULTS / COMPARISON)
     draw_demo(work / "demo", Path("docs/demo.png"))
@@ -49,14 +44,6 @@ def main() -> None:
     replace_table(Path("README.md"), "demo", {"": demo})
     both = {"": peers, "without recalibration": plain}
     replace_table(Path("docs/fingerprints.md"), "demo, three seeds", both)
-
-
-def rows_of(folder: Path, methods: Sequence[str]) -> list[Comparison]:
-    """The rows that a comparison of these methods alone would have."""
-    paths = {method: [folder / run_folder(method, seed) for seed in SEEDS] for method in methods}
-    runs = {method: [read_run(path, strict=True) for path in of] for method, of in paths.items()}
-    controls = {method: list(filter(None, (find_control(run, []) for run in of))) for method, of in runs.items()}
-    return compare_methods(runs, controls)
 
 
 def replace_table(page: Path, name: str, groups: Mapping[str, Sequence[Comparison]]) -> None:

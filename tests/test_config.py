@@ -64,14 +64,15 @@ def test_paper_setting() -> None:
     assert (config.lr, config.momentum, config.weight_decay) == (1e-3, 0.9, 1e-6)
     assert (config.partition, config.alpha, config.permuted, config.model) == ("dirichlet", 0.5, True, "resnet9")
     matching = {"tau": 0.0, "epsilon": 20.0, "minimum": 1, "sparsity": 5e-4, "l1": True, "penalty": "step"}
+    parts = {"init": "xavier", "include": (), "keep_dense": ()}
     faithful = {"layout": "taps", "prune": "test", "head": "share", "head_mu": "zero", "sequential": False}
     fingerprint = {"match": "v", "blur": 0.0, "clip": 10.0}
-    assert config.options == matching | faithful | fingerprint
+    assert config.options == matching | faithful | fingerprint | parts
     released = configure("cifar100-domains-released", "factorized-fl")
     assert released.rounds == 100
     matching = {"tau": 0.95, "epsilon": 20.0, "minimum": 4, "sparsity": 5e-4, "l1": False, "penalty": "step"}
     departures = {"layout": "released", "prune": "test", "head": "reset", "head_mu": "xavier", "sequential": True}
-    assert released.options == matching | departures | fingerprint
+    assert released.options == matching | departures | fingerprint | parts
 
 
 def test_settings_go_to_the_run_or_to_the_method() -> None:

@@ -29,7 +29,7 @@ from factorized_fl.silo.checksum import digest_of
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
-from factorized_fl.silo.operator_requests import carry_out, remember_aside, revoke
+from factorized_fl.silo.operator_requests import carry_out, heed_revocations, save_quarantine
 from factorized_fl.silo.overview import seconds_left, site_rows
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.questions import ask_losses, ask_tests
@@ -91,7 +91,7 @@ class Coordinator:
             done = self._rounds_done()
             if (aside := control.recall_aside(self.kit)) is not None:
                 self.memory.trust_all_but(aside)
-            revoke(self)
+            heed_revocations(self)
             if done:
                 self.log(f"going on after round {done}")
             environment = describe_environment(self.config.seed, "cpu")
@@ -274,7 +274,7 @@ class Coordinator:
                 self.refused[k] = self.refused.get(k, 0) + 1
                 if self.refused[k] >= MOST_REFUSED:
                     self.memory.set_aside(k)
-                    remember_aside(self)
+                    save_quarantine(self)
                     self.say(
                         k, f"set aside after {MOST_REFUSED} refused rounds; `ffl federation readmit` asks it again"
                     )
@@ -324,7 +324,7 @@ class Coordinator:
         aside = self.memory.strike(k)
         self.say(k, f"dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
         if aside:
-            remember_aside(self)
+            save_quarantine(self)
             self.say(k, "set aside; `ffl federation readmit` lets it in again")
 
     def farewell(self, seconds: float) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from factorized_fl.silo.coordinator import Coordinator
 
 
-def revoke(coordinator: "Coordinator") -> bool:
+def heed_revocations(coordinator: "Coordinator") -> bool:
     """Sets aside what the authority revoked; returns whether the download must be computed again."""
     notice = read_notice(coordinator.kit)
     revoked = set(notice.revoked) - coordinator.mailbox.revoked if notice else set()
@@ -18,13 +18,13 @@ def revoke(coordinator: "Coordinator") -> bool:
         coordinator.say(k, "revoked by the authority; it gets nothing more, and its tensors are sent to no site")
     if revoked:
         coordinator.mailbox.revoke(revoked)
-        remember_aside(coordinator)
+        save_quarantine(coordinator)
     return bool(revoked)
 
 
 def carry_out(coordinator: "Coordinator") -> bool:
     """Carries out the operator's requests; returns whether the download must be computed again."""
-    revoked = revoke(coordinator)
+    revoked = heed_revocations(coordinator)
     wishes = control.take(coordinator.kit)
     if wishes is None:
         coordinator.log(f"{control.CONTROL} cannot be read and is ignored: ask again with `ffl federation`")
@@ -43,12 +43,12 @@ def carry_out(coordinator: "Coordinator") -> bool:
         coordinator.memory.set_aside(k)
         coordinator.say(k, "excluded by the operator; its tensors are no longer sent to any site")
     if wishes:
-        remember_aside(coordinator)
+        save_quarantine(coordinator)
         control.done(coordinator.kit)
     return bool(excluded) or revoked
 
 
-def remember_aside(coordinator: "Coordinator") -> None:
+def save_quarantine(coordinator: "Coordinator") -> None:
     """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""
     control.remember_aside(
         coordinator.kit, [site for k, site in enumerate(coordinator.sites) if coordinator.memory.aside[k]]

@@ -98,5 +98,5 @@ def test_waits_for_a_run_that_has_not_begun(tmp_path: Path) -> None:
 def test_what_is_not_there_or_taken_is_one_sentence(tmp_path: Path, server: PageServer) -> None:
     with pytest.raises(UserError, match="does not exist"):
         page_server(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="choose another --port"):
+    with pytest.raises(UserError, match="choose another port="):
         page_server(tmp_path, server.server_port)

@@ -22,7 +22,9 @@ def copy(federation) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_with_different_numbers_of_classes(method: str) -> None:
-    federation = tiny_federation(method, rounds=6, epochs=3)
+    # SCAFFOLD computes its control variates from the number of steps and the rate, which momentum would change.
+    own = {"momentum": 0.0, "lr": 0.2} if method == "scaffold" else {}
+    federation = tiny_federation(method, rounds=6, epochs=3, **own)
     for round_number in range(1, 7):
         records, _ = run_round(federation, round_number)
     assert len(records) == 4
@@ -39,7 +41,9 @@ def test_mixing_changes_only_tensors_that_travel(method: str) -> None:
     after = federation.tensors
     for name, tensor in before.items():
         bare = name.split("/", 2)[-1]
-        if not (name.startswith("state/") and bare in federation.shared):
+        # A hook on the download may change what the client keeps, and `mix` the memory of the method at the server.
+        kept = name.startswith("kept/") and federation.method.receives
+        if not kept and not name.startswith("method") and not (name.startswith("state/") and bare in federation.shared):
             assert torch.equal(tensor, after[name]), name
 
 
@@ -47,7 +51,8 @@ def test_mixing_changes_only_tensors_that_travel(method: str) -> None:
 def test_classifier_and_statistics_never_travel_when_labels_differ(method: str) -> None:
     federation = tiny_federation(method)
     assert not any(federation.roles[name].head for name in federation.shared)
-    assert not any(federation.roles[name].kind == "stat" for name in federation.shared)
+    if not federation.method.sends_statistics:  # FedFOMO tries models with the statistics of their senders
+        assert not any(federation.roles[name].kind == "stat" for name in federation.shared)
 
 
 def test_classifier_travels_when_labels_agree() -> None:

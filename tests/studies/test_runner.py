@@ -28,7 +28,7 @@ def kept(folder: Path) -> dict[str, dict]:
     paths = sorted((folder / "results").rglob("*.json"))
     records = {path.name: json.loads(path.read_text()) for path in paths}
     for record in records.values():
-        del record["seconds"]
+        del record["seconds"], record["environment"]["date"]
     return records
 
 
