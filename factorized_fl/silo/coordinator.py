@@ -30,7 +30,7 @@ from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.operator_requests import carry_out, heed_revocations, save_quarantine
-from factorized_fl.silo.overview import seconds_left, site_rows
+from factorized_fl.silo.overview import seconds_left, site_rows, what_helps
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.questions import ask_losses, ask_tests
 from factorized_fl.silo.relay import SecretRelay
@@ -237,7 +237,7 @@ class Coordinator:
             if self.relay is not None:
                 ask = {site: k for site, k in ask.items() if site in self.relay.marks}
             if len(ask) + len(self.good) < enough:
-                self.tell(self._what_helps(enough))
+                self.tell(what_helps([self.sites[k] for k in sorted(self.declined)], enough))
                 self.stop.wait(0.5)
                 continue
             self.tell("waiting for answers")
@@ -288,13 +288,6 @@ class Coordinator:
                 self.others[self.sites[k]] = 0.0
         except BadMessage as error:
             self.strike(k, str(error))
-
-    def _what_helps(self, enough: int) -> str:
-        """Why the round does not go on, and what the operator can do."""
-        if not self.declined:
-            return f"waiting: a quorum of {enough} needs a site readmitted"
-        names = ", ".join(self.sites[k] for k in sorted(self.declined))
-        return f"waiting: {names} refused this round: exclude the site that spoiled it, or readmit {names} to ask again"
 
     def _request(self, k: int) -> Message:
         tensors, mixing = self.sent.get(k), self.mixing

@@ -36,3 +36,11 @@ def site_rows(
 def seconds_left(timing: Sequence[Record], rounds: int) -> float | None:
     """Returns the seconds for so many rounds, at the average of those that are done; None before the first."""
     return rounds * sum(line["seconds"] for line in timing) / len(timing) if timing else None
+
+
+def what_helps(declined: Sequence[str], enough: int) -> str:
+    """Why a round does not progress and what the operator can do; `declined` are the sites that refused it."""
+    if not declined:
+        return f"waiting: a quorum of {enough} needs a site readmitted"
+    names = ", ".join(declined)
+    return f"waiting: {names} refused this round: exclude the site that spoiled it, or readmit {names} to ask again"
