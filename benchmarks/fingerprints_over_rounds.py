@@ -18,8 +18,8 @@ import torch
 from fingerprints import nearest, standardised
 
 from factorized_fl.api import configure, run
-from factorized_fl.config import parse_setting
 from factorized_fl.core.mixing import cosine
+from factorized_fl.core.toml_text import parse_setting
 from factorized_fl.nn import last_body_v
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.simulate.build import Federation

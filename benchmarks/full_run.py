@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from factorized_fl.api import configure, run
-from factorized_fl.config import parse_setting
+from factorized_fl.core.toml_text import parse_setting
 from factorized_fl.results.environment import describe_environment
 
 

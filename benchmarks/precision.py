@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from factorized_fl.api import configure
-from factorized_fl.config import Config, from_table, parse_setting
+from factorized_fl.config import Config, from_table
+from factorized_fl.core.toml_text import parse_setting
 from studies.paper.table import Run, read_run
 
 LAST = 10

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import factorized_fl
 from factorized_fl.cli import app
-from factorized_fl.config import to_toml_value
+from factorized_fl.core.toml_text import to_toml_value
 from factorized_fl.report.available import method_records, run_options
 
 

@@ -30,10 +30,11 @@ from factorized_fl.results.comparison import (
 )
 from factorized_fl.results.effect import CONTROL
 from factorized_fl.results.entries import check_configs, check_settings, parse_entry, plan_runs
-from factorized_fl.results.reading import RunFiles, method_title, read_run
+from factorized_fl.results.reading import RunFiles, read_run
 from factorized_fl.results.references import different_images
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import FEDERATION
+from factorized_fl.results.words import method_title
 from factorized_fl.sections import flatten, is_nested
 from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.own_part import site_scenario

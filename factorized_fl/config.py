@@ -4,7 +4,6 @@ The methods are imported when a configuration is made, so `ffl --help` and `ffl 
 """
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -234,13 +233,6 @@ class Config:
         return tomli_w.dumps({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
 
-def to_toml_value(value: Any) -> str:
-    """A value as TOML on one line, as in ``--set key=value``; tomli_w breaks lists over several lines."""
-    # JSON is TOML for all values of options, if every character except DEL is written as it is.
-    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")
-
-
 def from_table(table: Mapping[str, Any]) -> Config:
     """The configuration of a parsed TOML table; raises a UserError for a name or a value that does not exist."""
     as_table(table.get("options", {}), "options")
@@ -270,19 +262,6 @@ def read_table(path: Path) -> dict[str, Any]:
         raise UserError(f"There is no configuration file '{path}'.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"Cannot read the configuration '{path}': {error}.") from None
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """The name and the value of ``key=value``; the value is parsed as TOML, and is a word if it is not TOML."""
-    key, separator, value = text.partition("=")
-    if not separator or not key.strip():
-        raise UserError(f"'{text}' is not a setting: write key=value, for example rounds=10.")
-    if "\n" in value:
-        raise UserError(f"{text!r} has more than one line: give each setting its own --set.")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
 
 
 def _unknown_setting(method: str, key: str, known: set[str]) -> UserError:

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorized_fl.api import configure, run
-from factorized_fl.config import Config, from_table, parse_setting, read_table, resolve
+from factorized_fl.config import Config, from_table, read_table, resolve
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.options import option
+from factorized_fl.core.toml_text import parse_setting
 from factorized_fl.methods import METHODS, Card, Method, register
 from factorized_fl.methods.stand_alone import StandAlone
 from factorized_fl.presets import PRESETS, preset_values

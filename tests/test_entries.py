@@ -14,8 +14,8 @@ from factorized_fl.report import progress
 from factorized_fl.report.progress import ComparisonObserver, ProgressObserver
 from factorized_fl.results.comparison import run_folder
 from factorized_fl.results.entries import parse_entry, split_entries
-from factorized_fl.results.reading import method_title
 from factorized_fl.results.rundir import RunDirectory
+from factorized_fl.results.words import method_title
 from tests.test_cli import ffl
 from tests.tiny import tiny_federation, write_config
 

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from factorized_fl.config import parse_setting
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.toml_text import parse_setting
 
 
 class _PlainConsole(Console):

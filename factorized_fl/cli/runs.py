@@ -79,8 +79,8 @@ def run_command(
     from factorized_fl.report.progress import ProgressObserver
     from factorized_fl.report.tables import result_table
     from factorized_fl.report.tensorboard import TensorBoardObserver
-    from factorized_fl.results.reading import divergence_line, method_title
     from factorized_fl.results.schema import diverged
+    from factorized_fl.results.words import divergence_line, method_title
 
     config = api.configure(preset, method, **parse_settings(settings))
     out, to = out or api.default_directory(config), notes if as_json else console

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
-from factorized_fl.config import Config, to_toml_value
+from factorized_fl.config import Config
 from factorized_fl.core.options import Limits, limits_of
+from factorized_fl.core.toml_text import to_toml_value
 from factorized_fl.presets import PRESETS, preset_values
 from factorized_fl.report.listing import NamedTable, described_names
 from factorized_fl.results.schema import Record

@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorized_fl.config import Config, from_table, parse_setting, resolve, to_toml_value, upgrade
+from factorized_fl.config import Config, from_table, resolve, upgrade
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.toml_text import parse_setting, to_toml_value
 from factorized_fl.data.clients import OWN
 from factorized_fl.methods import INSTALLED, METHODS
 from factorized_fl.presets import PRESETS, find_preset

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from factorized_fl.data.local_images import Inspection
 from factorized_fl.results.comparison import Comparison, comparison_json
-from factorized_fl.results.reading import method_title
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import Record
+from factorized_fl.results.words import method_title
 
 
 def run_document(directory: RunDirectory, page: Path | None) -> Record:

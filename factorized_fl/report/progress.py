@@ -14,8 +14,8 @@ from factorized_fl.config import Config
 from factorized_fl.core.server import Sampling
 from factorized_fl.data.images import counting
 from factorized_fl.report.tables import format_bytes, model_line, scenario_table
-from factorized_fl.results.reading import method_title
 from factorized_fl.results.schema import Record
+from factorized_fl.results.words import method_title
 
 if TYPE_CHECKING:
     from factorized_fl.simulate.build import Federation

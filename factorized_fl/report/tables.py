@@ -11,9 +11,9 @@ from factorized_fl.data.scenarios import Scenario
 from factorized_fl.report.listing import NamedTable
 from factorized_fl.results.comparison import Comparison, difference_banner
 from factorized_fl.results.effect import Effect
-from factorized_fl.results.reading import divergence_line, method_title
 from factorized_fl.results.schema import Record, inactivity_line
 from factorized_fl.results.statistic import Word
+from factorized_fl.results.words import divergence_line, method_title
 
 HEADINGS = ("accuracy", "± seeds", "over its control", "helped", "harmed", "over Stand-Alone", "up", "down")
 _NAMED: tuple[Word, Word] = ("helped", "harmed")

@@ -8,14 +8,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from factorized_fl.config import to_toml_value
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.toml_text import to_toml_value
 from factorized_fl.methods import METHODS
 from factorized_fl.results.control import BASELINE
 from factorized_fl.results.effect import CONTROL, Effect, effect_of, measure_effect
-from factorized_fl.results.reading import RunFiles, method_title
+from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.references import DATA_SETTINGS, find_control
 from factorized_fl.results.schema import SUMMARY, inactive
+from factorized_fl.results.words import method_title
 
 # -- rows
 

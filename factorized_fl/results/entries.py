@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from factorized_fl.config import Config, parse_setting, to_toml_value
+from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.toml_text import parse_setting, to_toml_value
 from factorized_fl.results.comparison import run_folder
 from factorized_fl.results.control import control_of
 from factorized_fl.results.effect import CONTROL

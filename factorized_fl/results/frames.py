@@ -4,9 +4,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.results.reading import method_title
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.results.schema import score_of
+from factorized_fl.results.words import method_title
 
 if TYPE_CHECKING:
     import pandas

@@ -6,7 +6,7 @@ reader returns whatever can be read and keeps a note of whatever cannot.
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from factorized_fl.config import read_table, upgrade
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import dense, weights_from
-from factorized_fl.methods import METHODS
 from factorized_fl.results import schema
 from factorized_fl.results.schema import ClientEntry, FinalResult, MetricsLine, Record, Summary, as_record
+from factorized_fl.results.words import divergence_line, method_title
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
@@ -291,18 +291,6 @@ def _notes_on(run: RunFiles) -> list[str]:
     if lost := [record["client"] for record in run.final if record["diverged"]]:
         notes.append(divergence_line(lost))
     return notes
-
-
-def divergence_line(clients: Iterable[int]) -> str:
-    """Return a sentence that names clients, numbered from 0, whose training diverged."""
-    return f"Training diverged for client {', '.join(str(k + 1) for k in clients)}: a smaller lr may help."
-
-
-def method_title(name: str) -> str:
-    """Return a method's full name, with an entry's own settings; the name itself for a method that is not loaded."""
-    method, _, own = name.partition(":")
-    title = METHODS[method].card.title if method in METHODS else method
-    return f"{title} ({own.replace(':', ', ')})" if own else title
 
 
 def check_folder(path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from factorized_fl import api
-from factorized_fl.config import Config, parse_setting
+from factorized_fl.config import Config
 from factorized_fl.core.options import option
+from factorized_fl.core.toml_text import parse_setting
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.stand_alone import StandAlone
 from factorized_fl.presets import PRESETS
