@@ -36,7 +36,7 @@ class Layout:
         return flat.reshape(self.ciphertexts, ROOM)
 
     def unpack(self, numbers: np.ndarray) -> Tensors:
-        """The tensors whose numbers these are."""
+        """The tensors that a packed vector of numbers holds."""
         parts = torch.from_numpy(numbers.reshape(-1)[: sum(self.sizes.values())]).split(list(self.sizes.values()))
         places = zip(parts, self.like.items(), strict=True)
         return {name: part.reshape(shape).to(dtype) for part, (name, (shape, dtype)) in places}

@@ -61,7 +61,7 @@ class Federation:
     server: ServerState | SeparateServers
     engine: Engine
     sealer: Sealer | None = None  # encrypts what the clients send, and decrypts what they receive
-    frozen: str = ""  # a digest of the part of the network that nobody trains
+    frozen: str = ""  # a digest of the frozen part of the network
     last_round: int = 0  # a callback may end a run early; 0: as configured
 
     def __post_init__(self) -> None:
