@@ -4,8 +4,9 @@
 
 Simulated tests: each client has a seed deviation of its own, a part of which all clients share, and images have a
 difficulty that both runs see. Real tests: two controls of the same small federation, which differ in the seed of
-weights and batches only, so that no client has any true difference. Three seeds each. A part whose number is 0 stays
-as the file has it.
+weights and batches only, so that no client has any true difference; for the power, 5% of each client's test images,
+drawn among those that the first control has wrong, count as right. Three seeds each. A part whose number is 0 stays as
+the file has it. Finished real tests are kept in the folder `--work` and are not run again.
 """
 
 import argparse
@@ -13,12 +14,15 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load, save
 
 from factorized_fl.api import configure
+from factorized_fl.core.files import write_atomically
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.results.statistic import Paired, PairedTest, compare_paired
 from factorized_fl.simulate.build import build_federation, build_scenario_of
@@ -82,14 +86,33 @@ def graded(partition_seed: int, seed: int) -> tuple[list[np.ndarray], list[np.nd
     return [kept[k] for k in sorted(kept)], [client.test.numpy() for client in federation.scenario.clients]
 
 
-def real(index: int) -> list[PairedTest]:
-    """Return the tests of one real comparison without an effect."""
+def graded_pairs(index: int, work: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return, for each seed, what two controls classify right, [2, clients, images], and the images, [clients, images].
+
+    They are read from the folder where it has them, and written to it otherwise.
+    """
+    pairs = []
+    for number in range(1 + index * SEEDS, 1 + (index + 1) * SEEDS):
+        file = work / f"{number}.safetensors"
+        if not file.exists():
+            (one, images), (other, _) = graded(number, number), graded(number, 1_000_000 + number)
+            found = {"right": np.stack([one, other]).astype(np.uint8), "images": np.stack(images)}
+            write_atomically(file, save(found))
+        kept = load(file.read_bytes())
+        pairs.append((kept["right"].astype(bool), kept["images"]))
+    return pairs
+
+
+def real(index: int, work: Path, gain: float = 0.0) -> list[PairedTest]:
+    """Return the tests of one real comparison; `gain` is the share of images that the first run gets right besides."""
+    rng = numpy_rng(1, "verdict", "real", index)
     tests = []
-    for seed in range(SEEDS):
-        number = 1 + index * SEEDS + seed
-        (one, images), (other, _) = graded(number, number), graded(number, 1_000_000 + number)
-        for k, (a, b, positions) in enumerate(zip(one, other, images, strict=True)):
-            tests.append(PairedTest(k, seed, a.astype(np.int8) - b.astype(np.int8), positions))
+    for seed, (right, images) in enumerate(graded_pairs(index, work)):
+        for k, positions in enumerate(images):
+            ours, theirs = right[0, k].copy(), right[1, k]
+            wrong = np.flatnonzero(~ours)
+            ours[rng.permutation(wrong)[: round(gain * len(ours))]] = True
+            tests.append(PairedTest(k, seed, ours.astype(np.int8) - theirs.astype(np.int8), positions))
     return tests
 
 
@@ -127,6 +150,7 @@ def main() -> None:
     parser.add_argument("--comparisons", type=int, default=600)
     parser.add_argument("--real", type=int, default=200)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=Path("runs/verdict-real"), help="finished real tests")
     parser.add_argument("--out", type=Path, default=Path("results/verdict/calibration.json"))
     given = parser.parse_args()
     written = {"seeds": SEEDS, "true gain": GAIN, "simulated": {}, "real": {}}
@@ -138,9 +162,15 @@ def main() -> None:
         written["simulated"][name] = {"without an effect": rates(nothing), "with the gain": power(gained)}
         print(name, json.dumps(written["simulated"][name]), flush=True)
     if given.real:
+        given.work.mkdir(parents=True, exist_ok=True)
         with ProcessPoolExecutor(given.processes) as pool:
-            found = [compare_paired(tests) for tests in pool.map(real, range(given.real))]
-        written["real"] = {"without an effect": rates([one for one in found if one is not None])}
+            for at, _ in enumerate(pool.map(partial(graded_pairs, work=given.work), range(given.real))):
+                print(f"{at + 1} of {given.real} real comparisons", end="\r", flush=True)
+        nothing, gained = (
+            [one for index in range(given.real) if (one := compare_paired(real(index, given.work, gain))) is not None]
+            for gain in (0.0, GAIN)
+        )
+        written["real"] = {"without an effect": rates(nothing), "with the gain": power(gained)}
         print("real", json.dumps(written["real"]), flush=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(written, indent=2) + "\n")

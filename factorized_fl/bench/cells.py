@@ -9,11 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from factorized_fl.api import configure, run
 from factorized_fl.config import Config, from_table, read_table
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.files import plain_errors, write_atomically
+from factorized_fl.results.effect import Tested
 from factorized_fl.results.entries import parse_entry
+from factorized_fl.results.right import pack_graded, read_graded, unpack_graded
+from factorized_fl.results.schema import clean_summary, numbered_from_0, numbered_from_1
 
 Record = dict[str, Any]
 SEEDS = (1, 2, 3)
@@ -113,6 +118,9 @@ def _run_cell(cell: Cell, results: Path, work: Path, data: Path | None) -> str:
     except UserError as error:
         return str(error)
     assert summary is not None
+    path = cell.path(results)
+    with plain_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "suite": cell.suite,
         "entry": cell.entry,
@@ -120,24 +128,43 @@ def _run_cell(cell: Cell, results: Path, work: Path, data: Path | None) -> str:
         "commit": environment.get("commit"),
         "machine": {name: value for name, value in environment.items() if name != "commit"},
         "configuration": json.loads(json.dumps(asdict(cell.config))),
-        "summary": summary,
+        "summary": summary | {"clients": [numbered_from_1(client) for client in summary["clients"]]},
+        "right": pack_graded(read_graded(directory.path, []), path.parent),
         "domains": [client["domain"] for client in directory.clients()],
         "seconds": round(sum(line["seconds"] for line in directory.timing()), 1),
     }
-    path = cell.path(results)
-    with plain_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
     return "done"
 
 
 def read_cell(path: Path, config: Config | None = None) -> Record:
-    """Return the result in a file; raise UserError if it cannot be read or, given one, is of another configuration."""
+    """Return the result in a file, with clients counted from 0 and unpacked bits in `right`.
+
+    Raise UserError if it cannot be read or, given a configuration, is of another one.
+    """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         same = config is None or from_table(record["configuration"]) == config
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        clients = [numbered_from_0(client) for client in record["summary"]["clients"]]
+        right = unpack_graded(record.get("right", []), path.parent)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(f"The result '{path}' cannot be read ({error}): remove it to run it again.") from None
     if not same:
         raise UserError(f"The result '{path}' is of another configuration: remove it, or choose another --out.")
-    return dict(record)
+    return {**record, "summary": {**record["summary"], "clients": clients}, "right": right}
+
+
+def tests_of(record: Record) -> Tested:
+    """Return the final tests of a result.
+
+    A run on pooled images has one client for each domain, which stands for all clients of the domain.
+    """
+    final, right = clean_summary(record["summary"])["clients"], record.get("right", {})
+    config = record["configuration"]
+    if config["oracle"] == "centralised":
+        share, rest = divmod(config["clients"], len(final))
+        counts = config["clients_per_domain"] or [share + (at < rest) for at in range(len(final))]
+        spread = [one for one, count in zip(final, counts, strict=True) for _ in range(count)]
+        final = [{**one, "client": k} for k, one in enumerate(spread)]
+        right = {k: right[one["client"]] for k, one in enumerate(spread) if one["client"] in right}
+    return Tested(record["seed"], final, right)

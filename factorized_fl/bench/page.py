@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from factorized_fl.bench.cells import Record, read_cell
-from factorized_fl.results.statistic import Estimate, compare_paired, paired_from_counts
+from factorized_fl.bench.cells import Record, read_cell, tests_of
+from factorized_fl.results.effect import Effect, effect_between
 
 REFERENCE, ALONE = "factorized-peers", "stand-alone"
 Kind = tuple[bool, bool]  # recalibrated, control
@@ -21,8 +21,8 @@ class Row:
     accuracy: float
     seeds: int
     megabytes: float
-    over_alone: Estimate | None
-    under_reference: Estimate | None  # how much better the reference is
+    over_alone: Effect | None
+    under_reference: Effect | None  # how much better the reference is
 
 
 def rows_of(records: Sequence[Record]) -> list[Row]:
@@ -35,7 +35,7 @@ def rows_of(records: Sequence[Record]) -> list[Row]:
     rows = []
     for (entry, kind), runs in groups.items():
         plain = (kind[0], False)
-        means = [statistics.fmean(share for _, share, *_ in _clients(run)) for run in runs.values()]
+        means = [statistics.fmean(one["accuracy"] for one in tests_of(run).final) for run in runs.values()]
         traffic = [run["summary"]["up_bytes"] + run["summary"]["down_bytes"] for run in runs.values()]
         rows.append(
             Row(
@@ -51,39 +51,20 @@ def rows_of(records: Sequence[Record]) -> list[Row]:
     return sorted(rows, key=lambda row: -row.accuracy)
 
 
-def _clients(run: Record) -> list[tuple[int, float, int, int, str]]:
-    """Return each client's number, accuracy, right and tested images and domain.
-
-    A run on pooled images has one client for each domain, which stands for all clients of the domain.
-    """
-    found = [(c["client"], c["accuracy"], c["correct"], c["total"], c["domain"]) for c in run["summary"]["clients"]]
-    if run["configuration"]["oracle"] != "centralised":
-        return found
-    share, rest = divmod(run["configuration"]["clients"], len(found))
-    counts = run["configuration"]["clients_per_domain"] or [share + (at < rest) for at in range(len(found))]
-    spread = [client for client, count in zip(found, counts, strict=True) for _ in range(count)]
-    return [(k, *client[1:]) for k, client in enumerate(spread)]
-
-
-def _difference(ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> Estimate | None:
+def _difference(ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> Effect | None:
     """Return the mean difference of two entries over the seeds that both have; None for one entry or no such seed."""
-    tests = []
-    for seed in sorted(ours.keys() & theirs.keys()):
-        if ours[seed] is theirs[seed]:
-            return None
-        others = {client[0]: client for client in _clients(theirs[seed])}
-        for k, _, correct, total, domain in _clients(ours[seed]):
-            if k in others:
-                pair = (correct, total), others[k][2:4]
-                tests.append(paired_from_counts(k, seed, *pair, group=domain))
-    found = compare_paired(tests)
-    return None if found is None else found.mean
+    seeds = sorted(ours.keys() & theirs.keys())
+    if any(ours[seed] is theirs[seed] for seed in seeds):
+        return None
+    return effect_between(
+        [tests_of(ours[seed]) for seed in seeds], [tests_of(theirs[seed]) for seed in seeds], "the other run"
+    )
 
 
-def _points(estimate: Estimate | None) -> str:
-    if estimate is None:
+def _points(effect: Effect | None) -> str:
+    if effect is None:
         return "-"
-    return f"{100 * estimate.value:+.2f} [{100 * estimate.low:+.2f}, {100 * estimate.high:+.2f}]"
+    return f"{100 * effect.mean:+.2f} [{100 * effect.low:+.2f}, {100 * effect.high:+.2f}]"
 
 
 def _called(row: Row) -> str:

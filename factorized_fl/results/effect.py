@@ -126,20 +126,37 @@ def _in_points(value: float, low: float, high: float) -> str:
     return f"{100 * value:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
 
 
+@dataclass(frozen=True)
+class Tested:
+    """The final tests of one run."""
+
+    seed: int
+    final: Sequence[FinalResult]
+    right: Mapping[int, Graded]  # of the clients whose bits are known, counted from 0
+
+
 def measure_effect(runs: Sequence[RunFiles], references: Sequence[RunFiles], name: str = "") -> Effect | None:
     """Return what runs gained over reference runs, seed by seed in the same order; None if no client is in both.
 
-    `name` is what the references are, by default their method. A test of which the bits are missing in one of the runs
-    is compared by its counts, as if the two tests were independent.
+    `name` is what the references are, by default their method.
+    """
+    ours, theirs = ([Tested(r.seed, r.final, read_graded(r.path, r.notes)) for r in of] for of in (runs, references))
+    return effect_between(ours, theirs, name or "".join(run.method for run in references[:1]))
+
+
+def effect_between(runs: Sequence[Tested], references: Sequence[Tested], name: str) -> Effect | None:
+    """Return what runs gained over reference runs, seed by seed in the same order; None if no client is in both.
+
+    A test of which the bits are missing in one of the runs is compared by its counts, as if the two tests were
+    independent.
     """
     tests: list[PairedTest] = []
     results: dict[int, list[tuple[FinalResult, FinalResult]]] = {}
     for run, reference in zip(runs, references, strict=True):
         theirs = {result["client"]: result for result in reference.final}
-        bits, others = read_graded(run.path, run.notes), read_graded(reference.path, reference.notes)
         for result in run.final:
             if (k := result["client"]) in theirs:
-                test = _with_bits(k, run.seed, (result, bits.get(k)), (theirs[k], others.get(k)))
+                test = _with_bits(k, run.seed, (result, run.right.get(k)), (theirs[k], reference.right.get(k)))
                 if test := test or _without_bits(k, run.seed, result, theirs[k]):
                     tests.append(test)
                     results.setdefault(k, []).append((result, theirs[k]))
@@ -161,7 +178,6 @@ def measure_effect(runs: Sequence[RunFiles], references: Sequence[RunFiles], nam
         for k, pairs in sorted(results.items())
     ]
     mean = found.mean
-    name = name or references[0].method
     return Effect(name, found.seeds, mean.value, mean.low, mean.high, tuple(verdicts))
 
 

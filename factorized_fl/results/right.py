@@ -5,8 +5,9 @@ are marks of the images, int32 [n]; `clients.G` are numbers of clients from 1, i
 [m, ceil(n / 8)].
 """
 
+import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.views import Evaluated
 from factorized_fl.data.scenarios import Scenario
-from factorized_fl.results.schema import RIGHT
+from factorized_fl.results.schema import RIGHT, Record
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -80,3 +81,36 @@ def read_graded(run: Path, notes: list[str]) -> dict[int, Graded]:
         note = f"{RIGHT} cannot be read ({error}): tests are compared by their counts."
         notes += [note] if note not in notes else []
         return {}
+
+
+def pack_graded(graded: Mapping[int, Graded], folder: Path) -> list[Record]:
+    """Return the graded images for a JSON file; each set of images goes into a file of its own in the folder.
+
+    Runs on the same test images share that file, because its name is a checksum of the marks.
+    """
+    found: dict[str, Record] = {}
+    for k, one in graded.items():
+        name = f"images-{zlib.crc32(one.images.tobytes()):08x}.safetensors"
+        if name not in found:
+            found[name] = {"images": name, "clients": [], "bits": []}
+            if not (folder / name).exists():
+                write_atomically(folder / name, safetensors.numpy.save({"images": one.images}))
+        found[name]["clients"].append(f"client {k + 1}")
+        found[name]["bits"].append(base64.b64encode(np.packbits(one.right).tobytes()).decode())
+    return list(found.values())
+
+
+def unpack_graded(packed: Sequence[Mapping[str, Any]], folder: Path) -> dict[int, Graded]:
+    """Return what `pack_graded` was given; without the clients whose file of images the folder does not have.
+
+    Raise ValueError, KeyError or SafetensorError for a damaged record or file.
+    """
+    found: dict[int, Graded] = {}
+    for group in packed:
+        path = folder / Path(group["images"]).name
+        if path.exists():
+            images = safetensors.numpy.load(path.read_bytes())["images"]
+            for name, text in zip(group["clients"], group["bits"], strict=True):
+                bits = np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8), count=len(images))
+                found[int(name.removeprefix("client ")) - 1] = Graded(bits.astype(bool), images)
+    return found

@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from factorized_fl.bench import cells, page
 from factorized_fl.bench.cells import cells_of, read_suites, run_cells
 from factorized_fl.core.errors import UserError
+from factorized_fl.results.right import Graded, pack_graded, unpack_graded
 from tests.test_cli import ffl
 
 SUITES = """
@@ -83,7 +85,8 @@ def record(entry: str, seed: int, correct: list[int], **config: object) -> cells
     ]
     default = {"recalibrate": True, "control": False, "oracle": "none", "clients": 4, "clients_per_domain": []}
     summary = {"clients": clients, "up_bytes": 1e6, "down_bytes": 1e6}
-    return {"entry": entry, "seed": seed, "commit": "abc", "configuration": default | config, "summary": summary}
+    same = {"seed": seed, "commit": "abc", "right": {}}
+    return {"entry": entry, **same, "configuration": default | config, "summary": summary}
 
 
 def test_rows_by_hand() -> None:
@@ -97,10 +100,33 @@ def test_rows_by_hand() -> None:
     assert rows["factorized-peers"].under_reference is None
     over = rows["factorized-peers"].over_alone
     assert over is not None
-    assert over.value == pytest.approx(0.4)
+    assert over.mean == pytest.approx(0.4)
     assert over.low > 0.3
     text = page.table("x", records)
     assert "Factorized-Peers is better than: pooled (recalibrated), stand-alone (recalibrated)" in text or (
         "Factorized-Peers is better than: stand-alone (recalibrated), fedavg (recalibrated)" in text
     )
     assert "Did not work, as it is below Stand-Alone: fedavg (recalibrated)." in text
+
+
+def test_differences_are_between_answers_to_the_same_images(tmp_path: Path) -> None:
+    """Both are right in 50 of 100 images: the same ones, so the bits give a smaller error than the counts."""
+    records = [record("stand-alone", 1, [50]), record("factorized-peers", 1, [50])]
+    (by_counts,) = (row.over_alone for row in page.rows_of(records) if row.over_alone)
+    graded = Graded(np.arange(100) < 50, np.arange(100, dtype=np.int32))
+    packed = pack_graded({0: graded}, tmp_path)
+    for one in records:
+        one["right"] = unpack_graded(packed, tmp_path)
+    (by_bits,) = (row.over_alone for row in page.rows_of(records) if row.over_alone)
+    assert by_bits.high == pytest.approx(1.96 * 0.01, rel=0.01)  # one discordant image of 100
+    assert by_counts.high > 5 * by_bits.high
+
+
+def test_a_result_numbers_clients_from_one_and_keeps_its_bits(suites: Path, tmp_path: Path) -> None:
+    (cell,) = cells_of("tiny", read_suites(suites)["tiny"], [1], ["stand-alone"])
+    list(run_cells([cell], tmp_path, tmp_path / "work"))
+    path = cell.path(tmp_path)
+    assert [one["client"] for one in json.loads(path.read_text())["summary"]["clients"]][:2] == ["client 1", "client 2"]
+    tested = cells.tests_of(cells.read_cell(path))
+    assert [one["client"] for one in tested.final] == list(range(6))
+    assert all(int(tested.right[one["client"]].right.sum()) == one["correct"] for one in tested.final)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from factorized_fl.core.views import Evaluated
-from factorized_fl.results.right import load_graded, save_graded
+from factorized_fl.results.right import load_graded, pack_graded, save_graded, unpack_graded
 from factorized_fl.simulate.rounds import run_round
 from factorized_fl.simulate.run import run_federation
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario
@@ -24,6 +24,13 @@ def test_the_bits_of_every_client_come_back_and_shared_images_are_kept_once(tmp_
     assert {k: graded.right.tolist() for k, graded in found.items()} == {
         k: result.right.tolist() for k, result in wanted.items()
     }
+    packed = pack_graded(found, tmp_path)
+    again = unpack_graded(packed, tmp_path)
+    assert {k: (one.right.tolist(), one.images.tolist()) for k, one in again.items()} == {
+        k: (one.right.tolist(), one.images.tolist()) for k, one in found.items()
+    }
+    assert [group["clients"] for group in packed] == [["client 1", "client 2"], ["client 3", "client 4"]]
+    assert unpack_graded(packed, tmp_path / "elsewhere") == {}
     assert found[0].images is found[1].images
     assert found[2].images is found[3].images
     assert not set(found[0].images) & set(found[2].images)
