@@ -1,10 +1,11 @@
-"""Commands for exported models: export, predict."""
+"""Commands for exported models: export, predict, evaluate."""
 
 import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from factorized_fl.cli.common import Data, console, notes
 from factorized_fl.core.errors import UserError
@@ -66,3 +67,38 @@ def predict_command(
         shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in found.classes[:top])
         place = found.image if found.row is None else f"{found.image} [{found.row}]"
         console.print(f"{place}: {shares}", highlight=False, soft_wrap=True)
+
+
+def evaluate_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL|KIT", help="An exported model, or a site's kit.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Images with known classes; default for a kit: the site's data.")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="Probability from which an image counts as positive for a class.")
+    ] = 0.5,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write metrics.json and metrics.csv here.")] = None,
+) -> None:
+    """Measure a model on test images: AUROC, sensitivity, calibration and more, with 95% intervals."""
+    from factorized_fl.export.clinical_report import rows_by_class, rows_by_group, rows_overall, write_clinical
+    from factorized_fl.report.progress import images_told
+    from factorized_fl.silo.evaluation import evaluate_folder
+
+    with images_told(notes):
+        report = evaluate_folder(model, data, threshold)
+    console.print(f"{report.whole.cases:,} test images", highlight=False)
+    for line in report.warnings:
+        notes.print(f"Warning: {line}", highlight=False, soft_wrap=not notes.is_terminal)
+    for titles, rows in (
+        (("metric", "value (95% interval)"), rows_overall(report)),
+        (("class", "cases", "AUROC", f"sensitivity at {threshold:g}", "specificity"), rows_by_class(report)),
+        (("subgroup", "images", "accuracy", "balanced accuracy"), rows_by_group(report)),
+    ):
+        if rows:
+            table = Table(*titles)
+            for row in rows:
+                table.add_row(*map(str, row))
+            console.print(table)
+    if out:
+        write_clinical(report, out)
+        console.print(f"Written: {out}", highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -19,6 +20,14 @@ from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.stack import load_untied, untied_state
 from factorized_fl.data.clients import OWN
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.export.clinical_report import (
+    ClinicalReport,
+    clinical_report,
+    rows_by_class,
+    rows_by_group,
+    rows_overall,
+    write_clinical,
+)
 from factorized_fl.export.onnx import Scores, onnx_scores, warn_without_onnx, write_onnx
 from factorized_fl.export.package import (
     ABOUT,
@@ -147,10 +156,12 @@ def export_client(
     effect: Effect | None = None,
     factory: Factory | None = None,
     shared: str = "",
+    subgroups: Mapping[str, Sequence[str]] | None = None,
 ) -> Exported:
     """Fold client k's model, compare it with the trained one on all test images, and write it to `out`.
 
-    The client has trained in `trained` of the `rounds` rounds. `effect` is what the run gained.
+    The client has trained in `trained` of the `rounds` rounds. `effect` is what the run gained. `subgroups` has, by
+    column, the value of each test image.
     """
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
@@ -188,7 +199,10 @@ def export_client(
     about = json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False)
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
     write_atomically(out / ABOUT, about.encode())
-    write_atomically(out / CARD, _model_card(package, config, trained, len(client.train), exported, shared).encode())
+    clinical = clinical_report(got, labels, package.classes, subgroups=subgroups)
+    write_clinical(clinical, out)
+    card = _model_card(package, config, trained, len(client.train), exported, shared, clinical)
+    write_atomically(out / CARD, card.encode())
     return exported
 
 
@@ -250,13 +264,22 @@ def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
     return largest
 
 
-def _model_card(package: Package, config: Config, trained: int, train: int, exported: Exported, shared: str) -> str:
+def _model_card(
+    package: Package,
+    config: Config,
+    trained: int,
+    train: int,
+    exported: Exported,
+    shared: str,
+    clinical: ClinicalReport,
+) -> str:
     """Return the content of README.md, from the numbers of rounds and of images that the client trained with."""
     template = resources.files("factorized_fl.export").joinpath("card.md.jinja").read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # of Markdown
     environment.filters |= {
         "form": lambda value, form: format(value, form),
         "quote": _quote,
+        "text": _text,
     }
     card = METHODS[config.method].card
     return environment.from_string(template).render(
@@ -268,6 +291,11 @@ def _model_card(package: Package, config: Config, trained: int, train: int, expo
         exported=exported,
         built_in=package.model in MODELS,
         shared=shared,
+        threshold=clinical.whole.threshold,
+        overall=rows_overall(clinical),
+        by_class=rows_by_class(clinical),
+        by_group=rows_by_group(clinical),
+        warnings=clinical.warnings,
         name=PIXELS if package.inputs == PIXELS else "inputs",
         dtype=str(INPUTS[package.inputs]).removeprefix("torch."),
     )
@@ -275,5 +303,10 @@ def _model_card(package: Package, config: Config, trained: int, train: int, expo
 
 def _quote(name: str) -> str:
     """Return a class name as a quoted text of Markdown: HTML, links and unprintable characters in it stay text."""
-    printable = "".join(char if char.isprintable() else "?" for char in name)
-    return json.dumps(re.sub(r"([<>&*_`\[\]|#])", lambda found: f"&#{ord(found[0])};", printable), ensure_ascii=False)
+    return json.dumps(_text(name), ensure_ascii=False)
+
+
+def _text(words: str) -> str:
+    """Return words as text of Markdown: HTML, links and unprintable characters in it stay text."""
+    printable = "".join(char if char.isprintable() else "?" for char in words)
+    return re.sub(r"([<>&*_`\[\]|#])", lambda found: f"&#{ord(found[0])};", printable)

@@ -1,0 +1,54 @@
+"""The clinical metrics of a site's own model, on the test images that no round trained on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from factorized_fl.core.errors import UserError
+from factorized_fl.export.clinical_report import ClinicalReport, clinical_report
+from factorized_fl.export.evaluate import check_threshold, evaluate_model, scores_of
+from factorized_fl.export.package import read_package
+from factorized_fl.results.schema import FEDERATION
+from factorized_fl.silo.agreement import Kit, read_kit
+from factorized_fl.silo.own_part import site_scenario
+from factorized_fl.silo.settings import read_settings
+
+
+def evaluate_folder(path: Path, data: Path | None = None, threshold: float = 0.5) -> ClinicalReport:
+    """Return the metrics of an exported model, or of the model of a site's kit.
+
+    Raise UserError for a kit without a model, or for a model without images to test it on.
+
+    Args:
+        path: the folder of an exported model, or a site's kit.
+        data: images with known classes. For a kit the site's own data by default; only their test part is used.
+        threshold: the probability from which an image counts as positive for a class.
+    """
+    check_threshold(threshold)
+    if (path / FEDERATION).is_file():
+        return _evaluate_site(read_kit(path), data, threshold)
+    if data is None:
+        raise UserError(f"'{path}' is an exported model: name images to test it on with --data DIR.")
+    return evaluate_model(path, data, threshold=threshold)
+
+
+def _evaluate_site(kit: Kit, data: Path | None, threshold: float) -> ClinicalReport:
+    if kit.is_coordinator:
+        raise UserError(f"'{kit.path}' is the coordinator's kit, which has no model: evaluate at a site.")
+    if not kit.model.is_dir():
+        raise UserError(
+            f"{kit.party} has no model yet: it is made after the last round, or by `ffl export {kit.path}`."
+        )
+    scenario = site_scenario(kit.config, kit.party, kit.seat, data or read_settings(kit).data)
+    package = read_package(kit.model)
+    (client,) = scenario.clients
+    if client.classes != package.classes:
+        raise UserError(
+            f"The data of {kit.party} has other classes than its model in '{kit.model}' ({_listed(client.classes)} "
+            f"in place of {_listed(package.classes)}): give the data that it was trained on."
+        )
+    scores = scores_of(kit.model, scenario.images[client.test])
+    return clinical_report(scores, scenario.targets(0, client.test), package.classes, threshold)
+
+
+def _listed(classes: Sequence[str]) -> str:
+    return ", ".join(classes)
