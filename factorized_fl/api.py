@@ -37,8 +37,8 @@ from factorized_fl.results.schema import FEDERATION
 from factorized_fl.results.words import method_title
 from factorized_fl.sections import flatten, is_nested
 from factorized_fl.silo.agreement import read_kit
-from factorized_fl.silo.own_part import site_scenario
-from factorized_fl.silo.settings import read_settings
+from factorized_fl.silo.settings import chosen_data
+from factorized_fl.silo.site_data import site_scenario
 from factorized_fl.silo.site_export import export_control, export_now
 from factorized_fl.simulate.callbacks import Callback, observers_of
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
@@ -268,11 +268,11 @@ def export(
         raise UserError(f"'{run}' is the coordinator's kit, which has no model: export at a site.")
     if client:
         raise UserError(f"'{run}' is the kit of one site, with one model: leave --client out.")
-    data = data or read_settings(kit).data
+    data, columns = chosen_data(kit, data)
     if control:
-        scenario = site_scenario(kit.config, kit.party, kit.seat, data)
+        scenario = site_scenario(kit, data, columns)
         return export_control(kit, scenario, out or kit.path / "model-control")
-    return export_now(kit, data, out)
+    return export_now(kit, data, out, columns)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.named import is_named
 from factorized_fl.core.options import check, make, option
 from factorized_fl.core.seeds import PERMUTATION_SEED
+from factorized_fl.core.shapes import input_kind
 from factorized_fl.profiles import DEFAULT_PROFILE, PROFILES, profile_settings
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class Config:
     dataset: str = option("embedded", "cifar10, svhn, mnist, cifar100-domains, embedded, folder, ...")
     image_size: int = option(0, "side of the images in pixels; 0 keeps the source's", low=0, high=1024)
     channels: int = option(0, "1 grey, 3 colour; 0 keeps the source's", low=0, high=3)
+    inputs: str = option(
+        "", "between organisations: type and shape of an input that is no image, such as float32 2x20 or int64 6"
+    )
     partition: str = option("iid", "how the images of a domain are split between clients", choices=("iid", "dirichlet"))
     alpha: float = option(DEFAULT_ALPHA, "concentration of the Dirichlet partition", above=0)
     permuted: bool = option(False, "each client numbers its classes in its own order")
@@ -144,6 +148,8 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.inputs:
+            input_kind(self.inputs)
         if self.model not in BUILT_IN and not self.has_own_model:
             raise UserError(
                 f"model = {self.model!r} must be one of {', '.join(BUILT_IN)}, or a factory 'package.module:name'."

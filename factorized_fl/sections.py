@@ -7,8 +7,9 @@ from factorized_fl.core.errors import UserError
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "data": (
-        *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "partition_seed"),
-        *("clients", "clients_per_domain", "images_per_client", "test_images", "scrambled", "train_share"),
+        *("dataset", "image_size", "channels", "inputs", "partition", "alpha", "permuted", "permutation_seed"),
+        *("partition_seed", "clients", "clients_per_domain", "images_per_client", "test_images", "scrambled"),
+        "train_share",
     ),
     "model": ("model", "width", "head_layers", "head_norm", "head_width"),
     "train": (

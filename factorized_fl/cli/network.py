@@ -1,11 +1,12 @@
 """Commands for federations between organisations: serve, join, federation new / status / readmit / exclude."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -15,6 +16,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import audit, control, journal, status, supervise
 from factorized_fl.silo.agreement import AUTHORITY, LOOPBACK, Kit, read_kit
+from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.preflight import refuse_leftovers, refuse_links
 from factorized_fl.silo.settings import Settings, has_settings, read_settings
 
@@ -22,7 +24,17 @@ app = typer.Typer(help="Federations between organisations.", no_args_is_help=Tru
 add_commands(app)
 
 KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="The party's kit.")]
-SiteData = Annotated[Path | None, typer.Option("--data", help="Your images: a folder per class, or parquet.")]
+SiteData = Annotated[
+    Path | None,
+    typer.Option("--data", help="Your data: a folder of images per class, parquet files of images, or a table."),
+]
+Label = Annotated[str | None, typer.Option("--label", help="Of a table: the column of labels; default: label.")]
+ImageColumn = Annotated[str | None, typer.Option("--image", help="Of a table: the column of images.")]
+Feature = Annotated[
+    list[str] | None,
+    typer.Option("--feature", help="Of a table: a column of numbers, repeated for each; or one column of arrays."),
+]
+Split = Annotated[str | None, typer.Option("--split", help="Of a table: the column of train, validation, test.")]
 Report = Annotated[
     bool | None,
     typer.Option("--report-accuracy/--keep-accuracy", help="Let the coordinator see your accuracies; default: no."),
@@ -83,17 +95,24 @@ def serve(kit: KitFolder) -> None:
 def join(
     kit: KitFolder,
     data: SiteData = None,
+    label: Label = None,
+    image: ImageColumn = None,
+    feature: Feature = None,
+    split: Split = None,
     report_accuracy: Report = None,
     alone: Alone = None,
     device: DeviceName = None,
     limit: Limit = None,
 ) -> None:
-    """Take part in a federation with your own images. Stop with Ctrl-C; repeat to continue."""
+    """Take part in a federation with your own data. Stop with Ctrl-C; repeat to continue."""
     party = read_kit(kit)
     if party.is_coordinator:
         raise UserError(f"'{kit}' is the coordinator's kit: use `ffl serve`.")
     if not status.is_done(party):
-        supervise.save_choices(party, site_choices(party, data, report_accuracy, alone, device, limit))
+        columns = {"label": label, "image": image, "features": tuple(feature or ()), "split": split}
+        named = {name: value for name, value in columns.items() if value}
+        choices = site_choices(party, data, report_accuracy, alone, device, limit, named)
+        supervise.save_choices(party, choices)
         _run(party)
     model = f"Your model: {party.model}" if party.model.is_dir() else "You took part in no round and have no model"
     _show(f"Done. {model}; the metrics of all rounds: {party.run}")
@@ -112,27 +131,30 @@ class Found(NamedTuple):
     device: str
 
 
-def check_data(kit: Path, data: Path, device: str) -> Found:
-    """Read a site's images; raises UserError if they cannot be used or are not those of earlier rounds."""
+def check_data(kit: Path, data: Path, device: str, columns: TableColumns) -> Found:
+    """Read a site's data; raises UserError if they cannot be used or are not those of earlier rounds."""
     from factorized_fl.report.progress import images_told
-    from factorized_fl.silo.own_part import site_federation, site_scenario
+    from factorized_fl.silo.own_part import site_federation
+    from factorized_fl.silo.site_data import site_scenario
     from factorized_fl.simulate.run import find_device
 
     party = read_kit(kit)
     with images_told(console):
-        scenario = site_scenario(party.config, party.party, party.seat, data)
+        scenario = site_scenario(party, data, columns)
     site_federation(party, scenario)
     (client,) = scenario.clients
-    training = f"{len(client.classes)} classes, {len(client.train)} images to train"
+    what = "examples" if scenario.arrays else "images"
+    outputs = "numbers to predict" if scenario.labels.is_floating_point() else "classes"
+    training = f"{len(client.classes)} {outputs}, {len(client.train)} {what} to train"
     line = f"{party.party}: {training}, {len(client.validation)} to validate, {len(client.test)} to test"
     return Found(line, find_device(device))
 
 
-def check_data_in_child(kit: Path, data: Path, device: str) -> Found:
+def check_data_in_child(kit: Path, data: Path, device: str, columns: TableColumns) -> Found:
     """The same in a process of its own: this one supervises for days, and stays small without PyTorch."""
     with ProcessPoolExecutor(1, get_context("spawn"), show_warnings_as_notes) as process:
         try:
-            return process.submit(check_data, kit, data, device).result()
+            return process.submit(check_data, kit, data, device, columns).result()
         except BrokenProcessPool:
             why = "perhaps there is too little memory: free some, or agree on a smaller image_size"
             raise UserError(f"The process that read '{data}' was killed; {why}.") from None
@@ -145,7 +167,8 @@ def site_choices(
     alone: bool | None,
     device: str | None,
     limit: float | None = None,
-    check: Callable[[Path, Path, str], Found] = check_data_in_child,
+    columns: Mapping[str, Any] | None = None,
+    check: Callable[[Path, Path, str, TableColumns], Found] = check_data_in_child,
 ) -> Settings:
     """A site's choices, after a check of its data; those that are not given stay as they were."""
     supervise.refuse_running(party)
@@ -157,7 +180,9 @@ def site_choices(
     if joined:
         _show(f"{party.party} has joined before with this kit, with the data in {before.data}")
     data = data or before.data
-    found = check(party.path, data, device or before.device)
+    same = joined and data.resolve() == before.data
+    named = replace(before.columns if same else TableColumns(), **columns or {})
+    found = check(party.path, data, device or before.device, named)
     if report is None and before.report:  # the maker of the kit may have put this choice there
         _show(f"{party.party} reports its accuracies, as site.toml in its kit says: --keep-accuracy keeps them here")
     report = before.report if report is None else report
@@ -165,7 +190,7 @@ def site_choices(
     _show(found.line)
     if told := _REVEALED.get(str(party.table.get("align"))):
         _show(f"This federation matches the classes of its sites: {told} docs/classes.md says more.")
-    return Settings(data, found.device, report, alone, before.limit if limit is None else limit)
+    return Settings(data, found.device, report, alone, before.limit if limit is None else limit, named)
 
 
 @app.command("status")

@@ -53,10 +53,12 @@ def own_scenario(
     test_images: int = 0,
     validated: bool = False,
     seed: int = 1,
+    seat: int = 0,
 ) -> Scenario:
     """Return the scenario of these clients; `test_images` limits the test and validation examples of each.
 
     With `validated` a client that has test but no validation examples gets a part of its training examples as such.
+    `seat` is the number of the first client, which decides its split.
 
     Raise UserError, naming the client, for data that cannot be used.
     """
@@ -64,7 +66,7 @@ def own_scenario(
         raise UserError("There are no clients: give a list with at least one ffl.ClientData.")
     members: list[Client] = []
     pool = Pool()
-    for k, given in enumerate(clients):
+    for k, given in enumerate(clients, seat):
         if not isinstance(given, ClientData):
             raise UserError(f"Client {k + 1} is of type {type(given).__name__}: make it with ffl.ClientData(x, y).")
         name = given.name or f"client {k + 1}"

@@ -20,6 +20,7 @@ from factorized_fl.config import Config, from_table, read_table, resolve, upgrad
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.options import check, make, option
+from factorized_fl.core.shapes import input_kind
 from factorized_fl.results.schema import ALONE, COORDINATOR, FEDERATION, RUN
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Agreement:
     change_limit: float = option(
         3.0, "a site's change in a round counts up to so many times the group's median; 0: no limit", low=0, high=1e6
     )
+    features: tuple[str, ...] = option((), "columns of the sites' tables that make a vector of numbers, in this order")
     sites: tuple[str, ...] = ()
     largest: int = 0  # limit on the bytes of a message
     id: str = ""  # random, distinguishes this federation's messages and files from those of others
@@ -162,11 +164,7 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     check_names(agreement)
     if agreement.needed > len(names):
         raise UserError(f"quorum = {agreement.quorum} can never be met by {len(names)} sites.")
-    config = resolve({**table, "dataset": "folder", "clients": len(names)})
-    missing = ["image_size"] if not config.image_size else []
-    missing += ["channels to 1 or 3"] if config.channels not in (1, 3) else []
-    if missing:
-        raise UserError(f"{path} must set {' and '.join(missing)}: all sites train the same network.")
+    config = _config(path, table, agreement)
     if config.has_own_model and (unused := [name for name in _NETWORK if name in table]):
         raise UserError(f"{path} sets {unused[0]}, which has no effect on {config.model}: leave it out.")
     if (method := config.build_method()).needs_agreeing_labels:
@@ -180,6 +178,38 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     if config.method not in INSTALLED:
         raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")
     return agreement, config
+
+
+def _config(path: Path, table: dict[str, Any], agreement: Agreement) -> Config:
+    """The training configuration of sites.toml; raises UserError unless it says what the inputs of all sites are."""
+    columns = agreement.features
+    if columns:
+        table = {"inputs": f"float32 {len(columns)}", **table}
+    if arrays := bool(table.get("inputs")):
+        table = {"augment": "none", **table}
+    config = resolve({**table, "dataset": "folder", "clients": len(agreement.sites)})
+    if not arrays:
+        missing = ["image_size"] if not config.image_size else []
+        missing += ["channels to 1 or 3"] if config.channels not in (1, 3) else []
+        if missing:
+            raise UserError(
+                f"{path} must set {' and '.join(missing)}: all sites train the same network; for other inputs than "
+                "images set inputs or features instead."
+            )
+        return config
+    kind = input_kind(config.inputs)
+    if wrong := [name for name in ("image_size", "channels") if name in table]:
+        raise UserError(f"{path} sets {wrong[0]}, but inputs = '{kind}' are no images: leave one of them out.")
+    if config.augment == "paper":
+        raise UserError(f"{path} sets augment = 'paper', which needs images, not inputs {kind}: leave it out.")
+    if not config.has_own_model:
+        raise UserError(
+            f"{path} has the network {config.model}, which takes images, not inputs {kind}: name a network of an "
+            "installed package with model."
+        )
+    if len(columns) > 1 and kind.shape != (len(columns),):
+        raise UserError(f"{path} names {len(columns)} features, but inputs = '{kind}': leave inputs out.")
+    return config
 
 
 def _site_names(given: Any, path: Path) -> list[str]:

@@ -9,8 +9,8 @@ from factorized_fl.export.evaluate import check_threshold, evaluate_model, score
 from factorized_fl.export.package import read_package
 from factorized_fl.results.schema import FEDERATION
 from factorized_fl.silo.agreement import Kit, read_kit
-from factorized_fl.silo.own_part import site_scenario
-from factorized_fl.silo.settings import read_settings
+from factorized_fl.silo.settings import chosen_data
+from factorized_fl.silo.site_data import site_scenario
 
 
 def evaluate_folder(path: Path, data: Path | None = None, threshold: float = 0.5) -> ClinicalReport:
@@ -38,7 +38,7 @@ def _evaluate_site(kit: Kit, data: Path | None, threshold: float) -> ClinicalRep
         raise UserError(
             f"{kit.party} has no model yet: it is made after the last round, or by `ffl export {kit.path}`."
         )
-    scenario = site_scenario(kit.config, kit.party, kit.seat, data or read_settings(kit).data)
+    scenario = site_scenario(kit, *chosen_data(kit, data))
     package = read_package(kit.model)
     (client,) = scenario.clients
     if client.classes != package.classes:

@@ -101,9 +101,12 @@ def readme(party: str, agreement: Agreement, config: Config) -> str:
         travels = f"{travels}; all shared tensors encrypted, so that the coordinator cannot read them"
     templates = Environment(loader=PackageLoader(__package__), undefined=StrictUndefined, keep_trailing_newline=True)
     template = templates.get_template(f"{party if party in (COORDINATOR, AUTHORITY) else 'site'}.md")
+    inputs = f"inputs {config.inputs}" if config.inputs else f"images of {config.image_size} pixels"
+    if agreement.features:
+        inputs += f", the columns {', '.join(agreement.features)}"
     what = (
         f"This is the kit of **{party}** in the federation *{agreement.name}*: {len(agreement.sites)} sites train with "
-        f"{card.title}, {config.rounds} rounds of {config.epochs} epochs, on images of {config.image_size} pixels."
+        f"{card.title}, {config.rounds} rounds of {config.epochs} epochs, on {inputs}."
     )
     terms = {**asdict(agreement), "needed": agreement.needed, "deadline": f"{agreement.deadline:g}"}
-    return template.render(terms, party=party, what=what, travels=travels)
+    return template.render(terms, party=party, what=what, travels=travels, arrays=bool(config.inputs))

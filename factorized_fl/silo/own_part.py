@@ -1,35 +1,20 @@
-"""A site's own part: its data as a scenario, its federation of one client, and its state on disk."""
+"""A site's own part: its federation of one client, and its state on disk."""
 
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
-from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
-from factorized_fl.data.local_images import read_local_images
-from factorized_fl.data.scenarios import Scenario, build_scenario
-from factorized_fl.data.sources import normalisation
+from factorized_fl.data.scenarios import Scenario
 from factorized_fl.results.rundir import RunDirectory, describe_clients
 from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.checksum import read_checked
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.simulate.build import Federation, build_federation
-
-
-def site_scenario(config: Config, name: str, seat: int, data: Path) -> Scenario:
-    """A site's own images, split by the federation's seed unless they are split; labels agree with no other."""
-    images = read_local_images(data, name, size=config.image_size, channels=config.channels)
-    scaling = normalisation("folder", config.channels)
-    scenario = build_scenario([images], scaling, clients=1, train_share=config.train_share, seed=config.seed)
-    (client,) = scenario.clients
-    if not len(client.test):
-        raise UserError(f"{data} has no test images: without any, there is no verdict on whether federation helps.")
-    return replace(scenario, clients=(replace(client, name=name, seat=seat),), labels_agree=False)
 
 
 def site_federation(

@@ -12,20 +12,38 @@ from torch import nn
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.named import is_named
 from factorized_fl.core.seeds import global_rng
 from factorized_fl.core.stack import untied_state
 from factorized_fl.nn.installed import InstalledModel, find_installed
 from factorized_fl.nn.own import make_own_model
 from factorized_fl.silo.agreement import Agreement, Kit
+from factorized_fl.simulate.networks import blank_input
 
 _OUTPUTS = 2  # of the network that is described; only the classifier depends on their number
+
+
+_FUNCTIONS = ("optimizer", "schedule", "augment", "loss")
+
+
+def _refuse_functions(config: Config) -> None:
+    """Raise UserError if an option names a function: an agreement comes from another party, which may name any."""
+    for option in (*_FUNCTIONS, "metrics"):
+        value = getattr(config, option)
+        for name in (value,) if isinstance(value, str) else value:
+            if is_named(name):
+                raise UserError(
+                    f"{option} = '{name}' is a function, which other parties would call on the word of the agreement: "
+                    f"between organisations use one of the names that docs/own-data-and-model.md lists."
+                )
 
 
 def pin_model(agreement: Agreement, config: Config) -> Agreement:
     """The agreement with the package, the version and the tensors of the configured network, if it is no built-in one.
 
-    Raises UserError if no installed package declares the network.
+    Raises UserError if no installed package declares the network, or if an option names a function.
     """
+    _refuse_functions(config)
     if not config.has_own_model:
         return agreement
     found = find_installed(config.model)
@@ -33,8 +51,12 @@ def pin_model(agreement: Agreement, config: Config) -> Agreement:
 
 
 def check_model(kit: Kit) -> None:
-    """Raise UserError, which names the difference, unless the installed network is that of the agreement."""
+    """Raise UserError, which names the difference, unless the installed network is that of the agreement.
+
+    Raise UserError as well if an option names a function.
+    """
     config, agreement = kit.config, kit.agreement
+    _refuse_functions(config)
     if not config.has_own_model:
         return
     found, wanted = find_installed(config.model), f"{agreement.package} {agreement.version}"
@@ -57,9 +79,9 @@ def check_model(kit: Kit) -> None:
 
 def _tensors(found: InstalledModel, config: Config) -> tuple[str, ...]:
     """One line for each tensor of the network: name, type, shape, and for frozen ones a digest of the values."""
-    black = torch.zeros(1, config.channels, config.image_size, config.image_size)
+    example = blank_input(config, config.channels)
     with global_rng(config.seed, "model"):
-        model = make_own_model(found.factory(), found.name, black, _OUTPUTS, "all sites")
+        model = make_own_model(found.factory(), found.name, example, _OUTPUTS, "all sites")
     return tuple(_line(model, name, tensor) for name, tensor in untied_state(model).items())
 
 

@@ -1,14 +1,17 @@
 """The choices that a site makes for itself and does not share: its data, its device, what it reports."""
 
 from dataclasses import asdict, dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 
 import tomli_w
 
-from factorized_fl.config import read_table
+from factorized_fl.config import as_table, read_table
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
+from factorized_fl.core.options import make
 from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.columns import TableColumns
 
 _FILE = "site.toml"
 _FORMS = {
@@ -30,6 +33,7 @@ class Settings:
     report: bool = False  # send this site's accuracies to the coordinator
     alone: bool = True  # train the control at the end: the same method without the other sites
     limit: float = 0.0  # megabits per second that messages may use each way, 0: no limit
+    columns: TableColumns = dataclass_field(default_factory=TableColumns)  # of the data, if they are a table
 
 
 def save_settings(kit: Kit, settings: Settings) -> None:
@@ -57,7 +61,16 @@ def read_settings(kit: Kit) -> Settings:
             table[name] = float(table[name])
         if not isinstance(table.get(name), kind) or (kind is float and not 0 <= table[name] < float("inf")):
             raise UserError(f"'{kit.path / _FILE}' has no valid '{name}', {form}: correct it.")
-    return Settings(Path(table["data"]), table["device"], table["report"], table["alone"], table["limit"])
+    columns = make(TableColumns, as_table(table.get("columns", {}), "columns"), f"column in '{kit.path / _FILE}'")
+    return Settings(Path(table["data"]), table["device"], table["report"], table["alone"], table["limit"], columns)
+
+
+def chosen_data(kit: Kit, data: Path | None = None) -> tuple[Path, TableColumns]:
+    """The site's data and their columns: `data` in the place of those of its last join, if given."""
+    if data is not None and not has_settings(kit):
+        return data, TableColumns()
+    settings = read_settings(kit)
+    return data or settings.data, settings.columns
 
 
 def site_limit(kit: Kit) -> float:

@@ -29,10 +29,12 @@ from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.catch_up import REQUEST
 from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.checksum import digest_of
+from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.own_part import noise_seed_of, restore, site_federation, site_scenario
+from factorized_fl.silo.own_part import noise_seed_of, restore, site_federation
 from factorized_fl.silo.secret import SecretKeeper, read_table_of
 from factorized_fl.silo.sharing import shared_with
+from factorized_fl.silo.site_data import NO_COLUMNS, site_scenario
 from factorized_fl.silo.site_export import effect_over_alone, export_control
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.analysis import analyse
@@ -44,10 +46,19 @@ from factorized_fl.simulate.run import run_federation, summarise
 class Site:
     """A site's state in memory, and on disk after every round."""
 
-    def __init__(self, kit: Kit, data: Path, log: Callable[[str], None], *, device: str = "cpu", report: bool) -> None:
+    def __init__(
+        self,
+        kit: Kit,
+        data: Path,
+        log: Callable[[str], None],
+        *,
+        columns: TableColumns = NO_COLUMNS,
+        device: str = "cpu",
+        report: bool,
+    ) -> None:
         self.kit, self.log, self.report, self.device = kit, log, report, device
         self.config = kit.config
-        self.scenario = site_scenario(kit.config, kit.party, kit.seat, data)
+        self.scenario = site_scenario(kit, data, columns)
         self.secret = SecretKeeper(kit, network().credentials(kit)) if self.config.encrypts else None
         self.federation = self._start()
         self.directory = RunDirectory(kit.run)

@@ -13,15 +13,17 @@ from factorized_fl.results.reading import read_run
 from factorized_fl.results.references import reference_name
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo.agreement import Kit
-from factorized_fl.silo.own_part import restore, site_federation, site_scenario
+from factorized_fl.silo.columns import TableColumns
+from factorized_fl.silo.own_part import restore, site_federation
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.sharing import shared_with
+from factorized_fl.silo.site_data import NO_COLUMNS, site_scenario
 from factorized_fl.simulate.build import build_federation
 
 
-def export_now(kit: Kit, data: Path, out: Path | None = None) -> Exported:
+def export_now(kit: Kit, data: Path, out: Path | None = None, columns: TableColumns = NO_COLUMNS) -> Exported:
     """Exports a site's model after its last round, without disturbing running processes."""
-    federation = site_federation(kit, site_scenario(kit.config, kit.party, kit.seat, data))
+    federation = site_federation(kit, site_scenario(kit, data, columns))
     rounds = restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2))
     directory = RunDirectory(kit.run)
     if not rounds:

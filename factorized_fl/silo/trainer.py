@@ -85,7 +85,9 @@ def answer_requests(folder: Path) -> None:
         with exclusive(kit.run):
             from factorized_fl.silo.site import Site
 
-            site = Site(kit, settings.data, log, device=settings.device, report=settings.report)
+            site = Site(
+                *(kit, settings.data, log), columns=settings.columns, device=settings.device, report=settings.report
+            )
             hello = {"train": site.train_images, "agreement": kit.mark, "done": site.done}
             write(Message("hello", federation, hello))
             while (request := read_frame(requests, federation)) is not None:

@@ -107,6 +107,8 @@ class Federation:
 
 def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
     """The configured scenario; `data` is the folder that holds the data sets."""
+    if config.inputs:
+        raise UserError("inputs has no effect in a simulation, whose data show what they are: leave it out.")
     if config.dataset == OWN:
         raise UserError("This run has data from Python: resume or use it there, with ffl.run(clients, resume=True).")
     if is_named(config.dataset):

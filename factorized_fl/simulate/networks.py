@@ -9,6 +9,7 @@ from factorized_fl.config import Config
 from factorized_fl.core.frozen import share_frozen
 from factorized_fl.core.roles import RUNNING, Role, name_classifier, roles
 from factorized_fl.core.seeds import global_rng, torch_rng
+from factorized_fl.core.shapes import input_kind
 from factorized_fl.core.stack import client_state
 from factorized_fl.data.scenarios import Client, Scenario
 from factorized_fl.methods import Method
@@ -66,14 +67,21 @@ def _own_models(
     return models
 
 
+def blank_input(config: Config, channels: int) -> torch.Tensor:
+    """A batch of one input of zeros, of the configured kind: a black image, or an array."""
+    if not config.inputs:
+        return torch.zeros(1, channels, config.image_size, config.image_size)
+    kind = input_kind(config.inputs)
+    return torch.zeros(1, *kind.shape, dtype=getattr(torch, kind.dtype))
+
+
 def initial_model(config: Config, classes: int, channels: int, labels_agree: bool) -> nn.Module:
     """The configured network with the method's parametrisation: the start of every client with so many classes.
 
-    A factory is called with a black image as its example: organisations have no image that all of them know.
+    A factory is called with zeros as its example: organisations have no input that all of them know.
     """
     if config.has_own_model:
-        black = torch.zeros(1, channels, config.image_size, config.image_size)
-        examples = dict.fromkeys((_REFERENCE, classes), (black, "all sites"))
+        examples = dict.fromkeys((_REFERENCE, classes), (blank_input(config, channels), "all sites"))
         return _own_models(config, import_factory(config.model), examples, labels_agree)[classes]
     with global_rng(config.seed, "model"):
         model = build_model(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Settings of data that the package loads and deals itself.
 _DEALT = (
-    *("dataset", "image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "clients"),
+    *("dataset", "image_size", "channels", "inputs", "partition", "alpha", "permuted", "permutation_seed", "clients"),
     *("clients_per_domain", "images_per_client", "scrambled"),
 )
 _NETWORK = ("width", "head_layers", "head_norm", "head_width")  # settings of the built-in networks

@@ -24,6 +24,7 @@ from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import supervise, transport
 from factorized_fl.silo.agreement import Kit, read_agreement, read_kit, write_kit
+from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.kits import make_kits, readme
 from factorized_fl.silo.settings import Settings, read_settings, save_settings
 from factorized_fl.silo.site_export import export_now
@@ -236,7 +237,7 @@ def choose_and_save(kit: Kit, *choices: Any) -> None:
     save_settings(kit, network.site_choices(kit, *choices, check=network.check_data))
 
 
-def die(kit: Path, data: Path, device: str) -> None:
+def die(kit: Path, data: Path, device: str, columns: TableColumns) -> None:
     """What the system does to a process that takes too much memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -244,10 +245,10 @@ def die(kit: Path, data: Path, device: str) -> None:
 def test_a_check_of_data_that_is_killed_gives_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(network, "check_data", die)
     with pytest.raises(UserError, match=r"The process that read '.*' was killed; perhaps there is too little memory"):
-        network.check_data_in_child(tmp_path, tmp_path / "data", "cpu")
+        network.check_data_in_child(tmp_path, tmp_path / "data", "cpu", TableColumns())
 
 
-def warn(kit: Path, data: Path, device: str) -> None:
+def warn(kit: Path, data: Path, device: str, columns: TableColumns) -> None:
     """What reading a folder with unreadable images does."""
     warnings.warn("Left out 2 unreadable images.", stacklevel=1)
 
@@ -256,7 +257,7 @@ def test_a_check_of_data_prints_warnings_as_notes(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(network, "check_data", warn)
-    network.check_data_in_child(tmp_path, tmp_path / "data", "cpu")
+    network.check_data_in_child(tmp_path, tmp_path / "data", "cpu", TableColumns())
     assert capfd.readouterr().err == "Note: Left out 2 unreadable images.\n"
 
 
