@@ -119,7 +119,7 @@ class Config:
         "statistics of images, by changes of the classifier, or as it is in truth (simulations only)",
         choices=ALIGNMENTS,
     )
-    align_confidence: float = option(0.1, "least confidence of a match that is used", low=0, high=1)
+    align_confidence: float = option(0.3, "least confidence of a match that is used", low=0, high=1)
     align_noise: float = option(0.0, "Gaussian noise on the statistics, in units of their spread between images", low=0)
     align_classes: int = option(
         0, "room for the classes of each client in what is sent; 0: as many as any client has", low=0

@@ -2,6 +2,7 @@
 
 python -m studies.alignment matching --data DATA          matching alone, no training
 python -m studies.alignment runs --data DATA --work DIR    runs; what is finished is not run again
+python -m studies.alignment collect --records DIR      results of runs of `ffl bench`
 """
 
 import argparse
@@ -22,13 +23,12 @@ from factorized_fl.core.seeds import numpy_rng, torch_rng
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.methods.class_statistics import describe_classes, random_features
 from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes, statistics_evidence
-from factorized_fl.results.classes import matched_classes
 from factorized_fl.results.rundir import Record, RunDirectory
-from factorized_fl.results.statistic import PairedSample, paired_difference
+from factorized_fl.results.statistic import compare_paired, paired_from_counts
 from factorized_fl.simulate.alignment import true_labels
 from factorized_fl.simulate.build import build_scenario_of
 from factorized_fl.simulate.networks import model_inputs
-from studies.runner import Clock, Job, as_record, run_jobs, write_measured
+from studies.runner import Clock, Job, as_record, run_jobs, write_measured, write_record
 
 PRESETS = ("mini-domains", "mini-domains-dirichlet", "mini-domains-unequal", "mini-domains-30")
 ALIGNED = ("off", "statistics", "classifier", "true")
@@ -147,26 +147,55 @@ def measure_matching(data: Path, seeds: Sequence[int]) -> Record:
 
 def measure_run(directory: RunDirectory, start: float) -> Record:
     """The results of one run, and how many of the matches of its last round are right."""
-    config, clients = directory.config(), directory.clients()
-    last = {line["client"]: line for line in directory.metrics() if line["accuracy"] is not None}
+    summary, clients = directory.summary(), directory.clients()
+    assert summary is not None
     environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
     record: Record = {
         "commit": environment.pop("commit"),
         "environment": environment,
-        "configuration": as_record(config),
+        "configuration": as_record(directory.config()),
         "clients": {
             "domain": [client["domain"] for client in clients],
             "scored": [client["test"] for client in clients],
         },
-        "correct": [last[k]["correct"] for k in sorted(last)],
-        "accuracy": float(np.mean([last[k]["accuracy"] for k in sorted(last)])),
-        "bytes": sum(line["up_bytes"] + line["down_bytes"] for line in directory.metrics()),
+        "correct": [client["correct"] for client in summary["clients"]],
+        "accuracy": summary["accuracy_mean"],
         "seconds": round(start + sum(line["seconds"] for line in directory.timing()), 1),
     }
-    if config.align != "off":
-        pairs = [row for row in matched_classes(directory.path) if row.peer]
-        record["matches"] = {"matched": len(pairs), "right": sum(bool(row.right) for row in pairs)}
-    return record
+    return record | {name: summary[name] for name in ("matches",) if name in summary}
+
+
+def from_cell(cell: Record) -> Record:
+    """The results of one run as `measure_run` gives them, from a record of `ffl bench`."""
+    summary = cell["summary"]
+    record: Record = {
+        "commit": cell["commit"],
+        "environment": cell["machine"],
+        "configuration": cell["configuration"],
+        "clients": {"domain": cell["domains"], "scored": [client["total"] for client in summary["clients"]]},
+        "correct": [client["correct"] for client in summary["clients"]],
+        "accuracy": summary["accuracy_mean"],
+        "seconds": cell["seconds"],
+    }
+    return record | {name: summary[name] for name in ("matches",) if name in summary}
+
+
+def name_of(config: Record, settings: Record) -> str:
+    """The name of a run's file."""
+    more = (f"{key}-{value}" for key, value in settings.items())
+    return "-".join((config["preset"], config["method"], config["align"], *more, str(config["seed"])))
+
+
+def collect(folder: Path, out: Path) -> list[str]:
+    """Writes the results of all records of runs below a folder; returns their names."""
+    names = []
+    for path in sorted(folder.rglob("*.json")):
+        cell = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(cell, dict) and {"configuration", "summary", "domains"} <= cell.keys():
+            name = name_of(cell["configuration"], {})
+            write_record(out / f"{name}.json", from_cell(cell))
+            names.append(name)
+    return names
 
 
 def _shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
@@ -201,31 +230,45 @@ def matching_lines(record: Record) -> list[str]:
 def run_lines(folder: Path) -> list[str]:
     """The rows of the documentation's table of runs: accuracy, and the difference from the runs without matching."""
     found: dict[tuple[str, str], dict[str, dict[int, Record]]] = {}
-    for path in sorted(folder.glob("mini-*.json")):
+    for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        config = record["configuration"]
-        ways = found.setdefault((config["preset"], config["method"]), {})
-        ways.setdefault(config["align"], {})[config["seed"]] = record
+        if "configuration" in record and "correct" in record:
+            config = record["configuration"]
+            ways = found.setdefault((config["preset"] or "pacs", config["method"]), {})
+            ways.setdefault(config["align"], {})[config["seed"]] = record
     lines = []
-    for (preset, method), ways in found.items():
-        for align, records in ways.items():
-            common = sorted(records.keys() & ways.get("off", {}).keys())
-            samples = [_sample(records[seed], ways["off"][seed]) for seed in common]
-            difference = paired_difference(samples) if align != "off" else None
-            change = f"{100 * difference.value:+.1f} ± {200 * difference.error:.1f}" if difference else ""
+    for (preset, method), ways in sorted(found.items()):
+        for align in (way for way in ALIGNED if way in ways):
+            records = ways[align]
+            difference = None if align == "off" else difference_of(records, ways.get("off", {}))
+            change = "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * x for x in difference)) if difference else ""
             accuracy = 100 * float(np.mean([record["accuracy"] for record in records.values()]))
-            pairs = [record["matches"] for record in records.values() if "matches" in record]
-            matched, right = (sum(each[what] for each in pairs) for what in ("matched", "right"))
-            told = f"{right} of {matched}" if pairs else ""
+            # Records of before counted only matches, in both directions, and not how many classes are equal.
+            pairs = [record["matches"] for record in records.values() if "same" in record.get("matches", {})]
+            same, matched, right = (sum(each[what] for each in pairs) for what in ("same", "matched", "right"))
+            share = f"{right / same:.0%} / {f'{right / matched:.0%}' if matched else '-'}" if pairs else ""
             seeds = ", ".join(map(str, sorted(records)))
-            lines.append(f"| `{preset}` | {method} | {align} | {accuracy:.1f} | {change} | {told} | {seeds} |")
+            lines.append(f"| `{preset}` | {method} | {align} | {accuracy:.1f} | {change} | {share} | {seeds} |")
     return lines
 
 
-def _sample(ours: Record, base: Record) -> PairedSample:
-    """Two runs of one seed; clients of one domain share test images."""
-    pairs = zip(ours["correct"], base["correct"], ours["clients"]["scored"], strict=True)
-    return PairedSample([(own - other) / total for own, other, total in pairs], groups=ours["clients"]["domain"])
+def difference_of(ours: dict[int, Record], base: dict[int, Record]) -> tuple[float, float, float] | None:
+    """The mean difference of accuracies over the seeds of both, with its 95% interval; None without a common seed."""
+    tests = [
+        paired_from_counts(k, seed, (own, total), (other, total), domain)
+        for seed in sorted(ours.keys() & base.keys())
+        for k, (own, other, total, domain) in enumerate(
+            zip(
+                ours[seed]["correct"],
+                base[seed]["correct"],
+                ours[seed]["clients"]["scored"],
+                ours[seed]["clients"]["domain"],
+                strict=True,
+            )
+        )
+    ]
+    paired = compare_paired(tests)
+    return None if paired is None else (paired.mean.value, paired.mean.low, paired.mean.high)
 
 
 def plan_runs(
@@ -239,14 +282,14 @@ def plan_runs(
     """The runs, the most important ones first."""
     for seed, preset, method, align in itertools.product(seeds, presets, methods, aligned):
         config: Config = configure(preset, method, seed=seed, align=align, recalibrate=True, **settings)
-        name = "-".join((preset, method, align, *(f"{key}-{value}" for key, value in settings.items()), str(seed)))
+        name = name_of({"preset": preset, "method": method, "align": align, "seed": seed}, settings)
         yield Job(name, out / f"{name}.json", config, measure_run)
 
 
 def main() -> None:
     """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("matching", "runs", "show"))
+    parser.add_argument("what", choices=("matching", "runs", "collect", "show"))
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/align"))
     parser.add_argument("--work", type=Path, default=Path("runs/align"))
@@ -256,11 +299,15 @@ def main() -> None:
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--minutes", type=float)
+    parser.add_argument("--records", type=Path, help="a folder of records of `ffl bench`, for `collect`")
     given = parser.parse_args()
     seeds = [int(seed) for seed in given.seeds.split(",")]
     if given.what == "show":
         record = json.loads((given.out / "matching.json").read_text(encoding="utf-8"))
         print("\n".join([*matching_lines(record), *run_lines(given.out)]))
+        return
+    if given.what == "collect":
+        print("\n".join(collect(given.records, given.out)))
         return
     if given.what == "matching":
         measure = partial(measure_matching, given.data, seeds)

@@ -22,7 +22,8 @@ _MOST = 20.0  # limit of the evidence from one pair, so that no pair outweighs a
 _SUREST = 1e-6  # variance of a mean in units of that of single images, whatever a client declares
 _FLOOR = 1e-3  # of a feature's variance, relative to the mean of all
 _LEAST = 1e-9
-_STEPS = 50  # of the estimate of two normal distributions
+_STEPS = 50  # of estimates by expectation maximisation
+_EXPECTED = 10.0  # pairs of classes as which the share of equal pairs that is expected beforehand counts
 _APART = 3.0  # deviations by which cosines of equal classes exceed those of different ones, at least
 
 
@@ -143,18 +144,16 @@ def cosine_evidence(cosines: Array, owner: Array) -> Array:
 def assign_classes(scores: Array, owner: Array) -> tuple[Array, Array]:
     """A group number for each class, int64 [N], and the confidence in it, from 0 to 1.
 
-    The grouping maximises the summed evidence of all pairs in one group, less the prior: log of the number of classes
-    that other clients have on average, because one of them is expected to be the same class. Groups are merged by
-    their mean evidence; then the classes of one client at a time are assigned anew to the groups of all others, by the
-    Hungarian method, as long as this raises the sum.
+    The grouping maximises the summed evidence of all pairs in one group, after the prior of `prior_odds`. Groups are
+    merged by their mean evidence; then the classes of one client at a time are assigned again to the groups of all
+    others, by the Hungarian method, as long as this raises the sum.
 
     Args:
         scores: the evidence for each pair, [N, N].
         owner: the client of each class, [N].
     """
     clients = np.unique(owner)
-    prior = math.log(max(2.0, len(owner) * (1 - 1 / len(clients))))
-    gain = np.clip(scores - prior, -_MOST, _MOST)
+    gain = np.clip(scores + prior_odds(scores, owner), -_MOST, _MOST)
     labels = _merge(gain, owner)
     for _ in range(5 * len(clients)):
         raised, members, better = max(
@@ -166,6 +165,27 @@ def assign_classes(scores: Array, owner: Array) -> tuple[Array, Array]:
     confidence = _confidence(gain, owner, labels)
     labels = np.unique(labels, return_inverse=True)[1]
     return labels, np.where(np.bincount(labels)[labels] > 1, confidence, 0.0)
+
+
+def prior_odds(scores: Array, owner: Array) -> Array:
+    """The logarithm of the odds that two classes are one before their own evidence counts, [N, N].
+
+    Two clients that have many classes in common are expected to have more of them. So for each pair of clients the
+    share of equal pairs of classes is estimated from the evidence for all of them, by expectation maximisation. It
+    begins with the share at which a class is expected to have one equal class at the other clients, which counts as
+    `_EXPECTED` pairs of classes that were seen.
+    """
+    clients, one = np.unique(owner, return_inverse=True)
+    belongs = np.eye(len(clients))[one]  # [N, K]
+    ratio = np.exp(np.clip(scores, -_MOST, _MOST))
+    count = np.outer(belongs.sum(0), belongs.sum(0))
+    base = 1 / max(2.0, len(owner) * (1 - 1 / len(clients)))
+    share = np.full_like(count, base)
+    for _ in range(_STEPS):
+        odds = ratio * (share / (1 - share))[np.ix_(one, one)]
+        found = belongs.T @ (odds / (1 + odds)) @ belongs
+        share = np.clip((found + _EXPECTED * base) / (count + _EXPECTED), _LEAST, 0.5)
+    return np.log(share / (1 - share))[np.ix_(one, one)]
 
 
 def _merge(gain: Array, owner: Array) -> Array:
@@ -212,19 +232,22 @@ def _confidence(gain: Array, owner: Array, labels: Array) -> Array:
     """The confidence of each class in its group.
 
     A pair of a class and a group with the mean gain g has the odds exp(g), or the probability p = exp(g) / (1 +
-    exp(g)), if nothing else is known. The confidence is p times the product of 1 - p over the rivals of the pair:
-    the same class with other groups, and other classes of its client with the same group. So a class that is two
-    classes elsewhere is not matched with the more similar one of them.
+    exp(g)), if nothing else is known. The confidence is p times the product of 1 / (1 + r) over the rivals of the pair:
+    the same class with other groups, and other classes of its client with the same group. r are the odds of the rival,
+    divided by 1 + those of all other pairs of its group or class, because what fits elsewhere is no rival. So a
+    class that is two classes elsewhere is not matched with the more similar one of them.
     """
     confidence = np.zeros(len(owner))
     for client in np.unique(owner):
         members, groups, summed, sizes = _groups(gain, owner, labels, client)
         odds = np.exp(summed / sizes)
-        against = np.log1p(odds)
+        other_groups = np.log1p(odds / (1 + odds.sum(0) - odds))  # their groups may fit another class of the client
+        other_classes = np.log1p(odds / (1 + odds.sum(1, keepdims=True) - odds))  # which may fit another group
         place = {label: index for index, label in enumerate(groups)}
         for row, k in enumerate(members):
             if labels[k] in place:
                 column = place[labels[k]]
-                rivals = against[row].sum() + against[:, column].sum() - 2 * against[row, column]
+                rivals = other_groups[row].sum() + other_classes[:, column].sum()
+                rivals -= other_groups[row, column] + other_classes[row, column]
                 confidence[k] = odds[row, column] / (1 + odds[row, column]) * math.exp(-rivals)
     return confidence

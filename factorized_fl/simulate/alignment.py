@@ -162,3 +162,24 @@ def described_classes(
         generator = torch_rng(noise_seed, "class noise", client.draws_as(k))
         each.append(describe_classes(features, labels, alignment.rows.most, alignment.config.align_noise, generator))
     return {name: torch.stack([one[name] for one in each]) for name in alignment.described}
+
+
+def judge_matches(labels: torch.Tensor, truth: torch.Tensor) -> dict[str, int]:
+    """How many pairs of classes of two clients are the same class, were matched, and were matched rightly.
+
+    Both are int64 [K, M] with one number for equal classes, -1 for classes that are matched with none or do not exist.
+    """
+    flat, true = labels.flatten(), truth.flatten()
+    owner = torch.arange(len(labels)).repeat_interleave(labels.shape[1])
+    pairs = owner[:, None] < owner
+    same = pairs & (true[:, None] == true) & (true >= 0)
+    matched = pairs & (flat[:, None] == flat) & (flat >= 0)
+    return {"same": int(same.sum()), "matched": int(matched.sum()), "right": int((same & matched).sum())}
+
+
+def match_summary(scenario: Scenario, sharing: ClassSharing) -> dict[str, dict[str, int]]:
+    """The entry of a run's summary about its matches in use, judged by the names of classes with training images."""
+    truth = true_labels(scenario, sharing.rows.most)
+    for k, client in enumerate(scenario.clients):
+        truth[k, ~torch.isin(torch.arange(sharing.rows.most), scenario.targets(k, client.train))] = -1
+    return {"matches": judge_matches(sharing.matches.labels, truth)}

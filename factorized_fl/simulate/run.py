@@ -24,6 +24,7 @@ from factorized_fl.results.classes import save_classes
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.results.schema import score_of
+from factorized_fl.simulate.alignment import match_summary
 from factorized_fl.simulate.analysis import analyse, trace
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, scenario_for
 from factorized_fl.simulate.ranks import Follower, Ranks, find_ranks
@@ -202,8 +203,12 @@ def _go_on(
             raise stopped
     directory.save_analysis(analyse(federation))
     if ranks.leads:
-        state = federation.server.state if isinstance(federation.server, ServerState) else {}
-        directory.save_summary(summarise(directory) | activation(federation.method, state))
+        summary = summarise(directory)
+        if isinstance(federation.server, ServerState):
+            summary |= activation(federation.method, federation.server.state)
+        if federation.server.classes is not None:
+            summary |= match_summary(federation.scenario, federation.server.classes)
+        directory.save_summary(summary)
 
 
 def _restore(federation: Federation, directory: RunDirectory, ranks: Ranks) -> int | None:
