@@ -17,6 +17,7 @@ from factorized_fl.results.entries import Entry
 PRESET = "mini-domains"
 RATES = (0.03, 0.01, 0.003, 0.001)  # those that were seen to be best come first
 SEEDS = (1, 2, 3)  # of the options; learning rates are tried with the first
+OPTIONS_RATE = 0.01  # with which options are tried
 
 # Methods that do not try rates of their own. Those of FedAvg train as FedAvg does; FedPer shares what FedAvg shares
 # where labels are numbered differently. Those of Factorized-FL are its control and its ablations.
@@ -71,7 +72,11 @@ def planned(study: str = "") -> list[Planned]:
     """Return the runs of one study, or of both without a name, the most informative ones first."""
     found = []
     if study in ("", "options"):
-        found += [Planned("options", "factorized-fl", settings=own, seed=seed) for seed in SEEDS for own in OPTIONS]
+        found += [
+            Planned("options", "factorized-fl", settings={"lr": OPTIONS_RATE, **own}, seed=seed)
+            for seed in SEEDS
+            for own in OPTIONS
+        ]
     if study in ("", "rates"):
         methods = [name for name in METHODS if name not in SAME_RATE]
         found += [

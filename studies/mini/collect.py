@@ -1,26 +1,26 @@
-"""From finished run directories to results/mini/grid.json and results/mini/tuning.json."""
+"""From records of runs to results/mini/grid.json, tuning.json and options.json."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
-from factorized_fl.config import Config, resolve
+from factorized_fl.config import resolve
+from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.presets import find_preset
-from factorized_fl.results.effect import measure_effect
-from factorized_fl.results.reading import RunFiles, find_runs, read_run
-from factorized_fl.results.rundir import Record, RunDirectory
-from factorized_fl.results.schema import as_record
+from factorized_fl.results.control import BASELINE, control_of
+from factorized_fl.results.effect import CONTROL, Effect, effect_between
+from factorized_fl.results.rundir import Record
+from factorized_fl.results.statistic import Estimate, compare_paired, holm, paired_from_counts
+from studies.mini.cells import OPTIONS_RATE, PRESET, SAME_RATE
+from studies.mini.records import KIND, Row, Run, flat, read_runs, row_name
 from studies.runner import layout
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "mini"
-PRESET = "mini-domains"
 
-# A row of the grid: its method, whether clients aggregate with themselves alone, and the oracle.
-Row = tuple[str, bool, str]
-ALONE: Row = ("stand-alone", False, "none")
+ALONE: Row = (BASELINE, False, "none")
 FACTORISED_ALONE: Row = ("factorized-fl-beta", True, "none")  # of all methods that factorise weights
 FEDAVG: Row = ("fedavg", False, "none")
 GROUPS: Row = ("fedavg", False, "groups")
@@ -40,93 +40,66 @@ QUESTIONS: Mapping[str, Sequence[tuple[Row, Row]]] = {
     "Does factorisation help beyond grouping?": ((FACTORISED_ALONE, ALONE), (PEERS, GROUPS)),
 }
 
-
-def row_of(run: RunFiles) -> Row:
-    """Return the row of the grid that a run belongs to."""
-    return run.method, bool(run.config.get("control")), str(run.config.get("oracle", "none"))
+Runs = Mapping[int, Run]  # by seed
 
 
-def row_name(row: Row) -> str:
-    """Return a name for a row in files."""
-    method, control, oracle = row
-    return method + ("+control" if control else "") + (f"+{oracle}" if oracle != "none" else "")
-
-
-def write_grid(folder: Path, out: Path = RESULTS / "grid.json") -> None:
-    """Write the scores of the complete runs in a folder, and the answers to the questions."""
-    runs = [run for path in find_runs([folder]) if (run := read_run(path)).complete]
-    rows: dict[Row, dict[int, RunFiles]] = {}
+def write_grid(folders: Sequence[Path], out: Path = RESULTS / "grid.json") -> None:
+    """Write the scores of the runs in some folders, what each row gains, and the answers to the questions."""
+    runs = [run for run in read_runs(folders) if run.config.preset == PRESET]
+    rows: dict[Row, dict[int, Run]] = {}
     for run in runs:
-        rows.setdefault(row_of(run), {})[run.seed] = run
+        rows.setdefault(run.row, {}).setdefault(run.seed, run)
     effects = {
-        question: [_answer(rows[one], rows[other]) for one, other in pairs if _common(rows, one, other)]
+        question: [_answer(rows[one], rows[other]) for one, other in pairs if rows.get(one) and rows.get(other)]
         for question, pairs in QUESTIONS.items()
     }
-    _write(out, {"preset": PRESET, "questions": effects, "runs": [_record(run) for run in runs]})
+    gains = {row_name(row): _gains(of_row, rows.get(ALONE, {}), runs) for row, of_row in rows.items()}
+    _write(out, {"preset": PRESET, "questions": effects, "gains": gains, "runs": [_record(run) for run in runs]})
 
 
-def _common(rows: Mapping[Row, Mapping[int, RunFiles]], one: Row, other: Row) -> set[int]:
-    return rows.get(one, {}).keys() & rows.get(other, {}).keys()
-
-
-def _answer(one: Mapping[int, RunFiles], other: Mapping[int, RunFiles]) -> Record:
-    seeds = sorted(one.keys() & other.keys())
-    ours, theirs = ([runs[seed] for seed in seeds] for runs in (one, other))
-    names = [row_name(row_of(runs[0])) for runs in (ours, theirs)]
-    effect = measure_effect(ours, theirs, names[1])
-    assert effect is not None
-    means = {name: getattr(effect, name) for name in ("mean", "low", "high")}
-    counts = {word: effect.number(word) for word in ("helped", "harmed", "undecided")}
-    plain = [_means(run, "plain") - _means(base, "plain") for run, base in zip(ours, theirs, strict=True)]
-    return {"row": names[0], "over": names[1], "seeds": seeds, **means, **counts, "plain": _mean(plain)}
-
-
-def write_tuning(folders: Sequence[Path], out: Path = RESULTS / "tuning.json") -> None:
-    """Write the accuracy on validation images of the complete runs in some folders."""
-    runs = [run for path in find_runs(list(folders)) if (run := read_run(path)).complete]
-    records = [_origin(run) | {"validation": round(_validation(run), 5)} for run in runs]
-    chosen = {method: _settings(method) for method in sorted({run.method for run in runs})}
-    _write(out, {"preset": PRESET, "profile": chosen, "runs": records})
-
-
-def _settings(method: str) -> Record:
-    """Return what the profile `tuned` gives a method on the preset, as far as that is not the default."""
-    tuned = resolve(find_preset(PRESET), method)
-    plain = resolve(find_preset(PRESET), method, {"profile": "none"})
-    return {k: v for k, v in _flat(tuned).items() if v != _flat(plain)[k] and k not in ("profile", "recalibrate")}
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    return {**{k: v for k, v in vars(config).items() if k != "options"}, **config.options}
-
-
-def _origin(run: RunFiles) -> Record:
-    """Return what was run: the settings in which it differs from the preset without a profile, and where."""
-    environment = dict(run.environment)
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in {**run.config, **run.options}.items()}
-    usual = _flat(resolve(find_preset(PRESET), run.method, {"profile": "none"}))
-    usual |= {"preset": PRESET, "profile": settings.get("profile")}
-    return {
-        "row": row_name(row_of(run)),
-        "seed": run.seed,
-        "commit": environment.pop("commit", None),
-        "machine": {name: environment.get(name) for name in ("platform", "device", "threads", "python", "packages")},
-        "settings": {name: value for name, value in settings.items() if usual.get(name) != value and name != "seed"},
-        "seconds": round(sum(run.seconds.values()), 1),
+def _gains(of_row: Runs, alone: Runs, runs: Sequence[Run]) -> Record:
+    """Return what a row gains over its control and over Stand-Alone, as far as these were run."""
+    controls = {
+        seed: control
+        for seed, run in of_row.items()
+        if not run.config.control and (wanted := control_of(run.config)) != run.config
+        for control in runs
+        if control.canonical == wanted
     }
+    found = {"control": _effect(of_row, controls, CONTROL), BASELINE: _effect(of_row, alone, BASELINE)}
+    return {name: _numbers(effect) for name, effect in found.items() if effect is not None}
 
 
-def _record(run: RunFiles) -> Record:
+def _effect(ours: Runs, theirs: Runs, name: str) -> Effect | None:
+    seeds = [seed for seed in sorted(ours.keys() & theirs.keys()) if ours[seed] is not theirs[seed]]
+    return effect_between([ours[seed].tests for seed in seeds], [theirs[seed].tests for seed in seeds], name)
+
+
+def _numbers(effect: Effect) -> Record:
+    counts = {word: effect.number(word) for word in ("helped", "harmed", "undecided")}
+    return {"seeds": effect.seeds, "mean": effect.mean, "low": effect.low, "high": effect.high, **counts}
+
+
+def _answer(ours: Runs, theirs: Runs) -> Record:
+    seeds = sorted(ours.keys() & theirs.keys())
+    names = [row_name(next(iter(runs.values())).row) for runs in (ours, theirs)]
+    effect = _effect(ours, theirs, names[1])
+    assert effect is not None, names
+    plain = fmean(ours[seed].mean("plain", "test") - theirs[seed].mean("plain", "test") for seed in seeds)
+    return {"row": names[0], "over": names[1], **_numbers(effect), "seeds": seeds, "plain": plain}
+
+
+def _record(run: Run) -> Record:
     """Return the origin, the traffic and the scores of a run of the grid."""
-    summary = as_record(RunDirectory(run.path).summary())
-    return _origin(run) | {
-        "bytes": {way: run.total(f"{way}_bytes") for way in ("up", "down")},  # type: ignore[arg-type]
+    summary = run.record["summary"]
+    return run.origin() | {
+        "bytes": {way: summary[f"{way}_bytes"] for way in ("up", "down")},
         "scores": summary["score_means"],
         "clients": [_by_client(client) for client in summary["clients"]],
     }
 
 
-def _by_client(client: Mapping[str, Any]) -> Record:
+def _by_client(client: Record) -> Record:
     """Return the number of right answers of a client, by kind of statistics and part of the images."""
     return {
         "client": client["client"] + 1,
@@ -139,23 +112,57 @@ def _by_client(client: Mapping[str, Any]) -> Record:
     }
 
 
-def _summary(run: RunFiles) -> Record:
-    return as_record(RunDirectory(run.path).summary())
+def write_tuning(folders: Sequence[Path], out: Path = RESULTS / "tuning.json") -> None:
+    """Write the accuracy on validation images with each learning rate, and the best rate of each method."""
+    runs = [run for run in read_runs(folders) if run.seed == 1]
+    best: dict[str, Run] = {}
+    for run in sorted(runs, key=lambda run: run.mean(KIND, "validation")):
+        best[run.config.method] = run
+    chosen = {method: run.config.lr for method, run in best.items()}
+    chosen |= {method: chosen[of] for method, of in SAME_RATE.items() if of in chosen}
+    records = [run.origin() | {"validation": round(run.mean(KIND, "validation"), 5)} for run in runs]
+    profile = {method: {"lr": rate} for method, rate in sorted(chosen.items())}
+    _write(out, {"preset": PRESET, "profile": profile, "runs": records})
 
 
-def _means(run: RunFiles, kind: str) -> float:
-    return float(_summary(run)["score_means"][kind]["test"])
+def write_options(folders: Sequence[Path], out: Path = RESULTS / "options.json") -> None:
+    """Write the accuracy on validation images with each choice of Factorized-FL's options, and the differences.
+
+    A difference is that from the defaults with the same seeds; p-values are adjusted by Holm for all choices.
+    """
+    usual = flat(resolve(find_preset(PRESET), "factorized-fl", {"lr": OPTIONS_RATE}))
+    runs = read_runs(folders)
+    choices: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        own = {k: v for k, v in flat(run.config).items() if usual[k] != v and k != "seed"}
+        choices.setdefault(json.dumps(own, sort_keys=True), {})[run.seed] = run
+    if (defaults := choices.get("{}")) is None:
+        raise UserError("The folders hold no run with the defaults of Factorized-FL: run `python -m studies.mini run`.")
+    estimates = {key: _on_validation(of, defaults) for key, of in choices.items() if key != "{}"}
+    adjusted = holm({key: estimate.p for key, estimate in estimates.items() if estimate})
+    records = []
+    for key, of_choice in choices.items():
+        of_seeds = {
+            part: [round(of_choice[seed].mean(KIND, part), 5) for seed in sorted(of_choice)]
+            for part in ("validation", "test")
+        }
+        record: Record = {"settings": json.loads(key), "seeds": sorted(of_choice), **of_seeds}
+        if estimate := estimates.get(key):
+            record |= {"mean": estimate.value, "low": estimate.low, "high": estimate.high, "p": adjusted[key]}
+        records.append(record)
+    records.sort(key=lambda record: -fmean(record["validation"]))
+    _write(out, {"preset": PRESET, "choices": records, "runs": [run.origin() for run in runs]})
 
 
-def _validation(run: RunFiles) -> float:
-    """Return the accuracy on validation images with recalibrated statistics."""
-    if run.config.get("score") == "validation":
-        return float(_summary(run)["accuracy_mean"])
-    return float(_summary(run)["score_means"]["recalibrated"]["validation"])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _on_validation(ours: Runs, theirs: Runs) -> Estimate | None:
+    """Return the mean difference on validation images over the seeds that both have; None without any."""
+    tests = [
+        paired_from_counts(client, seed, one, theirs[seed].validation[client], ours[seed].domains[client])
+        for seed in sorted(ours.keys() & theirs.keys())
+        for client, one in ours[seed].validation.items()
+    ]
+    found = compare_paired(tests)
+    return None if found is None else found.mean
 
 
 def _write(path: Path, record: Record) -> None:
