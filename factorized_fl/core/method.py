@@ -25,6 +25,9 @@ class Method:
     needs_start: ClassVar[bool] = False  # `mix` reads `Server.start`
     # The class's own `gradient` gives the same on tensors of several clients at once, [G, ...], as one by one.
     side_by_side: ClassVar[bool] = True
+    # The class's own `gradient` is made of operations on tensors alone and reads none of their values in Python, nor
+    # any number of `Local` but `epoch_steps` with `counts_steps`. What is `side_by_side` is so in any case.
+    capturable: ClassVar[bool] = True
     further_models: ClassVar[tuple[str, ...]] = ()  # models that each client keeps beside its own
 
     def __post_init__(self) -> None:

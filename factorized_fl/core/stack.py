@@ -96,3 +96,12 @@ class ClientStack:
         for k, own in enumerate(self.own):
             flat |= {f"{prefix}/{k}/{name}": tensor for name, tensor in own.items()}
         return flat
+
+
+def copy_pairs(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copies the second tensor of each pair to the first, with one launch per type of tensor."""
+    by_type: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for to, source in pairs:
+        by_type.setdefault(to.dtype, []).append((to, source))
+    for same in by_type.values():
+        torch._foreach_copy_([to for to, _ in same], [source for _, source in same])

@@ -45,6 +45,10 @@ class Work:
         epochs = [self.config.epochs if phase.epochs is None else phase.epochs for phase in self.method.phases()]
         return sum(max(1, each * count // self.method.batches_per_step) for count in epochs)
 
+    def epoch_steps(self, k: int) -> int:
+        """Return the number of a client's steps in one local epoch."""
+        return max(1, self.batch_count(k) // (self.config.epochs * self.method.batches_per_step))
+
     def plain_batches(self, k: int) -> torch.Tensor:
         """Return the positions of a client's training images in complete batches, [n, B], equal in every round.
 

@@ -6,30 +6,50 @@ import torch
 
 from factorized_fl.core.clients import Engine
 from factorized_fl.engine import Work
+from factorized_fl.engine.compiled.engine import CompiledEngine
 from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.methods import Method
 from factorized_fl.tasks.losses import LOSSES
 
 
 def build_engine(name: str, work: Work) -> Engine:
-    """The fast engine on a GPU if it supports the run, else the reference engine and one warning that says why."""
-    if work.device.type == "cuda":  # for both engines; PyTorch's own choice is TF32
+    """The engine of that name, "reference" or "compiled", or with "auto" the fastest that supports the run.
+
+    "auto" is the reference engine on a CPU, and on a GPU with one warning that says why.
+    """
+    if work.device.type == "cuda":  # for all engines; PyTorch's own choice is TF32
         torch.backends.cudnn.allow_tf32 = work.config.precision != "fp32"
-    reference = ReferenceEngine(work)
+    if name == "compiled":
+        return CompiledEngine(work)
     if name == "reference" or work.device.type != "cuda":
-        return reference
-    if reason := _why_not(work):
+        return ReferenceEngine(work)
+    reason = _why_not(work)
+    if reason and capturable(work.method):
+        return CompiledEngine(work)
+    if reason:
         instead = ", with TF32 convolutions" if work.config.precision == "bf16" else ""
-        warnings.warn(f"The reference engine runs this{instead}, as {reason}.", stacklevel=2)
-        return reference
+        method = f"the gradient of {work.method.name} does not say capturable = True"
+        warnings.warn(f"The reference engine runs this{instead}, as {reason} and {method}.", stacklevel=2)
+        return ReferenceEngine(work)
     from factorized_fl.engine.resnet9_cuda.engine import CudaEngine
 
-    return CudaEngine(reference)
+    return CudaEngine(ReferenceEngine(work))
+
+
+def _owner(method: Method, hook: str) -> type:
+    """The class that defines a hook of the method."""
+    return next(c for c in type(method).__mro__ if hook in vars(c))
+
+
+def capturable(method: Method) -> bool:
+    """Whether the class that defines `gradient` declares `capturable` or `side_by_side`."""
+    own = vars(_owner(method, "gradient"))
+    return bool(own.get("capturable", False) or own.get("side_by_side", False))
 
 
 def one_by_one(method: Method) -> bool:
     """Whether a class that defines `gradient` or `finish` does not itself declare `side_by_side`."""
-    owners = [next(c for c in type(method).__mro__ if hook in vars(c)) for hook in ("gradient", "finish")]
+    owners = [_owner(method, hook) for hook in ("gradient", "finish")]
     return not all(vars(owner).get("side_by_side", False) for owner in owners)
 
 

@@ -79,8 +79,9 @@ def loss_of(engine: ReferenceEngine, k: int, clients: ClientState, tensors: Tens
             module.training = isinstance(module, nn.modules.batchnorm._BatchNorm)
         for chosen in batches:
             state = {name: tensor.clone() for name, tensor in (clients.state.client(k) | tensors).items()}
-            outputs = call_untied(model, state, engine.inputs.plain(chosen))
-            total += float(engine.task.loss.mean(outputs, engine.labels(k, chosen), weights))
+            with engine.casting():
+                outputs = call_untied(model, state, engine.inputs.plain(chosen))
+            total += float(engine.task.loss.mean(engine.exact(outputs), engine.labels(k, chosen), weights))
     return total / len(batches)
 
 

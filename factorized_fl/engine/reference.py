@@ -1,8 +1,7 @@
 """The reference engine: one client after the other in plain PyTorch, on any device. All other engines equal it."""
 
-import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle, islice
@@ -21,6 +20,7 @@ from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Tr
 from factorized_fl.engine import Work
 from factorized_fl.engine.looks import Penalty, features_of, head_inputs, loss_of, tuned
 from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
+from factorized_fl.engine.processor import casting, keep_freed_memory
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
 from factorized_fl.engine.training import clipped
 from factorized_fl.tasks.confusion import count_confusion
@@ -32,8 +32,10 @@ _EVALUATION_BATCH = 500
 class ReferenceEngine:
     """Trains on the stacks in place; one model object serves all clients with the same number of classes."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, half: bool = False) -> None:
+        """`half` computes convolutions and products in bf16, with parameters, momentum and statistics in float32."""
         keep_freed_memory()
+        self.half, self.casting = half, casting(work.device, half)
         self.work, self.config, self.method, self.scenario = work, work.config, work.method, work.scenario
         self.roles, self.device, self.task = work.roles, work.device, work.task
         self.models = {classes: model.to(work.device) for classes, model in work.models.items()}
@@ -48,7 +50,8 @@ class ReferenceEngine:
     def describe(self) -> dict[str, str | int]:
         """Returns "reference" and the precision of convolutions: there is no bf16, on a GPU TF32 replaces it."""
         exact = self.device.type != "cuda" or self.config.precision == "fp32"
-        return {"engine": "reference", "convolutions": "fp32" if exact else "tf32", "threads": self.threads}
+        precision = "bf16" if self.half else "fp32" if exact else "tf32"
+        return {"engine": "reference", "convolutions": precision, "threads": self.threads}
 
     def train(
         self, round_number: int, ks: Sequence[int], clients: ClientState, done: Callable[[int], None]
@@ -134,7 +137,7 @@ class ReferenceEngine:
             extra={name: stacked[k] for name, stacked in clients.inbox.items()},
             models={name: stack.client(k) for name, stack in clients.models.items()},
             lr=self.config.lr,
-            epoch_steps=max(1, self.work.batch_count(k) // (self.config.epochs * self.method.batches_per_step)),
+            epoch_steps=self.work.epoch_steps(k),
             trained=frozenset(trainable(self._model(k))),  # tied ones once, frozen ones not at all
             batches=partial(self.batches, round_number, k),
             classes=len(self.scenario.clients[k].classes),
@@ -145,7 +148,7 @@ class ReferenceEngine:
         )
 
     def _attach(
-        self, k: int, tensors: Tensors, losses: list[Tensor], phase: Phase
+        self, k: int, tensors: Tensors, losses: list[Tensor], phase: Phase, weights: Tensor | None = None
     ) -> tuple[Callable[..., Tensors], Tensors]:
         """A loss gradient on these tensors, and the parameters that train; each loss is noted in `losses`.
 
@@ -159,15 +162,15 @@ class ReferenceEngine:
                 tensor.data = tensors[name]
         trains = phase.trains or (lambda role: True)
         parameters: Tensors = {n: p for n, p in own.items() if p.requires_grad and trains(self.roles[n])}
-        weights = self._class_weights(k)
+        weights = self._class_weights(k) if weights is None else weights
         if not parameters:
             raise UserError(f"{self.method.name} has a phase '{phase.name}' without any parameters.")
 
         def loss_gradient(at: Tensors, batch: Batch, penalty: Penalty | None = None) -> Tensors:
             own_values = at is parameters
-            with head_inputs(model, penalty is not None) as seen:
+            with head_inputs(model, penalty is not None) as seen, self.casting():
                 outputs = model(batch.images) if own_values else call_untied(model, statistics | at, batch.images)
-            loss = self.task.loss.mean(outputs, batch.labels, weights)
+            loss = self.task.loss.mean(self.exact(outputs), batch.labels, weights)
             losses.append(loss.detach())
             if penalty is not None:
                 loss = loss + penalty(seen[0])
@@ -216,7 +219,8 @@ class ReferenceEngine:
         batches = self.work.plain_batches(k)
         for chosen in batches:
             here = tensors | {name: torch.zeros_like(tensor) for name, tensor in changed.items()}
-            call_untied(model, here, self.inputs.plain(chosen))
+            with self.casting():
+                call_untied(model, here, self.inputs.plain(chosen))
             for name, total in totals.items():
                 total.add_(here[name])
         for name, norm in norms.items():
@@ -302,9 +306,13 @@ class ReferenceEngine:
         """Logits and labels, batch by batch, in evaluation mode."""
         model = self._model(k).eval()
         for chosen in positions.split(_EVALUATION_BATCH):
-            with torch.no_grad():
+            with torch.no_grad(), self.casting():
                 logits = call_untied(model, tensors, self.inputs.plain(chosen))
-            yield logits, self.labels(k, chosen)
+            yield self.exact(logits), self.labels(k, chosen)
+
+    def exact(self, outputs: Tensor) -> Tensor:
+        """Returns outputs as losses and metrics take them: in float32 where the network computed them in bf16."""
+        return outputs.float() if self.half else outputs
 
     def labels(self, k: int, chosen: Tensor) -> Tensor:
         """Returns the targets of these examples: classes under the client's own labelling, or numbers."""
@@ -331,11 +339,3 @@ def repeatable() -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark, cudnn.deterministic = before
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc not to hand memory back to the kernel after every step: page faults cost a fifth of a CPU step."""
-    with suppress(OSError, AttributeError):  # another C library: slower, nothing else
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD

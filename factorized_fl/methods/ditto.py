@@ -21,6 +21,7 @@ class Ditto(FedAvg):
 
     name = "ditto"
     card = card_of("ditto")
+    capturable = True
     further_models = ("personal",)
 
     pull: float = option(0.1, "lambda: strength of the pull towards the global model", low=0)

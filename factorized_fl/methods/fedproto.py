@@ -33,6 +33,7 @@ class FedProto(Method):
 
     name = "fedproto"
     card = card_of("fedproto", cost=_count_prototypes)
+    capturable = True
     needs_agreeing_labels = True
 
     pull: float = option(1.0, "lambda: weight of the distance to the global prototypes", low=0)

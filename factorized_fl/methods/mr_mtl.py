@@ -22,6 +22,7 @@ class MRMTL(FedAvg):
 
     name = "mr-mtl"
     card = card_of("mr-mtl")
+    capturable = True
 
     pull: float = option(0.1, "lambda: strength of the pull towards the mean", low=0)
 

@@ -24,6 +24,7 @@ class PFedMe(FedAvg):
 
     name = "pfedme"
     card = card_of("pfedme")
+    capturable = True
 
     pull: float = option(15.0, "lambda: how near personal models stay to the shared one", above=0)
     inner_steps: int = option(5, "K: gradient steps that find the personal model", low=1)

@@ -30,6 +30,7 @@ class Scaffold(FedAvg):
 
     name = "scaffold"
     card = card_of("scaffold", cost=_count_twice)
+    capturable = True
 
     server_lr: float = option(1.0, "eta_g: the server's step along the clients' mean update", above=0)
 

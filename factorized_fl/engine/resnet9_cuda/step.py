@@ -1,6 +1,6 @@
 """One optimisation step of all lanes as a captured CUDA graph."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from factorized_fl.core.answers import checked_gradient
 from factorized_fl.core.clients import ClientState
+from factorized_fl.core.stack import copy_pairs
 from factorized_fl.core.views import Batch, Local, Tensors
 from factorized_fl.engine.resnet9_cuda.augment import COLUMNS, make_batch
 from factorized_fl.engine.resnet9_cuda.lanes import Stay
@@ -86,14 +87,14 @@ class Step:
     @torch.no_grad()
     def load(self, stays: Sequence[Stay], clients: ClientState) -> None:
         """Copy the clients of these stays into their lanes."""
-        _copy(self._places(stays, clients))
+        copy_pairs(self._places(stays, clients))
         starts = [(start, self.parameters[name]) for name, start in self.start.items()]
-        _copy((start[stay.lane], own[stay.lane]) for start, own in starts for stay in stays)
+        copy_pairs((start[stay.lane], own[stay.lane]) for start, own in starts for stay in stays)
 
     @torch.no_grad()
     def store(self, stays: Sequence[Stay], clients: ClientState) -> None:
         """Copy the clients of these stays back to the stacks; the results of idle lanes are never read."""
-        _copy((client, place) for place, client in self._places(stays, clients))
+        copy_pairs((client, place) for place, client in self._places(stays, clients))
         for stay in stays:
             start = {name: tensor[stay.lane] for name, tensor in self.start.items()}
             steps, tensors = stay.end - stay.first, clients.state.client(stay.client)
@@ -111,12 +112,3 @@ class Step:
         for place, given in ((self.positions, positions), (self.labels, labels), (self.rows, rows)):
             place.copy_(given)
         self.graph.replay()
-
-
-def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second tensor of each pair to the first, with one launch per type of tensor."""
-    by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-    for to, source in pairs:
-        by_type.setdefault(to.dtype, []).append((to, source))
-    for same in by_type.values():
-        torch._foreach_copy_([to for to, _ in same], [source for _, source in same])
