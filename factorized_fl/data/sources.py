@@ -22,7 +22,8 @@ _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("datasets.toml"
 HUB: dict[str, dict[str, Any]] = _TABLES["hub"]
 DOMAINS: dict[str, str] = _TABLES["domains"]  # of CIFAR-100: the names of their classes
 _DRAWN = {"embedded": (digits, shapes, textures), "digits": (digits,), "shapes": (shapes,), "textures": (textures,)}
-DATASETS = (*HUB, "cifar100-domains", *_DRAWN, "folder")
+MIXTURE: dict[str, str] = _TABLES["mixture"]  # its domains and the names of their classes
+DATASETS = (*HUB, "cifar100-domains", "mixture", *_DRAWN, "folder")
 
 
 def load(
@@ -48,6 +49,8 @@ def load(
         return _folders(data, size, _or(channels, 3))
     if dataset == "cifar100-domains":
         return _cifar100_domains(data, size, _or(channels, 3))
+    if dataset == "mixture":
+        return [_some_classes(load(each, data, size=_or(size, 32), channels=_or(channels, 3))[0]) for each in MIXTURE]
     if dataset == "mnist":
         size, channels = _or(size, 28), _or(channels, 1)
     return [cached_parquet(_parquet_files(data, dataset), dataset, size, _or(channels, 3))]
@@ -126,6 +129,16 @@ def _cut_by_domain(whole: ImageSet) -> list[ImageSet]:
         cut.append(ImageSet(name, whole.images[first:last], labels, whole.classes[first_class:beyond]))
         first_class, first = beyond, last
     return cut
+
+
+def _some_classes(whole: ImageSet) -> ImageSet:
+    """Return the images of the classes that the mixture keeps of a dataset, in the order of their names there."""
+    names = MIXTURE[whole.name].split()
+    if missing := [name for name in names if name not in whole.classes]:
+        raise UserError(f"The classes of '{whole.name}' do not include '{missing[0]}': give the hub's files.")
+    kept = torch.tensor([names.index(name) if name in names else -1 for name in whole.classes])[whole.labels]
+    split = None if whole.split is None else whole.split[kept >= 0]
+    return ImageSet(whole.name, whole.images[kept >= 0], kept[kept >= 0], tuple(names), split)
 
 
 def _folders(data: Path | None, size: int | None, channels: int) -> list[ImageSet]:

@@ -15,6 +15,7 @@ from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.right import Graded, read_graded
 from factorized_fl.results.schema import FinalResult
 from factorized_fl.results.statistic import (
+    Estimate,
     PairedTest,
     Word,
     compare_paired,
@@ -150,16 +151,7 @@ def effect_between(runs: Sequence[Tested], references: Sequence[Tested], name: s
     A test of which the bits are missing in one of the runs is compared by its counts, as if the two tests were
     independent.
     """
-    tests: list[PairedTest] = []
-    results: dict[int, list[tuple[FinalResult, FinalResult]]] = {}
-    for run, reference in zip(runs, references, strict=True):
-        theirs = {result["client"]: result for result in reference.final}
-        for result in run.final:
-            if (k := result["client"]) in theirs:
-                test = _with_bits(k, run.seed, (result, run.right.get(k)), (theirs[k], reference.right.get(k)))
-                if test := test or _without_bits(k, run.seed, result, theirs[k]):
-                    tests.append(test)
-                    results.setdefault(k, []).append((result, theirs[k]))
+    tests, results = _pair_tests(runs, references)
     found = compare_paired(tests)
     if found is None:
         return None
@@ -179,6 +171,29 @@ def effect_between(runs: Sequence[Tested], references: Sequence[Tested], name: s
     ]
     mean = found.mean
     return Effect(name, found.seeds, mean.value, mean.low, mean.high, tuple(verdicts))
+
+
+def mean_difference(runs: Sequence[Tested], references: Sequence[Tested]) -> Estimate | None:
+    """Return the mean over clients of what `effect_between` compares; None if no client is in both."""
+    found = compare_paired(_pair_tests(runs, references)[0])
+    return None if found is None else found.mean
+
+
+def _pair_tests(
+    runs: Sequence[Tested], references: Sequence[Tested]
+) -> tuple[list[PairedTest], dict[int, list[tuple[FinalResult, FinalResult]]]]:
+    """Return the tests of clients that are in both, and the pairs of results of each."""
+    tests: list[PairedTest] = []
+    results: dict[int, list[tuple[FinalResult, FinalResult]]] = {}
+    for run, reference in zip(runs, references, strict=True):
+        theirs = {result["client"]: result for result in reference.final}
+        for result in run.final:
+            if (k := result["client"]) in theirs:
+                test = _with_bits(k, run.seed, (result, run.right.get(k)), (theirs[k], reference.right.get(k)))
+                if test := test or _without_bits(k, run.seed, result, theirs[k]):
+                    tests.append(test)
+                    results.setdefault(k, []).append((result, theirs[k]))
+    return tests, results
 
 
 def _with_bits(

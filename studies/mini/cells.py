@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from factorized_fl.api import configure
-from factorized_fl.bench.cells import Cell, run_cells
+from factorized_fl.bench.cells import Place, run_cells
+from factorized_fl.bench.suites import Cell
 from factorized_fl.methods import METHODS
 from factorized_fl.results.entries import Entry
 
@@ -88,5 +89,5 @@ def planned(study: str = "") -> list[Planned]:
 def run_planned(study: str, results: Path, work: Path, *, data: Path | None, jobs: int) -> Iterator[tuple[str, str]]:
     """Run what is missing; yield each run's name with "was done", "done" or the sentence of its error."""
     cells = [one.cell for one in planned(study)]
-    for cell, state in run_cells(cells, results, work, data=data, jobs=jobs):
+    for cell, state in run_cells(cells, Place(results, work, data), jobs):
         yield f"{cell.suite}/{cell.name}", state

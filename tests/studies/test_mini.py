@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from factorized_fl.bench.cells import read_cell, run_cells
+from factorized_fl.bench.cells import Place, read_cell, run_cells
 from factorized_fl.config import from_table
 from factorized_fl.methods import METHODS
 from factorized_fl.profiles import profile_settings
@@ -88,9 +88,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("mini")
     tiny = {"rounds": 1, "epochs": 1, "images_per_client": 16, "test_images": 20, "clients": 3}
     cell = Planned("options", "factorized-fl", "demo", {"lr": 0.01, **tiny}).cell
-    assert [state for _, state in run_cells([cell], folder, folder / "work")] == ["done"]
+    assert [state for _, state in run_cells([cell], Place(folder, folder / "work"))] == ["done"]
     assert read_cell(cell.path(folder))["summary"]["score_means"].keys() == {"plain", "recalibrated"}
-    record: dict[str, Any] = json.loads(cell.path(folder).read_text())
+    record: dict[str, Any] = read_cell(cell.path(folder))
     return record
 
 

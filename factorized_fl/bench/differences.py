@@ -1,0 +1,78 @@
+"""Differences between entries of a suite, from their result files."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from factorized_fl.bench.cells import Record, mean_accuracy, read_cell, tests_of
+from factorized_fl.bench.rates import read_rates
+from factorized_fl.bench.suites import Cell, Suite, cells_of
+from factorized_fl.methods import find_method
+from factorized_fl.results.effect import mean_difference
+from factorized_fl.results.entries import parse_entry
+from factorized_fl.results.statistic import LEVEL, Estimate, holm
+
+REFERENCE, ALONE = "factorized-peers", "stand-alone"
+Verdict = Literal["better", "worse", "undecided"]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished runs of a suite by entry and seed, and the runs that are missing."""
+
+    suite: Suite
+    runs: Mapping[str, Mapping[int, Record]]
+    missing: Sequence[Cell]
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def mean(self, entry: str, kind: str = "recalibrated") -> float:
+        """Return the mean accuracy of an entry over its clients and seeds."""
+        return statistics.fmean(mean_accuracy(run, kind) for run in self.runs[entry].values())
+
+    def difference(self, ours: str, theirs: str, kind: str = "recalibrated") -> Estimate | None:
+        """Return the mean difference of two entries over the seeds that both have; None for one entry or no such seed.
+
+        With recalibration it is known which image was classified right, without only how many.
+        """
+        if ours == theirs:
+            return None
+        runs, others = self.runs.get(ours, {}), self.runs.get(theirs, {})
+        seeds = sorted(runs.keys() & others.keys())
+        return mean_difference(*([tests_of(of[seed], kind) for seed in seeds] for of in (runs, others)))
+
+
+def read_results(suite: Suite, results: Path) -> Results:
+    """Return the finished runs of a suite; raise UserError for a damaged file or one of another configuration."""
+    rates = read_rates(suite, results)
+    runs: dict[str, dict[int, Record]] = {}
+    missing = []
+    for cell in cells_of(suite, rates):
+        path = cell.path(results)
+        if path.exists():
+            runs.setdefault(cell.entry, {})[cell.seed] = read_cell(path, cell.config)
+        else:
+            missing.append(cell)
+    return Results(suite, runs, missing, rates)
+
+
+def control_entry(entry: str) -> str:
+    """Return the entry that is the control of another: what its method reaches while clients do not meet.
+
+    The card of a method names the method whose control is the same bit for bit. An entry that is a control, or that
+    uses an oracle, has the control of its method.
+    """
+    method = parse_entry(entry).method
+    control = find_method(method).card.control or method
+    return ALONE if control == ALONE else f"{control}:control=true"
+
+
+def verdicts(estimates: Mapping[tuple[str, str], Estimate | None]) -> dict[tuple[str, str], Verdict]:
+    """Return what each difference of a family decides, by Holm's procedure over the family."""
+    known = {key: estimate for key, estimate in estimates.items() if estimate is not None}
+    adjusted = holm({key: estimate.p for key, estimate in known.items()})
+    return {
+        key: "undecided" if adjusted[key] > LEVEL else "better" if estimate.value > 0 else "worse"
+        for key, estimate in known.items()
+    }

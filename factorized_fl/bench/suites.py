@@ -1,0 +1,145 @@
+"""The suites of `ffl bench` as data: their entries, the learning rates that are tried, and the runs that follow."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from factorized_fl.api import configure
+from factorized_fl.config import Config, read_table
+from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.results.entries import Entry, parse_entry
+
+Table = dict[str, Any]
+Rates = Mapping[str, float]  # the learning rate of each entry that was tuned
+SEEDS = (1, 2, 3)
+_KEYS = ("preset", "data", "entries", "groups", "seeds", "settings", "rates_of", "tuning")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A scenario and the entries that run in it."""
+
+    name: str
+    preset: str
+    entries: tuple[str, ...]
+    seeds: tuple[int, ...] = SEEDS
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: str = ""  # the folder inside the data folder that holds its images; empty: the data folder itself
+    rates_of: str = ""  # the suite in which its learning rates are chosen
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tuned_entries(self) -> list[str]:
+        """Return the entries whose learning rate is chosen; one with an oracle has that of the entry without it."""
+        return [entry for entry in self.entries if "oracle" not in parse_entry(entry).own]
+
+    def rates(self, entry: str) -> list[float]:
+        """Return the learning rates to try for an entry."""
+        return list(self.tuning.get("methods", {}).get(parse_entry(entry).method, self.tuning.get("rates", [])))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a suite."""
+
+    suite: str
+    entry: str
+    seed: int
+    config: Config
+    data: str = ""  # as in the suite
+
+    @property
+    def name(self) -> str:
+        """Return the name of the cell's file without its ending: the entry, its learning rate and its seed."""
+        return f"{_plain(self.entry)}.lr{self.config.lr:g}.seed{self.seed}"
+
+    def path(self, results: Path) -> Path:
+        """Return the file of the result."""
+        return results / self.suite / f"{self.name}.json"
+
+
+def _plain(entry: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-=," else "_" for letter in entry)
+
+
+def read_suites(file: Path | None = None) -> dict[str, Suite]:
+    """Return the suites of a file, of the package's own without one. Raise UserError for an unknown key or group."""
+    table = read_table(file) if file else tomllib.loads(Path(__file__).with_name("suites.toml").read_text("utf-8"))
+    groups, suites = table.get("groups", {}), table.get("suites", {})
+    found = {}
+    for name, given in suites.items():
+        if strange := [key for key in given if key not in _KEYS]:
+            raise unknown(f"key of the suite {name}", strange[0], _KEYS)
+        if missing := [group for group in given.get("groups", []) if group not in groups]:
+            raise unknown(f"group of the suite {name}", missing[0], groups)
+        if given.get("rates_of", name) not in suites:
+            raise unknown(f"suite whose rates {name} takes", given["rates_of"], suites)
+        entries = [entry for group in given.get("groups", []) for entry in groups[group]] + given.get("entries", [])
+        found[name] = Suite(
+            name,
+            given["preset"],
+            tuple(dict.fromkeys(parse_entry(entry).name for entry in entries)),
+            tuple(given.get("seeds", SEEDS)),
+            {**table.get("settings", {}), **given.get("settings", {})},
+            given.get("data", ""),
+            given.get("rates_of", ""),
+            {**table.get("tuning", {}), **given.get("tuning", {})},
+        )
+    return found
+
+
+def make_cell(suite: Suite, entry: str, seed: int, rate: float | None = None) -> Cell:
+    """Return one run of a suite, with the profile's learning rate unless one is given; raise UserError if impossible.
+
+    Runs recalibrate; accuracy without recalibration is recorded beside.
+    """
+    parsed = parse_entry(entry)
+    settings = {**suite.settings, "recalibrate": True, "seed": seed} | ({} if rate is None else {"lr": rate})
+    config = configure(suite.preset, parsed.method, **parsed.settings(settings))
+    return Cell(suite.name, parsed.name, seed, config, suite.data)
+
+
+def check_entries(suite: Suite, only: Sequence[str]) -> tuple[str, ...]:
+    """Return the named entries, all of the suite without names; raise UserError for one that it does not have."""
+    names = tuple(parse_entry(entry).name for entry in only)
+    if strange := [name for name in names if name not in suite.entries]:
+        raise unknown(f"entry of the suite {suite.name}", strange[0], suite.entries)
+    return names or suite.entries
+
+
+def cells_of(suite: Suite, rates: Rates, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Cell]:
+    """Return the runs of a suite, seed by seed; `only` names entries. Raise UserError for a run that is impossible."""
+    entries = check_entries(suite, only)
+    return [make_cell(suite, entry, seed, rate_of(entry, rates)) for seed in seeds or suite.seeds for entry in entries]
+
+
+def tuning_cells(suite: Suite, only: Sequence[str] = ()) -> list[Cell]:
+    """Return the runs in which learning rates are chosen; those with the chosen rate are also runs of the suite."""
+    if suite.rates_of:
+        raise UserError(f"The suite {suite.name} takes the rates of {suite.rates_of}: tune that one.")
+    entries, seed = check_entries(suite, only), int(suite.tuning.get("seed", suite.seeds[0]))
+    return [make_cell(suite, e, seed, rate) for e in entries if e in suite.tuned_entries for rate in suite.rates(e)]
+
+
+def rate_of(entry: str, rates: Rates) -> float | None:
+    """Return an entry's chosen learning rate; None if none was chosen."""
+    parsed = parse_entry(entry)
+    without = Entry(parsed.method, {key: value for key, value in parsed.own.items() if key != "oracle"})
+    return rates.get(without.name)
+
+
+def find_cell(suite: Suite, name: str) -> Cell:
+    """Return the run of a suite whose file has this name; raise UserError if there is no such run."""
+    front, _, seed = name.rpartition(".seed")
+    plain, _, rate = front.rpartition(".lr")
+    entry = next((entry for entry in suite.entries if _plain(entry) == plain), None)
+    try:
+        if entry is not None:
+            return make_cell(suite, entry, int(seed), float(rate))
+    except ValueError:
+        pass
+    raise UserError(
+        f"The suite {suite.name} has no run '{name}': names are ENTRY.lrRATE.seedN, as `ffl bench {suite.name} --list`."
+    )
