@@ -1,4 +1,4 @@
-"""Commands for federations between organisations: serve, join, federation new / status / readmit / exclude."""
+"""Commands for federations between organisations: serve, join, federation new / status / health / readmit / exclude."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -203,6 +203,19 @@ def show_status(kit: KitFolder) -> None:
         console.print(table)
     for line in journal.last_lines(party):
         _show(line)
+
+
+@app.command("health")
+def health(
+    kit: KitFolder,
+    ready: Annotated[bool, typer.Option("--ready", help="Also require that a site reaches its coordinator.")] = False,
+) -> None:
+    """Exit with 0 if the party runs on this machine and reports, else with 1: for the probes of a service manager."""
+    party = read_kit(kit)
+    if found := status.problem(party, supervise.is_running(party), ready):
+        _show(f"{party.party}: {found}")
+        raise typer.Exit(1)
+    _show(f"{party.party}: in order")
 
 
 @app.command("readmit")

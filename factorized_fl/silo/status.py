@@ -14,6 +14,7 @@ from factorized_fl.core.files import write_atomically
 from factorized_fl.silo.agreement import Kit, read_json
 from factorized_fl.silo.sharing import shared_with
 
+SILENT = 120.0  # seconds without a report after which a health check fails
 _STALE = 30.0  # seconds after which a status no longer counts as current
 
 
@@ -29,6 +30,21 @@ def read_status(kit: Kit) -> dict[str, Any] | None:
     needed = {"note", "updated"} | ({"round", "rounds", "sites"} if kit.is_coordinator else set())
     found = read_json(kit.status, dict)
     return found if found is not None and needed <= found.keys() else None
+
+
+def problem(kit: Kit, runs: bool, ready: bool = False) -> str:
+    """What a health check finds wrong with a party, empty if nothing; a site is `ready` if it reaches its coordinator."""
+    status = read_status(kit)
+    if not runs:
+        return "it does not run"
+    if status is None:
+        return "it has not reported yet"
+    if (age := time.time() - status["updated"]) > SILENT:
+        return f"it has reported nothing for {age:.0f} s"
+    note = str(status["note"])
+    if not ready or kit.is_coordinator or note in ("done", "making the model", "waiting for the coordinator"):
+        return ""
+    return "" if note.startswith("at work on ") else note
 
 
 def is_done(kit: Kit) -> bool:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +94,17 @@ def end_with_parent() -> None:
 class Party:
     """One party's `ffl serve` or `ffl join`."""
 
-    def __init__(self, kit: Path, *arguments: object) -> None:
+    def __init__(self, kit: Path, *arguments: object, before: Sequence[str] = ()) -> None:
+        """`before` are words before the command, such as those that enter a network namespace."""
         self.kit: Kit = read_kit(kit)
+        self.before = before
         self.arguments = ["serve" if self.kit.is_coordinator else "join", str(kit), *map(str, arguments)]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, folder: Path | None = None) -> "Party":
         with (self.kit.path / "console.txt").open("ab") as console:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "factorized_fl.cli", *self.arguments],
+                [*self.before, sys.executable, "-m", "factorized_fl.cli", *self.arguments],
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

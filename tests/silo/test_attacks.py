@@ -9,10 +9,12 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
 
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import kits, supervise
@@ -91,6 +93,20 @@ def test_without_or_with_a_foreign_certificate_there_is_no_connection(
     with socket.create_connection(("127.0.0.1", port), timeout=20) as line:  # no TLS at all
         line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
         assert not line.recv(64).startswith(b"\0\0")
+
+
+def test_a_certificate_counts_only_between_its_two_times(server: Party, folder: Path, tmp_path: Path) -> None:
+    """Certificates of the right authority and key: valid now, expired, and not yet valid."""
+    made = json.loads((folder / "authority" / "cert.json").read_text())
+    key, root = made["root_pri_key"].encode(), (folder / "aster/flare/startup/rootCA.pem").read_bytes()
+    startup = Path(shutil.copytree(folder / "aster", tmp_path / "aster")) / "flare" / "startup"
+    public = load_pem_x509_certificate((startup / "client.crt").read_bytes()).public_key()
+    for begin, end, accepted in ((-2, 2, True), (-2, -1, False), (1, 2, False)):
+        times = (datetime.now(UTC) + timedelta(hours=hours) for hours in (begin, end))
+        (startup / "client.crt").write_bytes(
+            setup.make_certificate("aster", server.kit.agreement, public, key, root, *times)
+        )
+        assert greets(server.kit.agreement.port, tmp_path / "aster") is accepted, (begin, end)
 
 
 def run_agent(kit: Kit) -> "subprocess.Popen[bytes]":

@@ -24,10 +24,12 @@ def commands() -> list[list[str]]:
     for name in ("compose.trial.yaml", "compose.party.yaml"):
         services = yaml.safe_load((DEPLOY / name).read_text())["services"]
         found += [service["command"] for service in services.values() if "entrypoint" not in service]
+        found += [service["healthcheck"]["test"][2:] for service in services.values() if "healthcheck" in service]
     for unit in DEPLOY.glob("*.service"):
         found.append(shlex.split(re.search(r"^ExecStart=\S*/ffl (.*)$", unit.read_text(), re.MULTILINE)[1]))
     chart = (DEPLOY / "helm" / "templates" / "party.yaml").read_text()
-    return found + [args.split(", ") for args in re.findall(r"args: \[(.*)\]", chart)]
+    probes = [words.split(", ")[1:] for words in re.findall(r"command: \[(ffl, .*)\]", chart)]
+    return found + probes + [args.split(", ") for args in re.findall(r"args: \[(.*)\]", chart)]
 
 
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)

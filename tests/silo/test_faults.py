@@ -4,7 +4,10 @@ Minutes of real processes: `make test-network` runs these and writes what they f
 """
 
 import contextlib
+import resource
+import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -134,29 +137,94 @@ def test_a_stalled_site_does_not_stop_the_others_and_comes_back(data: Path, tmp_
     assert back[-1] == 60
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str = "4m") -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Puts a folder on a small disk; yields a function that fills the disk, calls another, and empties it."""
+    kept = folder.with_name(f"{folder.name}.kept")
+    if folder.exists():
+        shutil.move(folder, kept)
+    folder.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+
+    def fill(meanwhile: Callable[[], None]) -> None:
+        with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 4096)
+        meanwhile()
+        (folder / "filler").unlink()
+
+    try:
+        if kept.exists():
+            shutil.copytree(kept, folder, dirs_exist_ok=True)
+        yield fill
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
 def test_a_full_disk_at_a_site(data: Path, tmp_path: Path, findings: dict) -> None:
     """aster's run directory is on a small disk that fills up and is emptied later."""
     federation = Federation(tmp_path, data, **LONG)
-    disk = federation.sites["aster"].kit.run
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small disk can only be mounted by root")
+    aster = federation.sites["aster"].kit
+    journal = journal_path(aster)
 
-    def fill(federation: Federation) -> None:
-        with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(b"\0" * 4096)
-        journal = journal_path(federation.sites["aster"].kit)
+    def noticed() -> None:
         wait_for(lambda: "No space left" in journal.read_text(), "the full disk being noticed")
         time.sleep(3)
-        (disk / "filler").unlink()
+
+    with small_disk(aster.run) as fill:
+        found = federation.run(lambda federation: fill(noticed))
+    findings["disk of a site full for a while"] = found
+    print(found)
+    assert found["equal_to_undisturbed"]
+    assert found["rounds_trained_twice"] == 0
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["running", "restarted"])
+def test_a_full_disk_at_the_coordinator(killed: bool, data: Path, tmp_path: Path, findings: dict) -> None:
+    """The coordinator's whole kit is on a small disk that fills up, also while its process has to start again."""
+    federation = Federation(tmp_path, data, **LONG)
+    party = federation.coordinator
+    directory = RunDirectory(party.kit.run)
+
+    def meanwhile() -> None:
+        if killed:
+            party.kill("process")
+        before = (len(directory.timing()), party.pid("process"))
+        time.sleep(15)
+        assert len(directory.timing()) == before[0]  # no round is complete that is not on disk
+        assert party.process is not None
+        assert party.process.poll() is None, party.console  # its supervisor waits for space
+
+    with small_disk(party.kit.path, "8m") as fill:
+        found = federation.run(lambda federation: fill(meanwhile))
+        findings[f"disk of the coordinator full for a while, {'process killed' if killed else 'running'}"] = found
+    print(found)
+    assert found["equal_to_undisturbed"]
+    assert found["rounds_trained_twice"] == 0
+
+
+def test_two_thousand_idle_connections_of_strangers(data: Path, tmp_path: Path, findings: dict) -> None:
+    """Connections without a certificate that say nothing, opened while the federation runs."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 4096:
+        pytest.skip(f"this user may open {most} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    federation = Federation(tmp_path, data, **LONG)
+    port, idle = federation.coordinator.kit.agreement.port, list[socket.socket]()
+
+    def open_many(federation: Federation) -> None:
+        while len(idle) < 2000:
+            idle.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+        kill_agent(federation)  # a site has to connect again beside them
 
     try:
-        found = federation.run(fill)
+        found = federation.run(open_many)
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
-    findings["disk of a site full for a while"] = found
+        for line in idle:
+            line.close()
+    findings["2,000 idle connections"] = found | {"connections": len(idle)}
     print(found)
     assert found["equal_to_undisturbed"]
     assert found["rounds_trained_twice"] == 0

@@ -25,6 +25,7 @@ from factorized_fl.silo.site import Site
 from factorized_fl.silo.transport.flare import setup
 from tests.silo.loopback import Loopback
 from tests.silo.parties import NAMES, kits_of, make_sites, trio_config, write_trio
+from tests.silo.secrets_of import foreign_secrets, private_keys
 
 pytest.importorskip("nvflare", reason="FLARE is not installed")
 
@@ -62,25 +63,17 @@ def approved(root: Path, party: str, **options: object) -> Path:
     return root / f"{party}.approval"
 
 
-def private_keys(root: Path) -> dict[str, bytes]:
-    """The secret part of every private key, by the folder in which it lies."""
-    found = {}
-    for path in root.rglob("*"):
-        if path.is_file() and b"PRIVATE KEY" in path.read_bytes():
-            found[path.relative_to(root).parts[0]] = b"".join(path.read_bytes().splitlines()[2:-2])
-    return found
-
-
 def test_no_private_key_is_in_a_file_of_another_party(root: Path) -> None:
     for party in (COORDINATOR, *NAMES):
         install(kit_in(root, party), approved(root, party))
         check_kit(kit_in(root, party))
     secrets = private_keys(root)
     assert secrets.keys() == {"authority", COORDINATOR, *NAMES}
-    for owner, secret in secrets.items():
-        for path in root.rglob("*"):
-            if path.is_file() and path.relative_to(root).parts[0] != owner:
-                assert secret not in path.read_bytes(), path
+    assert foreign_secrets(root, secrets) == []
+    for wrapped in ({"key": setup.credentials(kit_in(root, "birch")).key.read_text()}, "raw"):  # the search finds them
+        kept = root / "aster" / "kept"
+        kept.write_bytes(secrets["birch"] if wrapped == "raw" else json.dumps(wrapped).replace("\\n", "").encode())
+        assert foreign_secrets(root, secrets) == [kept]
     for path in root.rglob("*.key"):
         assert path.stat().st_mode & 0o077 == 0
 

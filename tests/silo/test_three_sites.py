@@ -3,8 +3,10 @@
 aster has four kinds of digits, cedar all ten, birch six drawn shapes; each calls its classes by its own names.
 """
 
+import contextlib
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,27 +15,47 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from factorized_fl import api
+from factorized_fl.cli import app
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo.agreement import Kit, read_kit
+from factorized_fl.silo.keys import Notice, read_notice
 from factorized_fl.silo.status import read_status, status_lines
 from factorized_fl.silo.supervise import is_running
 from tests.silo.parties import NAMES
 from tests.silo.processes import Federation, Party, ffl, free_port, listening, save_findings, wait_for, write_hospitals
+from tests.silo.secrets_of import foreign_secrets, private_keys
 
 pytest.importorskip("nvflare", reason="FLARE is not installed")
 pytestmark = pytest.mark.xdist_group("network")
 
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "federate.md").read_text()
+FIRST, _, REST = GUIDE.partition("## 6. The months after")
 PARTIES = ("coordinator", *NAMES)
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, guide: str = GUIDE) -> list[str]:
     """The guide's blocks of code in one language."""
-    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", guide, re.DOTALL)
+
+
+def commands(guide: str) -> list[list[str]]:
+    """The words of each command in the guide's blocks, without `ffl`."""
+    lines = [line.split() for block in blocks("sh", guide) for line in block.splitlines()]
+    assert all(name == "ffl" for name, *_ in lines)
+    return [words for _, *words in lines]
+
+
+def ffl_here(words: list[str], folder: Path) -> str:
+    """The output of a command that is run in this process, which is faster."""
+    with contextlib.chdir(folder):
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    return done.output
 
 
 @dataclass
@@ -56,7 +78,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     write_hospitals(root / "data")
     (agreement,) = blocks("toml")
     (root / "sites.toml").write_text(agreement.replace("port = 8443", f"port = {free_port()}"))
-    commands = [line for block in blocks("sh") for line in block.splitlines()]
     printed: dict[str, str] = {}
     listened: dict[str, set[tuple[str, int]]] = {party: set() for party in PARTIES}
     kits: dict[str, Kit] = {}
@@ -75,16 +96,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        for command in commands:
-            if command.startswith("ffl predict"):
+        for words in commands(FIRST):
+            if words[0] == "predict":
                 wait_for(over, "the end of the federation", 150)
-            name, *arguments = command.split()
-            assert name == "ffl"
-            if arguments[0] in ("serve", "join"):  # these stay in the foreground
-                started.append(Party(root / arguments[1], *arguments[2:]).start(root))
+            if words[0] in ("serve", "join"):  # these stay in the foreground
+                started.append(Party(root / words[1], *words[2:]).start(root))
+            elif words[1] in ("request", "approve", "install"):  # the guide says that each party does the same
+                for party in PARTIES:
+                    ffl_here([word.replace("aster", party) for word in words], root)
             else:
-                printed[command] = ffl(*arguments, folder=root)
-            if command.startswith("ffl federation new"):
+                printed[" ".join(words)] = ffl(*words, folder=root)
+            if words[:2] == ["federation", "new"]:
                 kits |= {party: read_kit(root / "kits" / party) for party in PARTIES}
         for party in started:
             assert party.wait() == 0, party.console
@@ -137,7 +159,7 @@ def test_it_equals_the_run_in_one_process(finished: Finished) -> None:
 
 
 def test_the_model_answers_in_the_sites_own_words(finished: Finished) -> None:
-    said = finished.printed["ffl predict kits/aster/model data/aster"]
+    said = finished.printed["predict kits/aster/model data/aster"]
     assert len(said.splitlines()) == 120
     right = sum(f"aster calls it {line.split('/')[2][-1]}/" in line.split(": ")[0] for line in said.splitlines())
     assert right == 120
@@ -149,7 +171,7 @@ def test_the_model_answers_in_the_sites_own_words(finished: Finished) -> None:
 
 def test_every_party_has_a_page_of_what_it_may_see(finished: Finished) -> None:
     for party in ("aster", "coordinator"):
-        assert finished.printed[f"ffl report kits/{party}"] == f"Report: kits/{party}/report.html\n"
+        assert finished.printed[f"report kits/{party}"] == f"Report: kits/{party}/report.html\n"
     own, coordinators = ((finished.kits[p].path / "report.html").read_text() for p in ("aster", "coordinator"))
     assert "aster calls it 3" in own
     assert "aster calls it" not in coordinators
@@ -160,7 +182,7 @@ def test_every_party_has_a_page_of_what_it_may_see(finished: Finished) -> None:
 
 
 def test_a_first_look_at_the_data(finished: Finished) -> None:
-    said = finished.printed["ffl data inspect data/aster"]
+    said = finished.printed["data inspect data/aster"]
     assert "120 images in 4 classes, 16x16; 120 grey, 0 colour; 0 unreadable" in said
     assert re.search(r"aster calls it 0 +. +30", said)
 
@@ -195,15 +217,37 @@ def test_only_the_coordinators_port_is_open(finished: Finished) -> None:
 
 
 def test_private_keys_are_their_owners_only(finished: Finished) -> None:
-    keys = [*list((finished.root / "kits").rglob("*.key")), finished.root / "kits" / "authority" / "cert.json"]
+    keys = list((finished.root / "kits").rglob("*.key"))
     assert len(keys) == 5
     for key in keys:
         assert key.stat().st_mode & 0o077 == 0
         assert key.parent.stat().st_mode & 0o077 == 0
+    secrets = private_keys(finished.root / "kits")
+    assert secrets.keys() == {"authority", *PARTIES}
+    assert foreign_secrets(finished.root / "kits", secrets) == []
+
+
+def test_the_months_after(finished: Finished, tmp_path: Path) -> None:
+    """The guide's commands for renewal, a new site, a revoked one and more rounds, on a copy of the kits."""
+    shutil.copytree(finished.root / "kits", tmp_path / "kits")
+    printed = {" ".join(words): ffl_here(words, tmp_path) for words in commands(REST)}
+    for words, said in {
+        "federation install kits/aster aster.approval": "aster has a certificate until",
+        "federation install kits/dahlia dahlia.approval": "dahlia has a certificate until",
+        "federation install kits/aster kits/members.json": "aster takes part in 8 rounds now",
+        "federation audit kits/aster": "the chain is unbroken",
+    }.items():
+        assert said in printed[words]
+    coordinator = read_kit(tmp_path / "kits" / "coordinator")
+    assert coordinator.agreement.sites == (*NAMES, "dahlia")
+    assert read_notice(coordinator) == Notice(3, (*NAMES, "dahlia"), ("birch",), 8)
+    assert (coordinator.config.rounds, coordinator.config.clients) == (8, 4)
+    secrets = private_keys(tmp_path / "kits")
+    assert foreign_secrets(tmp_path / "kits", secrets) == []
 
 
 def test_status_is_readable_before_and_after(finished: Finished) -> None:
-    assert "coordinator of trio: " in finished.printed["ffl federation status kits/coordinator"]
+    assert "coordinator of trio: " in finished.printed["federation status kits/coordinator"]
     after = "\n".join(status_lines(finished.kits["coordinator"]))
     assert "coordinator of trio: complete" in after
     assert "round 3 of 3" in after
