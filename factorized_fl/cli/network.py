@@ -19,6 +19,7 @@ from factorized_fl.silo.agreement import AUTHORITY, LOOPBACK, Kit, read_kit
 from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.preflight import refuse_leftovers, refuse_links
 from factorized_fl.silo.settings import Settings, has_settings, read_settings
+from factorized_fl.silo.trial import end_trial, make_trial, set_visitors
 
 app = typer.Typer(help="Federations between organisations.", no_args_is_help=True)
 add_commands(app)
@@ -83,11 +84,17 @@ def new(
     _show(f"{out / AUTHORITY}: keep this one to yourself")
 
 
-def serve(kit: KitFolder) -> None:
+def serve(
+    kit: KitFolder,
+    visitors: Annotated[
+        bool, typer.Option("--visitors", help="After the last round, let new sites try the federation, until Ctrl-C.")
+    ] = False,
+) -> None:
     """Coordinate a federation. Stop with Ctrl-C; repeat to continue."""
     party = read_kit(kit)
     if not party.is_coordinator:
         raise UserError(f"'{kit}' is the kit of the site {party.party}: use `ffl join`.")
+    set_visitors(party, visitors)
     _run(party)
     _show(f"Complete. The coordinator's run directory: {party.run}")
 
@@ -191,6 +198,21 @@ def site_choices(
     if told := _REVEALED.get(str(party.table.get("align"))):
         _show(f"This federation matches the classes of its sites: {told} docs/classes.md says more.")
     return Settings(data, found.device, report, alone, before.limit if limit is None else limit, named)
+
+
+@app.command("try")
+def try_federation(
+    kit: KitFolder,
+    data: Annotated[Path, typer.Option("--data", help="Your images: a folder per class, or parquet.")],
+    device: DeviceName = None,
+) -> None:
+    """Try a finished federation before you join: train with what it would give you, and alone. It keeps nothing."""
+    party = read_kit(kit)
+    supervise.refuse_running(party)
+    trial = make_trial(party)
+    supervise.save_choices(trial, site_choices(trial, data, False, True, device))
+    _run(trial)
+    _show(end_trial(trial))
 
 
 @app.command("status")

@@ -16,6 +16,8 @@ coordinator  rounds with deadlines and a quorum, resumed from a checkpoint
 site         one site's state, training and answers, resumed from a checkpoint
 trainer      the process in which a site trains
 keeper       that process as the agent sees it
+trial        a new site's trial of a finished federation
+visits       the coordinator's part in that
 finish       a site's last phase, which needs no coordinator
 agent        a site's side of the transport
 transport    the interface of a transport, and the one between machines

@@ -19,6 +19,7 @@ from factorized_fl.silo.preflight import connection_problem
 from factorized_fl.silo.settings import site_limit
 from factorized_fl.silo.status import write_status
 from factorized_fl.silo.transport import CannotContinue, Line, Unreachable
+from factorized_fl.silo.trial import is_trial
 
 _RETRY = 0.5
 _PATIENCE = HOLD + 10.0  # seconds to wait for an answer
@@ -31,8 +32,11 @@ class Agent:
         self.kit, self.journal, self.line = kit, journal, line
         self.reachable = True
         self.twice = False
+        self.closed = False
         self.audit = Audit(kit)
         self.about: dict[str, Any] = {"version": __version__, "seat": kit.seat}
+        if is_trial(kit):
+            self.about["visit"] = True
         limit = site_limit(kit) * 1e6 / 8  # bytes per second
         self.courier = Courier(self._ask, kit.agreement.id, kit.agreement.largest, Pace(limit))
 
@@ -55,6 +59,8 @@ class Agent:
                 why = "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
                 if reply.fields.get("revoked"):
                     why = "the authority has revoked this site"
+                elif reply.fields.get("turned_away"):
+                    why = "the coordinator found something invalid in what this site sent; its journal says more"
                 elif theirs != __version__:
                     why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
                 self.audit("refused", words=why)
@@ -64,6 +70,10 @@ class Agent:
                 finish(self.kit, self.journal, trainer)
                 return
             if reply.kind == "wait":
+                closed = bool(reply.fields.get("closed"))
+                if closed and not self.closed:
+                    self.journal("the coordinator receives no visitors yet: after its last round, with --visitors")
+                self.closed = closed
                 write_status(self.kit, "waiting for the coordinator")
             else:
                 name = str(reply.fields.get("request", ""))[:60]

@@ -37,6 +37,7 @@ from factorized_fl.silo.relay import SecretRelay
 from factorized_fl.silo.sharing import PATIENCE, warn_if_nothing_is_shared
 from factorized_fl.silo.status import read_status, write_status
 from factorized_fl.silo.transport import CannotContinue
+from factorized_fl.silo.visits import receive_visitors
 from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import activation, summarise
 
@@ -77,6 +78,7 @@ class Coordinator:
     def work(self) -> None:
         """Runs all rounds, then keeps answering until every site knows of the end, for a limited time."""
         self.run()
+        receive_visitors(self)
         self.farewell(FAREWELL)
         time.sleep(_LAST_ANSWER)  # the transport may still be sending it
         self.log("the federation is complete")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from factorized_fl import __version__
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.pieces import Counter
+from factorized_fl.silo.trial import ROUNDS_OF_A_TRIAL
 
 HOLD = 2.0  # seconds that a poll is held open while there is no request
 _TICK = 1.0  # seconds between two calls of `tick`
@@ -40,6 +41,7 @@ class Connection:
     down: int = 0  # bytes sent
     told_end: bool = False
     refused: bool = False  # its agreement differs
+    visit: bool = False  # it tries the federation and takes part in no round
     turn: int = 0  # number of its last poll
     transfers: Counter = field(default_factory=Counter)  # messages that travel in pieces
     moved: float = -math.inf  # time of the last piece
@@ -65,6 +67,8 @@ class Mailbox:
     ended: bool = False  # all rounds are done
     told_before: Collection[str] = ()  # sites that an earlier process notified of the end
     closed: bool = False  # this process no longer serves sites
+    open: bool = False  # visitors are received
+    turned_away: set[str] = field(default_factory=set)  # visitors that sent something invalid
 
     def __post_init__(self) -> None:
         self.lines = {site: Connection() for site in self.sites}
@@ -101,6 +105,12 @@ class Mailbox:
             return Message("refused", self.federation, {"version": __version__, "revoked": True})
         if self._differs(site, line, news):
             return Message("refused", self.federation, {"version": __version__})
+        line.visit = bool(news.fields.get("visit"))
+        if line.visit and site in self.turned_away:
+            return Message("refused", self.federation, {"version": __version__, "turned_away": True})
+        if line.visit and not self.open:
+            self.changed.wait_for(lambda: self.open, hold)
+            return Message("wait", self.federation, {"closed": True})
         line.seen = self.clock()
         line.up += len(news.payload)
         if news.kind in ("piece", "fetch"):
@@ -125,17 +135,22 @@ class Mailbox:
         self.changed.notify_all()
         if news.kind == "busy":
             return Message("wait", self.federation)
-        self.changed.wait_for(lambda: line.request is not None or self.ended or line.turn != turn, hold)
+        self.changed.wait_for(lambda: line.request is not None or self._ended(line) or line.turn != turn, hold)
         if line.turn != turn and line.request is None:
             # Two copies of a site would poll in a tight loop.
-            self.changed.wait_for(lambda: self.ended, min(hold, _SHORT))
+            self.changed.wait_for(lambda: self._ended(line), min(hold, _SHORT))
         line.seen = self.clock()
         if line.request is not None:
             reply = line.transfers.announce(line.request)
             line.down += len(reply.payload)
             return reply
-        line.told_end = self.ended
-        return Message("end" if self.ended else "wait", self.federation)
+        ended = self._ended(line)
+        line.told_end = ended
+        return Message("end" if ended else "wait", self.federation)
+
+    def _ended(self, line: Connection) -> bool:
+        """True if nothing is left to do for this site."""
+        return self.ended and not (line.visit and line.done < ROUNDS_OF_A_TRIAL)
 
     def _piece(self, line: Connection, news: Message) -> Message | None:
         """The reply to a piece, or the whole message with its last piece; None if there is neither."""

@@ -33,7 +33,7 @@ def read_status(kit: Kit) -> dict[str, Any] | None:
 
 
 def problem(kit: Kit, runs: bool, ready: bool = False) -> str:
-    """What a health check finds wrong with a party, empty if nothing; a site is `ready` if it reaches its coordinator."""
+    """What a health check finds wrong with a party, empty if nothing; `ready` asks for its connection."""
     status = read_status(kit)
     if not runs:
         return "it does not run"

@@ -41,5 +41,6 @@ def certify(
         pem = serialization.Encoding.PEM
         plain = serialization.NoEncryption()
         files.key.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+        files.key.chmod(0o600)
         files.certificate.write_bytes(certificate(party, key, "authority", authority, days).public_bytes(pem))
         files.root.write_bytes(root.public_bytes(pem))
