@@ -121,7 +121,7 @@ def test_a_limit_of_bandwidth_is_kept(tmp_path: Path) -> None:
     file = kit.path / "site.toml"
     file.write_text(file.read_text().replace("limit = 2.5\n", ""))  # written by an earlier version
     assert read_settings(kit) == Settings(tmp_path)
-    file.write_text(file.read_text() + "limit = -1\n")
+    file.write_text("limit = -1\n" + file.read_text())
     with pytest.raises(UserError, match="has no valid 'limit', a number of megabits"):
         read_settings(kit)
 
