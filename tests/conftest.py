@@ -1,4 +1,9 @@
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,3 +43,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium here: `make chromium` installs Debian's, as root")
+    if subprocess.run([sys.executable, "-m", "playwright", "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("Playwright does not start here: `make chromium` installs the library that it needs, as root")
+    with sync_api.sync_playwright() as playwright:
+        # A name elsewhere that leads to this machine: how a foreign page would try to read ours.
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        yield browser
+        browser.close()

@@ -14,7 +14,7 @@ from factorized_fl.cli.common import console, show_warnings_as_notes
 from factorized_fl.cli.members import add_commands
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo import audit, control, journal, status, supervise
+from factorized_fl.silo import audit, control, journal, live, status, supervise, watch
 from factorized_fl.silo.agreement import AUTHORITY, LOOPBACK, Kit, read_kit
 from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.preflight import refuse_leftovers, refuse_links
@@ -47,6 +47,12 @@ Alone = Annotated[
 Limit = Annotated[
     float | None,
     typer.Option("--limit", help="Megabits per second that messages may use each way; 0: no limit.", min=0),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics", help="Serve /metrics, /healthz, /readyz and a page on this port of 127.0.0.1.", min=1, max=65535
+    ),
 ]
 DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
 
@@ -89,13 +95,14 @@ def serve(
     visitors: Annotated[
         bool, typer.Option("--visitors", help="After the last round, let new sites try the federation, until Ctrl-C.")
     ] = False,
+    metrics: MetricsPort = None,
 ) -> None:
     """Coordinate a federation. Stop with Ctrl-C; repeat to continue."""
     party = read_kit(kit)
     if not party.is_coordinator:
         raise UserError(f"'{kit}' is the kit of the site {party.party}: use `ffl join`.")
     set_visitors(party, visitors)
-    _run(party)
+    _run(party, metrics)
     _show(f"Complete. The coordinator's run directory: {party.run}")
 
 
@@ -110,6 +117,7 @@ def join(
     alone: Alone = None,
     device: DeviceName = None,
     limit: Limit = None,
+    metrics: MetricsPort = None,
 ) -> None:
     """Take part in a federation with your own data. Stop with Ctrl-C; repeat to continue."""
     party = read_kit(kit)
@@ -120,13 +128,17 @@ def join(
         named = {name: value for name, value in columns.items() if value}
         choices = site_choices(party, data, report_accuracy, alone, device, limit, named)
         supervise.save_choices(party, choices)
-        _run(party)
+        _run(party, metrics)
     model = f"Your model: {party.model}" if party.model.is_dir() else "You took part in no round and have no model"
     _show(f"Done. {model}; the metrics of all rounds: {party.run}")
 
 
-def _run(party: Kit) -> None:
-    if not supervise.supervise(party, _show):
+def _run(party: Kit, metrics: int | None = None) -> None:
+    with watch.serving(party, metrics) as url:
+        if url:
+            _show(f"Page, health and metrics of {party.party}: {url}")
+        ended = supervise.supervise(party, _show)
+    if not ended:
         _show("Stopped: nothing is lost, start again to go on.")
         raise typer.Exit(130)
 
@@ -216,9 +228,18 @@ def try_federation(
 
 
 @app.command("status")
-def show_status(kit: KitFolder) -> None:
+def show_status(
+    kit: KitFolder,
+    ready: Annotated[
+        bool, typer.Option("--ready", help="Exit with 1 unless the party can take part now: for health checks.")
+    ] = False,
+) -> None:
     """Show the sites, the round, reported accuracies and the time left."""
     party = read_kit(kit)
+    if ready:
+        why = live.readiness(party)
+        _show(f"{party.party} is not ready: {why}" if why else f"{party.party} is ready")
+        raise typer.Exit(1 if why else 0)
     runs = supervise.is_running(party)
     _show("\n".join(status.status_lines(party, runs)))
     if table := status.sites_table(party, runs):

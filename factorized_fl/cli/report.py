@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from factorized_fl.cli.common import console, notes
+from factorized_fl.results.schema import FEDERATION
+
+if TYPE_CHECKING:
+    from factorized_fl.core.loopback import LoopbackServer
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, folders of them, or a kit.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Serve the page on this machine during the run.")]
@@ -32,18 +36,28 @@ def report_command(
 
 
 def watch_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, or a folder of them.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR|KIT", help="A run directory, a folder of them, or a kit.")],
     port: Annotated[int, typer.Option("--port", help="Port to serve at; 0: any free port.", min=0, max=65535)] = 0,
 ) -> None:
-    """Serve the page of a run in progress, which updates itself. Stop with Ctrl-C."""
-    from factorized_fl.report.watch import page_server
-
-    with page_server(run, port) as server:
+    """Serve the page of a run in progress, or of a party of a federation; it updates itself. Stop with Ctrl-C."""
+    with _server(run, port) as server:
         console.print(f"Watching {run} at {server.url} (stop with Ctrl-C)", highlight=False, soft_wrap=True)
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             console.print("Stopped watching; a run in progress continues.")
+
+
+def _server(path: Path, port: int) -> "LoopbackServer":
+    """The server of a run's page, or of a party's."""
+    if (path / FEDERATION).is_file():
+        from factorized_fl.silo.agreement import read_kit
+        from factorized_fl.silo.watch import party_server
+
+        return party_server(read_kit(path), port)
+    from factorized_fl.report.watch import page_server
+
+    return page_server(path, port)
 
 
 @contextmanager

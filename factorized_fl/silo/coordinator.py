@@ -131,8 +131,7 @@ class Coordinator:
         """Adds the bytes that earlier processes of this coordinator counted, if their status can be read."""
         with suppress(KeyError, TypeError), self.mailbox.changed:
             for row in (read_status(self.kit) or {"sites": []})["sites"]:
-                line = self.mailbox.lines[row["name"]]
-                line.up, line.down = line.up + row["up_bytes"], line.down + row["down_bytes"]
+                self.mailbox.lines[row["name"]].count_on(row)
 
     def _gather(self) -> None:
         """Before the first round: waits for all sites, or for the deadline and a quorum."""
@@ -317,6 +316,7 @@ class Coordinator:
     def strike(self, k: int, reason: str) -> None:
         """Counts a bad answer of a site, and quarantines the site after several in a row."""
         aside = self.memory.strike(k)
+        self.mailbox.lines[self.sites[k]].bad += 1
         self.say(k, f"dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
         if aside:
             save_quarantine(self)

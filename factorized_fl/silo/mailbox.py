@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from factorized_fl import __version__
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
@@ -48,6 +49,12 @@ class Connection:
     slow: bool = False  # connected at a deadline, and has answered nothing since
     minute: float = -math.inf  # start of the minute in which faults are counted
     faults: int = 0  # in this minute
+    bad: int = 0  # messages that failed a check
+
+    def count_on(self, row: Mapping[str, Any]) -> None:
+        """Add the numbers of an earlier process, from its status."""
+        self.up, self.down = self.up + row["up_bytes"], self.down + row["down_bytes"]
+        self.bad += row.get("refused", 0)
 
 
 @dataclass
@@ -84,6 +91,7 @@ class Mailbox:
         except BadMessage as error:
             self.note(site, f"refused its message, as {error}")
             line = self.lines[site]
+            line.bad += 1
             with self.changed:
                 line.seen = self.clock()
                 if line.request is not None:  # the message counts as an invalid answer

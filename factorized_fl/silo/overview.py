@@ -15,7 +15,7 @@ def site_rows(
     accuracy: Mapping[int, float],
     timing: Sequence[Record],
 ) -> list[Record]:
-    """Returns a record for each site: connection, work, images, strikes, sharing, accuracy and bytes."""
+    """Returns a record for each site: connection, work, images, strikes, sharing, accuracy, bytes and what is due."""
     return [
         {
             "name": site,
@@ -28,9 +28,20 @@ def site_rows(
             "accuracy": accuracy.get(k),
             "up_bytes": line.up,
             "down_bytes": line.down,
+            "refused": line.bad,
+            "waited_for": waited_for(memory, mailbox, k),
         }
         for k, (site, line) in enumerate(mailbox.lines.items())
     ]
+
+
+def waited_for(memory: Memory, mailbox: Mailbox, k: int) -> bool:
+    """Returns whether the coordinator waits for a site's answer, or before the first round for its connection."""
+    site = mailbox.sites[k]
+    if memory.aside[k] or site in mailbox.revoked or mailbox.ended:
+        return False
+    asked = any(line.request is not None for line in mailbox.lines.values())
+    return mailbox.lines[site].request is not None if asked else not mailbox.connected(site)
 
 
 def seconds_left(timing: Sequence[Record], rounds: int) -> float | None:

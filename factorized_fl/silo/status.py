@@ -78,16 +78,16 @@ def status_lines(kit: Kit, runs: bool = True) -> list[str]:
         up, down = (decimal(sum(record[name] for record in records)) for name in ("up_bytes", "down_bytes"))
         share = f"{100 * last['accuracy']:.2f}% of own test images"
         lines.append(f"round {last['round']} of {kit.table['rounds']}: {share}; up {up}, down {down}")
-        lines.append(shared_with(_lines(kit, "timing.jsonl"), kit.party).words)
+        lines.append(shared_with(run_lines(kit, "timing.jsonl"), kit.party).words)
     return lines
 
 
 def _tested(kit: Kit) -> list[dict[str, Any]]:
     """The records of a site's rounds with a test result."""
-    return [record for record in _lines(kit, "metrics.jsonl") if record.get("accuracy") is not None]
+    return [record for record in run_lines(kit, "metrics.jsonl") if record.get("accuracy") is not None]
 
 
-def _lines(kit: Kit, name: str) -> list[dict[str, Any]]:
+def run_lines(kit: Kit, name: str) -> list[dict[str, Any]]:
     """The lines of a file in the run directory. Not read through RunDirectory, which imports PyTorch."""
     try:
         lines = (kit.run / name).read_text(encoding="utf-8").splitlines(keepends=True)

@@ -10,33 +10,16 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from factorized_fl.report.page import write_report
+from tests.browser import Watched
 from tests.report.synthetic import add_round, write_run
 
 EVIL = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium here: `make chromium` installs Debian's, as root")
-    if subprocess.run([sys.executable, "-m", "playwright", "--version"], capture_output=True, check=False).returncode:
-        pytest.skip("Playwright does not start here: `make chromium` installs the library that it needs, as root")
-    with sync_api.sync_playwright() as playwright:
-        # A name elsewhere that leads to this machine: how a foreign page would try to read ours.
-        arguments = ["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"]
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -48,34 +31,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(root / "fedavg-seed1", "fedavg", domains=domains, classes=classes, correct=[20, 55, 50, 45])
     write_run(root / "ours", domains=domains, classes=classes, correct=[80, 40, 52, 20], rounds=4)
     return root
-
-
-class Watched:
-    """A tab that remembers every complaint and every request."""
-
-    def __init__(self, browser: Any, offline: bool = True, width: int = 1280, scheme: str = "light") -> None:
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=offline, accept_downloads=True
-        )
-        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.context.close()
-
-    def download(self, selector: str) -> tuple[str, bytes]:
-        with self.page.expect_download() as waiting:
-            self.page.locator(selector).first.click()
-        return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from factorized_fl.report.collect import collect
-from factorized_fl.report.page import embed, render_page, write_report
+from factorized_fl.report.page import render_page, write_report
+from factorized_fl.report.single_file import embed
 from tests.report.synthetic import write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{script}}&amp;\u2028"
