@@ -83,6 +83,14 @@ def find_head(model: nn.Module, head: str | None = None) -> str:
     return list(candidates)[-1]
 
 
+def last_layer(model: nn.Module) -> nn.Module:
+    """Return the last Linear or convolution of the classifier; raise UserError if the classifier has none."""
+    head = find_head(model)
+    if not (names := layers_under(model, head)):
+        raise UserError(f"The classifier '{head}' has no Linear or convolution, whose inputs this method needs.")
+    return model.get_submodule(names[-1])
+
+
 def roles(model: nn.Module, head: str | None = None) -> dict[str, Role]:
     """Return the role of every entry of the model's state dict, in state-dict order, frozen parameters included.
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from factorized_fl.core.clients import ClientState
-from factorized_fl.core.roles import layers
+from factorized_fl.core.roles import last_layer
 from factorized_fl.core.stack import call_untied
 from factorized_fl.core.views import Phase, Tensors
 from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
@@ -24,17 +24,19 @@ Penalty = Callable[[torch.Tensor], torch.Tensor]  # from the classifier's inputs
 
 @contextmanager
 def head_inputs(model: nn.Module, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
-    """Yields a list to which each call of the model adds the inputs of its last layer, [B, D]; none unless wanted."""
+    """Yields a list to which each call of the model adds the inputs of the classifier's last layer, [B, D].
+
+    The list stays empty unless `wanted`.
+    """
     seen: list[torch.Tensor] = []
     if not wanted:
         yield seen
         return
-    *_, last = layers(model).values()
 
     def look(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         seen.append(given[0].flatten(1))
 
-    handle = last.register_forward_pre_hook(look)
+    handle = last_layer(model).register_forward_pre_hook(look)
     try:
         yield seen
     finally:

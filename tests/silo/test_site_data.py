@@ -1,6 +1,5 @@
 """Sites with tables of vectors, series, token ids and images: every method gives the results of one process."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"{case} = {model_of(case)}" for case in CASES]
     (info / "entry_points.txt").write_text("\n".join(["[factorized_fl.models]", *lines, ""]))
     monkeypatch.syspath_prepend(info.parent)
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # a third of the time; no test here loses power
 
 
 def model_of(case: str) -> str:
