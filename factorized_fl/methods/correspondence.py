@@ -7,12 +7,15 @@ each client, so that it never says that A is B and B is C but A is not C. A grou
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse.csgraph import connected_components
 
 from factorized_fl.core.classes import DRIFT, MEANS, SPREAD, Matches
+from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.views import Tensors
 from factorized_fl.methods.class_statistics import covariance
 
@@ -24,7 +27,10 @@ _FLOOR = 1e-3  # of a feature's variance, relative to the mean of all
 _LEAST = 1e-9
 _STEPS = 50  # of estimates by expectation maximisation
 _EXPECTED = 10.0  # pairs of classes as which the share of equal pairs that is expected beforehand counts
-_APART = 3.0  # deviations by which cosines of equal classes exceed those of different ones, at least
+_APART = 2.0  # deviations by which cosines of equal classes exceed those of different ones, at least
+_DRAWS = 1000  # of unrelated directions
+_CHANCE = 0.001  # the probability with which some clients without a common class seem to have one
+_NEVER = -1e3  # evidence against classes of clients that have none in common
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class ClassifierMatcher:
         for k in np.unique(owner):  # a softmax does not change if all rows move alike
             rows[owner == k] -= rows[owner == k].mean(0)
         rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _LEAST)
-        return _matches(cosine_evidence(rows @ rows.T, owner), owner, number, there)
+        return _matches(direction_evidence(rows, owner), owner, number, there)
 
 
 def _matches(scores: Array, owner: Array, number: Array, there: torch.Tensor) -> Matches:
@@ -119,26 +125,80 @@ def likelihood_ratios(means: Array, variance: Array, inside: Array, freedom: flo
     return scores
 
 
-def cosine_evidence(cosines: Array, owner: Array) -> Array:
-    """The evidence that two classes are one, [N, N], from the cosines of their rows.
+def direction_evidence(rows: Array, owner: Array) -> Array:
+    """The evidence that two classes are one, [N, N], from the directions of their rows, [N, D].
 
-    Cosines of classes of one client show how different classes look. Those between clients are a mixture of these and
-    of a second normal distribution with the same deviation and a higher mean, which is estimated.
+    Most pairs of classes are different, and the cosines of unrelated directions are as often below zero as above: the
+    negative ones show the deviation of all cosines of different classes. Those of equal classes are a second normal
+    distribution with the same deviation and a higher mean, which is estimated from clients that have classes in common.
     """
-    same_client = owner[:, None] == owner
-    different = cosines[same_client & ~np.eye(len(owner), dtype=bool)]
-    if not len(different):
-        return np.zeros_like(cosines)
-    low, deviation = different.mean(), max(different.std(), 1e-3)
-    found = cosines[~same_client]
-    least = low + _APART * deviation
-    high, share = max(least, np.quantile(found, 0.99)), 1 / len(owner)
+    clients, one = np.unique(owner, return_inverse=True)
+    different = owner[:, None] != owner
+    cosines = rows @ rows.T
+    negative = cosines[different & (cosines < 0)]
+    if not len(negative):
+        return np.full_like(cosines, _NEVER)
+    scores = cosines / max(float(np.sqrt(np.mean(negative**2))), 1e-3)
+    together = _clients_together(scores, one, len(clients))[np.ix_(one, one)]
+    if not together.any():
+        return np.full_like(cosines, _NEVER)
+    found, high = scores[together], _APART
+    share = 1 / max(2.0, len(owner) / len(clients))
     for _ in range(_STEPS):
-        ratio = np.exp(np.clip((high - low) * (found - (high + low) / 2) / deviation**2, -_MOST, _MOST))
+        ratio = np.exp(np.clip(high * (found - high / 2), -_MOST, _MOST))
         belongs = share * ratio / (share * ratio + 1 - share)
-        share = max(belongs.mean(), _LEAST)
-        high = max(least, (belongs @ found) / max(belongs.sum(), _LEAST))
-    return (high - low) * (cosines - (high + low) / 2) / deviation**2
+        share = max(float(belongs.mean()), _LEAST)
+        high = max(_APART, float(belongs @ found) / max(float(belongs.sum()), _LEAST))
+    return np.where(together, high * (scores - high / 2), _NEVER)
+
+
+def _clients_together(scores: Array, owner: Array, clients: int) -> Array:
+    """Which clients have classes in common, bool [K, K]: those whose classes fit better than unrelated directions do.
+
+    Two clients fit by the logarithm of the likelihood ratio of all pairs of their classes. It is compared with that of
+    random directions in a space where cosines have the same deviation. The upper twentieth of that distribution is
+    taken as exponential, and the limit is what some pair of clients exceeds by chance with the probability `_CHANCE`.
+    Clients that fit a third client fit each other.
+
+    Args:
+        scores: cosines in units of their deviation, [N, N].
+        owner: the client of each class, from 0 to K - 1.
+        clients: K.
+    """
+    belongs = np.eye(clients)[owner]
+    count = belongs.sum(0).astype(int)
+    dimensions = max(2, round(float(np.median(np.diag(scores))) ** 2))  # a class has the cosine 1 with itself
+    share = (1 / np.maximum.outer(count, count))[np.ix_(owner, owner)]
+    fits = belongs.T @ _log_mean_ratio(scores, share) @ belongs
+    limit = np.zeros_like(fits)
+    chance = _CHANCE / max(1, clients * (clients - 1) / 2)
+    few, many = np.minimum.outer(count, count), np.maximum.outer(count, count)
+    for one, two in {*zip(few.ravel().tolist(), many.ravel().tolist(), strict=True)}:
+        limit[(few == one) & (many == two)] = _limit(one, two, dimensions, chance)
+    fit = (fits > limit) & ~np.eye(clients, dtype=bool)
+    group = connected_components(fit, directed=False)[1]
+    return (group[:, None] == group) & ~np.eye(clients, dtype=bool)
+
+
+def _log_mean_ratio(scores: Array, share: Array | float) -> Array:
+    """The logarithm of how much more likely a score is if that share of pairs are equal classes than if none are."""
+    return np.log1p(share * np.expm1(np.clip(_APART * (scores - _APART / 2), -_MOST, _MOST)))
+
+
+@lru_cache(maxsize=1000)
+def _limit(one: int, two: int, dimensions: int, chance: float) -> float:
+    """How well so many classes of two clients fit with that probability if all their directions are random."""
+    rng = numpy_rng(0, "unrelated directions", one, two)
+    sides = []
+    for count in (one, two):
+        rows = rng.standard_normal((_DRAWS, count, dimensions))
+        if count > 1:
+            rows = rows - rows.mean(1, keepdims=True)
+        sides.append(rows / np.maximum(np.linalg.norm(rows, axis=2, keepdims=True), _LEAST))
+    scores = math.sqrt(dimensions) * (sides[0] @ sides[1].transpose(0, 2, 1))
+    fits = np.sort(_log_mean_ratio(scores, 1 / max(one, two)).sum((1, 2)))
+    tail = fits[-len(fits) // 20 :]
+    return float(tail[0] + (tail[1:] - tail[0]).mean() * math.log(0.05 / chance))
 
 
 def assign_classes(scores: Array, owner: Array) -> tuple[Array, Array]:
@@ -184,7 +244,9 @@ def prior_odds(scores: Array, owner: Array) -> Array:
     for _ in range(_STEPS):
         odds = ratio * (share / (1 - share))[np.ix_(one, one)]
         found = belongs.T @ (odds / (1 + odds)) @ belongs
-        share = np.clip((found + _EXPECTED * base) / (count + _EXPECTED), _LEAST, 0.5)
+        before, share = share, np.clip((found + _EXPECTED * base) / (count + _EXPECTED), _LEAST, 0.5)
+        if np.abs(share - before).max() < _LEAST:
+            break
     return np.log(share / (1 - share))[np.ix_(one, one)]
 
 

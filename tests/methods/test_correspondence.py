@@ -1,21 +1,25 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorized_fl.core.classes import DRIFT, MEANS, SPREAD
+from factorized_fl.config import Config
+from factorized_fl.core.classes import DRIFT, MEANS, SPREAD, Matcher
 from factorized_fl.core.errors import UserError
 from factorized_fl.methods.class_statistics import FEATURES, covariance, describe_classes, random_features
 from factorized_fl.methods.correspondence import (
     ClassifierMatcher,
     StatisticsMatcher,
     assign_classes,
-    cosine_evidence,
+    direction_evidence,
     likelihood_ratios,
 )
 
 IMAGES = 60  # of each class
+DEFAULT = next(field.default for field in dataclasses.fields(Config) if field.name == "align_confidence")
 
 
 def drawn(classes: list[list[int]], seed: int, size: float = 1.0, scrambled: int = 0) -> list[tuple]:
@@ -39,9 +43,11 @@ def described(clients: list[tuple], most: int = 10, noise: float = 0.0) -> dict[
     return {name: torch.stack([one[name] for one in each]) for name in (MEANS, SPREAD)}
 
 
-def judged(extra: dict[str, torch.Tensor], truth: list[list[int]]) -> list[tuple[float, bool]]:
+def judged(
+    extra: dict[str, torch.Tensor], truth: list[list[int]], matcher: Matcher | None = None
+) -> list[tuple[float, bool]]:
     """The confidence of every match of two classes, and whether it is right."""
-    found = StatisticsMatcher().match(extra, torch.ones(len(truth), dtype=torch.bool))
+    found = (matcher or StatisticsMatcher()).match(extra, torch.ones(len(truth), dtype=torch.bool))
     classes = [(k, c) for k, own in enumerate(truth) for c in range(len(own))]
     return [
         (float(min(found.confidence[one], found.confidence[two])), truth[one[0]][one[1]] == truth[two[0]][two[1]])
@@ -78,14 +84,23 @@ def test_a_client_with_random_labels_is_matched_to_nothing() -> None:
     truth = [[0, 1, 2, 3, 4], [4, 2, 0, 1, 3], [0, 1, 2, 3, 4]]
     for draw in range(10):
         found = StatisticsMatcher().match(described(drawn(truth, draw, scrambled=1)), torch.ones(3, dtype=torch.bool))
-        assert (found.confidence[2] < 0.5).all()
+        assert (found.confidence[2] < DEFAULT).all()
         assert (found.confidence[:2, :5] > 0.5).all()
 
 
 def test_clients_without_a_common_class_are_not_matched() -> None:
     truth = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     for draw in range(10):
-        assert all(confidence < 0.5 for confidence, _ in judged(described(drawn(truth, draw)), truth))
+        assert all(confidence < DEFAULT for confidence, _ in judged(described(drawn(truth, draw)), truth))
+
+
+def same_matches(one: torch.Tensor, two: torch.Tensor) -> None:
+    """Asserts that classes with one label in the one have one label in the other."""
+    one, two = one.flatten(), two.flatten()
+    assert (one >= 0).any()
+    assert torch.equal(one < 0, two < 0)
+    known = one >= 0
+    assert torch.equal(one[known, None] == one[known], two[known, None] == two[known])
 
 
 @settings(max_examples=15, deadline=None)
@@ -95,10 +110,7 @@ def test_renumbering_changes_nothing_but_the_numbering(clients, classes, draw) -
     found = StatisticsMatcher().match(extra, torch.ones(3, dtype=torch.bool))
     other = {MEANS: extra[MEANS][clients][:, classes], SPREAD: extra[SPREAD][clients]}
     again = StatisticsMatcher().match(other, torch.ones(3, dtype=torch.bool))
-    one, two = found.labels[clients][:, classes].flatten(), again.labels.flatten()
-    assert torch.equal(one < 0, two < 0)
-    known = one >= 0
-    assert torch.equal(one[known, None] == one[known], two[known, None] == two[known])
+    same_matches(found.labels[clients][:, classes], again.labels)
     assert torch.allclose(found.confidence[clients][:, classes], again.confidence, atol=1e-6)
 
 
@@ -159,23 +171,82 @@ def test_the_assignment_is_the_best_joint_one() -> None:
     assert labels[1] == labels[2]
 
 
+def moved(classes: list[list[int]], draw: int, noise: float, unrelated: int = 0) -> torch.Tensor:
+    """How rows have moved at clients that have these classes of a common pool; those of the last ones are noise."""
+    rng = torch.Generator().manual_seed(draw)
+    centres = torch.randn(1 + max(max(own) for own in classes), 32, generator=rng)
+    rows = torch.zeros(len(classes), max(map(len, classes)), 32)
+    for k, own in enumerate(classes):
+        drawn_rows = torch.randn(len(own), 32, generator=rng)
+        related = k < len(classes) - unrelated
+        rows[k, : len(own)] = (k + 1) * (centres[own] + noise * drawn_rows if related else drawn_rows)
+    return rows
+
+
+def by_direction(rows: torch.Tensor, truth: list[list[int]]) -> list[tuple[float, bool]]:
+    """As `judged`, for rows of classifiers."""
+    return judged({DRIFT: rows}, truth, ClassifierMatcher())
+
+
 def test_rows_of_classifiers_are_matched_by_direction() -> None:
-    rng = torch.Generator().manual_seed(3)
-    centres = torch.randn(6, 32, generator=rng)
-    orders = [torch.randperm(6, generator=rng) for _ in range(3)]
-    rows = [size * (centres[order] + 0.4 * torch.randn(6, 32, generator=rng)) for size, order in enumerate(orders, 1)]
-    found = ClassifierMatcher().match({DRIFT: torch.stack(rows)}, torch.ones(3, dtype=torch.bool))
-    back = [found.labels[k][order.argsort()].tolist() for k, order in enumerate(orders)]
-    assert back[0] == back[1] == back[2]
-    assert len(set(back[0])) == 6
-    nobody = ClassifierMatcher().match({DRIFT: torch.randn(3, 6, 32, generator=rng)}, torch.ones(3, dtype=torch.bool))
-    assert (nobody.confidence < 0.9).all()
+    truth = [[0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], [2, 0, 5, 4, 1, 3]]
+    pairs = by_direction(moved(truth, 3, 0.4), truth)
+    assert len(pairs) == 18
+    assert all(right and confidence > 0.9 for confidence, right in pairs)
+
+
+@pytest.mark.parametrize("classes", [[6, 6, 6], [10, 10], [10, 7, 4], [3, 3, 3, 3]])
+def test_rows_that_are_noise_are_matched_with_nothing(classes: list[int]) -> None:
+    for draw in range(20):
+        rows = moved([list(range(count)) for count in classes], draw, 0.0, unrelated=len(classes))
+        found = ClassifierMatcher().match({DRIFT: rows}, torch.ones(len(classes), dtype=torch.bool))
+        assert (found.confidence < DEFAULT).all()
+
+
+@pytest.mark.parametrize(("noise", "enough"), [(0.4, 150), (1.0, 0)])
+def test_rows_of_different_classes_and_of_a_split_one_have_no_sure_false_match(noise: float, enough: int) -> None:
+    """10, 7 and 4 classes, of which 4 are common; then class 3 of the first is two classes of the second."""
+    common = [list(range(10)), [3, 2, 1, 0, 10, 11, 12], [1, 0, 3, 2]]
+    split = [list(range(10)), [3, 2, 1, 0, 10, 3, 12], [1, 0, 3, 2]]
+    for classes, truth in ((common, common), (split, [split[0], [20, 2, 1, 0, 10, 21, 12], split[2]])):
+        right = 0
+        for draw in range(20):
+            pairs = by_direction(moved(classes, draw, noise), truth)
+            assert not [confidence for confidence, true in pairs if not true and confidence > 0.9]
+            right += sum(true for confidence, true in pairs if confidence > DEFAULT)
+        assert right >= enough
+
+
+def test_a_client_with_unrelated_rows_is_matched_to_nothing() -> None:
+    truth = [[0, 1, 2, 3, 4], [4, 2, 0, 1, 3], [0, 1, 2, 3, 4]]
+    for draw in range(20):
+        found = ClassifierMatcher().match({DRIFT: moved(truth, draw, 0.4, unrelated=1)}, torch.ones(3) > 0)
+        assert (found.confidence[2] < DEFAULT).all()
+        assert (found.confidence[:2] > 0.5).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.permutations(range(3)), st.permutations(range(5)), st.integers(0, 3))
+def test_renumbering_changes_nothing_in_matches_of_rows(clients, classes, draw) -> None:
+    rows = moved([[0, 1, 2, 3, 4], [4, 2, 0, 1], [3, 0, 5, 2, 1]], draw, 0.5)
+    found = ClassifierMatcher().match({DRIFT: rows}, torch.ones(3, dtype=torch.bool))
+    again = ClassifierMatcher().match({DRIFT: rows[clients][:, classes]}, torch.ones(3, dtype=torch.bool))
+    same_matches(found.labels[clients][:, classes], again.labels)
+    assert torch.allclose(found.confidence[clients][:, classes], again.confidence, atol=1e-6)
+
+
+def test_images_without_classes_are_matched_with_nothing() -> None:
+    """Labels are random at all clients."""
+    for draw in range(10):
+        extra = described(drawn([[0, 1, 2, 3, 4]] * 3, draw, scrambled=3))
+        found = StatisticsMatcher().match(extra, torch.ones(3, dtype=torch.bool))
+        assert (found.confidence < DEFAULT).all()
 
 
 def test_a_single_client_has_no_matches() -> None:
     extra = described(drawn([[0, 1], [0, 1]], 0))
     assert (StatisticsMatcher().match(extra, torch.tensor([True, False])).labels == -1).all()
-    assert not cosine_evidence(np.ones((2, 2)), np.array([0, 1])).any()
+    assert (direction_evidence(np.ones((2, 2)), np.array([0, 1])) < 0).all()  # equal rows prove nothing alone
 
 
 def test_features_are_the_same_everywhere_and_refuse_whole_numbers() -> None:
