@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from factorized_fl.conflicts import CLIP, DELTA, refuse_uncovered, refuse_unencryptable
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.named import is_named
 from factorized_fl.core.options import check, make, option
@@ -143,6 +144,14 @@ class Config:
         "limit what one client does to others: clip distances to their median, or a median or trimmed mean",
         choices=("none", "clip", "median", "trim"),
     )
+    privacy_epsilon: float = option(
+        0.0,
+        "differential privacy of each training example: largest epsilon over the whole run; 0: none",
+        low=0,
+        high=1e3,
+    )
+    privacy_delta: float = option(DELTA, "probability with which epsilon may not hold", above=0, high=0.01)
+    privacy_clip: float = option(CLIP, "largest norm of an example's gradient", above=0)
     seed: int = option(1, "decides splits, initial weights, batches and augmentation", low=0)
     options: Mapping[str, Any] = field(default_factory=dict)  # all options of the method
 
@@ -184,30 +193,13 @@ class Config:
         method = self.build_method()
         object.__setattr__(self, "options", dataclasses.asdict(method))
         if self.protect == "encrypt":
-            self._refuse_unencryptable(method)
+            refuse_unencryptable(self, method)
+        refuse_uncovered(self, method)
 
     @property
     def exchanges(self) -> bool:
         """Whether clients receive anything from each other; otherwise no traffic is counted."""
         return not self.control and self.oracle != "centralised"
-
-    def _refuse_unencryptable(self, method: "Method") -> None:
-        """Raise a UserError if encrypted aggregation cannot serve this run."""
-        from factorized_fl.methods import encryptable
-
-        if self.oracle != "none":
-            raise UserError(
-                f"oracle = '{self.oracle}' reveals to the server what encryption hides: use protect = 'none'."
-            )
-        if self.robust != "none":
-            raise UserError(f"robust = '{self.robust}' reads tensors that encryption hides: use protect = 'none'.")
-        if self.align != "off":
-            raise UserError(f"align = '{self.align}' sends tensors that are not encrypted: use protect = 'none'.")
-        if method.reads_tensors:
-            raise UserError(
-                f"The weights of {method.name} are computed from the shared tensors, which protect = 'encrypt' hides "
-                f"from the server. Methods that work: {', '.join(encryptable())}."
-            )
 
     @property
     def encrypts(self) -> bool:
@@ -285,6 +277,11 @@ def _unknown_setting(method: str, key: str, known: set[str]) -> UserError:
     )
 
 
+def _flat_name(name: str) -> str:
+    """The name of an option without a dot: privacy.epsilon is privacy_epsilon."""
+    return name.replace(".", "_", 1) if name.startswith("privacy.") else name
+
+
 def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mapping[str, Any] | None = None) -> Config:
     """The configuration of a preset's or a file's table, with a method and single settings laid over it.
 
@@ -297,7 +294,7 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
     if "settle" in as_table(table.get("options", {}), "options"):
         table = upgrade(table)
     values = {key: value for key, value in table.items() if key not in ("methods", "options")}
-    settings = dict(settings or {})
+    settings = {_flat_name(name): value for name, value in (settings or {}).items()}
     wanted = settings.pop("method", None)
     if method is not None and wanted not in (None, method):
         raise UserError(f"The method is given twice: '{method}' and '{wanted}'.")

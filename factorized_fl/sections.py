@@ -16,9 +16,11 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule", "clip_norm", "ema"),
         *("loss", "class_weights", "metrics", "augment", "precision", "repeatable"),
     ),
+    "privacy": ("privacy_epsilon", "privacy_delta", "privacy_clip"),
     "federation": ("rounds", "fraction", "dropout", "score", "test_every", "control", "oracle", "min_peers", "seed"),
 }
 _NAMED = {"data": "dataset", "model": "model", "method": "method"}  # what `name` means in a table
+_PREFIX = {"privacy": "privacy_"}  # of the options of a table, which are written there without it
 _SECTION_OF = {option: section for section, options in SECTIONS.items() for option in options}
 
 
@@ -51,7 +53,8 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if section == "model" and isinstance(options := own.pop("options", {}), Mapping) and options:
             flat["model"] = _with_options(flat.get("model"), options)
-        for option, value in own.items():
+        for given, value in own.items():
+            option = f"{_PREFIX[section]}{given}" if section in _PREFIX else given
             if _SECTION_OF.get(option, section) != section:
                 raise UserError(f"'{option}' stands in [{section}]: write it below {_place(option)}.")
             flat[option] = value
@@ -70,7 +73,8 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
         elif section is None:
             nested = {option: value, **nested}
         else:
-            nested.setdefault(section, {})["name" if option == _NAMED.get(section) else option] = value
+            name = "name" if option == _NAMED.get(section) else option.removeprefix(_PREFIX.get(section, ""))
+            nested.setdefault(section, {})[name] = value
     return nested
 
 

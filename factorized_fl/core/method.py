@@ -1,6 +1,6 @@
 """The interface of a method: parametrisation, local training, sharing, matching and aggregation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,8 @@ from factorized_fl.core.mixing import own_tensors
 from factorized_fl.core.options import check
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Batch, Local, Mixing, Phase, Roles, Server, Tensors
+
+Normal = Callable[[Sequence[int]], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,16 @@ class Method:
         """Whether `gradient` reads `Local.epoch_steps`, which only the reference engine provides."""
         return False
 
+    @property
+    def gradients_per_step(self) -> int:
+        """How often `gradient` calls `Local.loss_gradient`; each call counts in a privacy budget."""
+        return 1
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether hooks use a client's images otherwise than by `Local.loss_gradient` in local steps and by `look`."""
+        return bool(self.holdout) or self.tries_validation
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient that the optimiser steps along."""
         return local.loss_gradient(parameters, batches[0])
@@ -158,6 +170,20 @@ class Method:
     ) -> torch.Tensor:
         """The vector that describes a client's training images, given as the model receives them in tests."""
         raise NotImplementedError(f"{self.name} has looks_at_images and no look")
+
+    @property
+    def looks_privately(self) -> bool:
+        """Whether `look_privately` takes the place of `look` under differential privacy."""
+        return False
+
+    def look_privately(
+        self, model: nn.Module, tensors: Tensors, images: torch.Tensor, noise: float, normal: Normal
+    ) -> torch.Tensor:
+        """The vector that describes a client's images, with noise of this size for a sensitivity of 1.
+
+        `normal` returns numbers from the standard normal distribution in a given shape.
+        """
+        raise NotImplementedError(f"{self.name} has looks_privately and no look_privately")
 
     def plausible(self, fingerprint: torch.Tensor) -> bool:
         """Whether real images can have this fingerprint."""

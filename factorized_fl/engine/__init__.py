@@ -13,6 +13,7 @@ from factorized_fl.core.views import Phase
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.engine.training import Training
 from factorized_fl.methods import Method
+from factorized_fl.protect.budget import Budget
 from factorized_fl.tasks.augment import draw
 from factorized_fl.tasks.task import Task
 
@@ -30,6 +31,7 @@ class Work:
     device: torch.device
     task: Task
     training: Training
+    budget: Budget | None = None  # of differentially private training
 
     def _batch_size(self, k: int) -> int:
         """Return the size of a client's batches: with less than one batch it makes one smaller step per epoch."""

@@ -71,6 +71,8 @@ def _trained_otherwise(work: Work) -> str | None:
 
 def _why_not(work: Work) -> str | None:
     """Why the fast engine cannot run this, or None."""
+    if work.budget is not None:
+        return "training is differentially private"
     if trains_otherwise(work.method):
         return f"{work.method.name} has local training of its own"
     if work.scenario.arrays or work.config.has_own_model:

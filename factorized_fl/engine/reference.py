@@ -20,6 +20,7 @@ from factorized_fl.core.views import Batch, Evaluated, Local, Phase, Tensors, Tr
 from factorized_fl.engine import Work
 from factorized_fl.engine.looks import Penalty, features_of, head_inputs, loss_of, tuned
 from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
+from factorized_fl.engine.private import BudgetSpent, PrivateGradient, guarded, no_batches
 from factorized_fl.engine.processor import casting, keep_freed_memory
 from factorized_fl.engine.threads import using_threads, worthwhile_threads
 from factorized_fl.engine.training import clipped
@@ -42,7 +43,7 @@ class ReferenceEngine:
         self.images, self.training = self.scenario.images.to(self.device), work.training
         mean, std = (torch.tensor(side, device=self.device) for side in (self.scenario.mean, self.scenario.std))
         self.inputs = Inputs(self.images, mean, std, self.scenario.arrays, work.training.augment)
-        self.threads = torch.get_num_threads()
+        self.threads, self.one_by_one = torch.get_num_threads(), set[int]()
         if self.device.type == "cpu":
             image = self.inputs.plain(torch.zeros(1, dtype=torch.int64))
             self.threads = worthwhile_threads(next(iter(self.models.values())), image, self.config.batch_size)
@@ -72,7 +73,8 @@ class ReferenceEngine:
         for index, phase in enumerate(self.method.phases()):
             tensors = clients.models[phase.model].client(k) if phase.model else own
             loss_gradient, parameters = self._attach(k, tensors, losses, phase)
-            batches = partial(self.batches, round_number, k, phase, index)
+            found = partial(no_batches, self) if self.work.budget else self.batches
+            batches = partial(found, round_number, k, phase, index)
             lr = self.config.lr * self._factor(round_number, k, steps)
             local = replace(
                 local, loss_gradient=loss_gradient, tensors=tensors, phase=phase, steps=steps, batches=batches, lr=lr
@@ -111,7 +113,10 @@ class ReferenceEngine:
                 if steps:
                     break
                 step = tuple(islice(cycle(step), need))  # too few images for even one step of distinct batches
-            gradient = self.method.gradient(local, parameters, step)
+            try:
+                gradient = self.method.gradient(local, parameters, step)
+            except BudgetSpent:
+                break
             gradient = clipped(checked_gradient(self.method.name, gradient, parameters), self.training.clip)
             update.step(gradient, self._factor(round_number, k, local.steps + steps))
             steps += 1
@@ -128,7 +133,7 @@ class ReferenceEngine:
 
     def _view(self, round_number: int, k: int, clients: ClientState, start: Tensors) -> Local:
         """The parts of a client's view that do not depend on the phase."""
-        return Local(
+        local = Local(
             loss_gradient=lambda at, batch: {},
             roles=self.roles,
             shared=self.work.shared,
@@ -146,6 +151,7 @@ class ReferenceEngine:
             loss=partial(loss_of, self, k, clients),
             tune=partial(tuned, self, round_number, k, clients),
         )
+        return guarded(self.work, local)
 
     def _attach(
         self, k: int, tensors: Tensors, losses: list[Tensor], phase: Phase, weights: Tensor | None = None
@@ -165,6 +171,8 @@ class ReferenceEngine:
         weights = self._class_weights(k) if weights is None else weights
         if not parameters:
             raise UserError(f"{self.method.name} has a phase '{phase.name}' without any parameters.")
+        if self.work.budget:
+            return PrivateGradient(self, self.work.budget, k, parameters, losses), parameters
 
         def loss_gradient(at: Tensors, batch: Batch, penalty: Penalty | None = None) -> Tensors:
             own_values = at is parameters
@@ -195,7 +203,8 @@ class ReferenceEngine:
         """The view of client k for hooks outside training: the model works on copies of these tensors."""
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         loss_gradient, _ = self._attach(k, tensors, [], Phase())
-        return replace(self._view(round_number, k, clients, tensors), loss_gradient=loss_gradient, tensors=tensors)
+        found = replace(self._view(round_number, k, clients, tensors), loss_gradient=loss_gradient, tensors=tensors)
+        return guarded(self.work, found)
 
     @torch.no_grad()
     def _recalibrated(self, k: int, tensors: Tensors) -> Tensors:

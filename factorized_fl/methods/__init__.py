@@ -112,6 +112,16 @@ def encryptable() -> list[str]:
     return found
 
 
+def coverable() -> list[str]:
+    """The methods that use images in gradient steps alone, or in statistics to which calibrated noise is added."""
+    found = []
+    for name, cls in METHODS.items():
+        first = cls()
+        if not first.reads_images and first.looks_privately >= first.looks_at_images:
+            found.append(name)
+    return found
+
+
 def _reads(method: Method, name: str, value: str) -> bool:
     """Whether the method reads shared tensors with this value of an option; True if the value does not fit."""
     try:

@@ -35,6 +35,11 @@ class APFL(FedAvg):
         own = {name: tensor.clone() for name, tensor in model.items()}
         return {**own, _SHARE: torch.tensor(self.share, dtype=torch.float64), "renewed": torch.zeros(())}
 
+    @property
+    def gradients_per_step(self) -> int:
+        """Gradients at the mixture and at the shared model."""
+        return 2
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient of w; takes a step of v and of a before."""
         kept, lr = local.kept, self.own_lr * local.lr

@@ -8,13 +8,21 @@ from torch import nn
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import FINGERPRINT
-from factorized_fl.core.method import Method
+from factorized_fl.core.method import Method, Normal
 from factorized_fl.core.mixing import Dense, cosine, in_place, similar_peers, softmax_over
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role, last_body_v
 from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.cards import card_of
-from factorized_fl.methods.fingerprints import blur, describe_images, first_layer, likeness, make_room, plausible
+from factorized_fl.methods.fingerprints import (
+    blur,
+    describe_images,
+    describe_privately,
+    first_layer,
+    likeness,
+    make_room,
+    plausible,
+)
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import INITS, LAYOUTS, head_mu_xavier
 
@@ -146,6 +154,17 @@ class FactorizedByImages(Factorized):
     ) -> torch.Tensor:
         """The statistics of the images, as seen through the untrained first layer."""
         return describe_images(first_layer(model.eval(), tensors, images), labels, classes)
+
+    @property
+    def looks_privately(self) -> bool:
+        """True: noise is added to mean directions of the images' moments."""
+        return True
+
+    def look_privately(
+        self, model: nn.Module, tensors: Tensors, images: torch.Tensor, noise: float, normal: Normal
+    ) -> torch.Tensor:
+        """Noisy statistics of the images, as seen through the untrained first layer, without regard to labels."""
+        return describe_privately(first_layer(model.eval(), tensors, images), noise, normal)
 
     def plausible(self, fingerprint: torch.Tensor) -> bool:
         """Whether no log-variance is extremely large or small."""

@@ -37,6 +37,11 @@ class FedALA(FedAvg):
         ones = {name: torch.ones_like(model[name]) for name in travelling if name.rpartition(".")[0] in layers}
         return {**ones, "learned": torch.zeros(())}
 
+    @property
+    def reads_images(self) -> bool:
+        """True: weights are learned on training images before a round."""
+        return True
+
     def receive(self, local: Local, given: Tensors) -> Tensors:
         """Learns the weights, and returns the download with own tensors mixed in."""
         own = {name: local.tensors[name].clone() for name in given}

@@ -38,6 +38,11 @@ class FedAP(FedBN):
             raise UserError("fedap compares BatchNorm statistics, but the network has no BatchNorm: use fedavg.")
         return found
 
+    @property
+    def reads_images(self) -> bool:
+        """True: statistics of BatchNorm travel."""
+        return True
+
     def finish(self, local: Local) -> Tensors:
         """Sends the running statistics."""
         return {name: t.clone() for name, t in local.tensors.items() if name.endswith((_MEAN, _VARIANCE))}

@@ -41,6 +41,11 @@ class FedBABU(Method):
         """Whether the model is fine-tuned after the last round."""
         return bool(self.tune_epochs)
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model is fine-tuned after the last round."""
+        return self.personal
+
     def tested(self, local: Local) -> Tensors:
         """The trained model, fine-tuned after the last round."""
         trains = {"all": None, "head": head, "body": body}[self.tune]

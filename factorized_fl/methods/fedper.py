@@ -43,6 +43,11 @@ class FedPer(FedAvg):
         """Whether the model is fine-tuned after the last round."""
         return bool(self.probe_epochs or self.tune_epochs)
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model is fine-tuned after the last round."""
+        return self.personal
+
     def tested(self, local: Local) -> Tensors:
         """The trained model, fine-tuned after the last round."""
         phases = [Phase("probe", self.probe_epochs, trains=head)] if self.probe_epochs else []

@@ -48,6 +48,11 @@ class FedProto(Method):
         head = _head(model)
         return {"prototypes": head, "known": head[:, 0]}
 
+    @property
+    def reads_images(self) -> bool:
+        """True: prototypes are means of features."""
+        return True
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient of the loss and of the distance to the prototypes; a class without one is not pulled."""
         labels = batches[0].labels

@@ -12,6 +12,7 @@ client's classes, divided by the variance that chance alone would give.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -115,6 +116,28 @@ def describe_images(rows: torch.Tensor, labels: torch.Tensor, classes: int) -> t
     # Copies of one image, or a single one per class, leave no chance to divide by.
     contrast = (spread / by_chance).clamp(_LEAST, _CLEAREST) if len(counts) > 1 else torch.full_like(noise, UNKNOWN)
     return torch.cat([mean, variance.log(), torch.stack([noise, contrast])]).float()
+
+
+def describe_privately(
+    rows: torch.Tensor, noise: float, normal: Callable[[Sequence[int]], torch.Tensor]
+) -> torch.Tensor:
+    """A fingerprint of images with these moments [n, 2 C] and Gaussian noise, of the same length: [2 C + 2].
+
+    In place of moments it holds the mean direction of the images: each image gives the means and root mean squares of
+    its channels as a vector of length 1, so that one image changes the mean of n by at most 1 / n. `noise` is in units
+    of that. Both halves are compared as means and log-variances are. Their entries are at most about 1, so the scales
+    by which the first half is divided lie near 1. The declared noise is the variance of the mean and of what is added.
+    Labels are not used, so the contrast is unknown.
+    """
+    channels = rows.shape[1] // 2
+    first, second = rows.double().split(channels, 1)
+    vectors = torch.nn.functional.normalize(torch.cat([first, second.clamp_min(0).sqrt()], 1).nan_to_num(), dim=1)
+    deviation = noise / len(rows)
+    found = vectors.sum(0) / len(rows) + deviation * normal([2 * channels]).to(vectors)
+    added = 2 * channels * deviation**2
+    length = (found.square().sum() - added).clamp(0, 1)  # of the mean without noise, as far as it can be known
+    declared = (1 - length) / len(rows) + added
+    return torch.cat([found, torch.stack([declared, declared.new_tensor(UNKNOWN)])]).float()
 
 
 def blur(fingerprint: torch.Tensor, noise: float, clip: float, generator: torch.Generator) -> torch.Tensor:

@@ -53,6 +53,11 @@ class IFCA(FedAvg):
         names = [name for name in model if name in shared]
         return {f"{j}/{name}": model[name] for j in range(1, self.clusters) for name in names}
 
+    @property
+    def reads_images(self) -> bool:
+        """True: the model is chosen by its loss on training images."""
+        return True
+
     def receive(self, local: Local, given: Tensors) -> Tensors:
         """The model with the lowest loss on this client's images."""
         models = [given, *({n: local.extra[f"{j}/{n}"] for n in given} for j in range(1, self.clusters))]

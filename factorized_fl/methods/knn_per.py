@@ -77,6 +77,11 @@ class KNNPer(FedAvg):
         """True: the model is tested with a filled store."""
         return True
 
+    @property
+    def reads_images(self) -> bool:
+        """True: the store holds features of training images."""
+        return True
+
     def tested(self, local: Local) -> Tensors:
         """The trained model with a store of its features of the client's training images."""
         features, labels = local.features(local.tensors)

@@ -62,6 +62,11 @@ class PerFedAvg(FedAvg):
         """The adapted model is made from the one that the round began with."""
         return self.personal
 
+    @property
+    def gradients_per_step(self) -> int:
+        """Gradients at the model, ahead of it, and for HF at two more points."""
+        return 4 if self.hessian_free else 2
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """g(w - alpha g(w; D); D'), for HF minus alpha times the product of the Hessian at w with it."""
         first = local.loss_gradient(parameters, batches[0])
@@ -71,6 +76,11 @@ class PerFedAvg(FedAvg):
         ahead = local.loss_gradient(moved(parameters, outer, self.delta), batches[2])
         behind = local.loss_gradient(moved(parameters, outer, -self.delta), batches[2])
         return {n: g - self.inner * (ahead[n] - behind[n]) / (2 * self.delta) for n, g in outer.items()}
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the tested model is adapted on a training batch."""
+        return self.personal
 
     def tested(self, local: Local) -> Tensors:
         """The model that the round began with, after one inner step on the round's first training batch."""

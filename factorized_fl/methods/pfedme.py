@@ -35,6 +35,11 @@ class PFedMe(FedAvg):
         """The personal model."""
         return {name: tensor.clone() for name, tensor in model.items()}
 
+    @property
+    def gradients_per_step(self) -> int:
+        """One gradient for each inner step."""
+        return self.inner_steps
+
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient pull (w - theta) of the Moreau envelope; keeps theta as the personal model."""
         theta = parameters

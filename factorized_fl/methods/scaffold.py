@@ -54,6 +54,8 @@ class Scaffold(FedAvg):
 
     def finish(self, local: Local) -> Tensors:
         """Renews c_k and returns its change."""
+        if not local.steps:  # a privacy budget is spent
+            return {name: torch.zeros_like(control) for name, control in local.kept.items()}
         changes = {}
         for name, control in local.kept.items():
             moved = local.start[name] - local.tensors[name]

@@ -65,6 +65,7 @@ class MetricsLine(TypedDict):
     down_bytes: int
     up_formula: int  # numbers counted by the paper's cost formula
     down_formula: int
+    epsilon: NotRequired[float]  # spent so far; absent without differential privacy
     effective_peers: float | None  # None if the client received nothing; absent in older runs
     up_roles: dict[str, int]  # bytes by role
     down_roles: dict[str, int]

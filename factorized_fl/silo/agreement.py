@@ -29,6 +29,7 @@ AUTHORITY = "authority"  # the folder, beside the kits, with the key that signs 
 _RESERVED = (COORDINATOR, AUTHORITY, "server")  # the transport uses the last one for the coordinator
 LOOPBACK = ("localhost", "127.0.0.1")
 NOISE_SEED = "noise-seed"  # a file of a site's kit
+SPENDING = "privacy-spent.json"  # another one
 _MAY_DIFFER = ("address", "port", "quorum", "deadline", "change_limit", "sites")  # only the coordinator acts on these
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")

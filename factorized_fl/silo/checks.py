@@ -84,6 +84,7 @@ class Update:
     trained: Trained
     result: Evaluated | None  # its test result, if the site reports it
     seconds: float  # of its own work
+    epsilon: dict[str, float]  # that the site has spent, as an entry of the metrics; empty without privacy_epsilon
     declined: str  # why the site trained its own tensors in place of what it received, empty if it used that
 
 
@@ -97,6 +98,7 @@ def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update
         trained=Trained(math.nan if loss is None else loss, answer.whole("steps")),
         result=read_result(answer),
         seconds=answer.number("seconds") or 0.0,
+        epsilon={} if (spent := answer.number("epsilon")) is None else {"epsilon": spent},
         declined=answer.text("declined") if "declined" in answer.fields else "",
     )
 

@@ -302,15 +302,15 @@ class Coordinator:
         self.memory.server.begin_updates()
         records = []
         for k in sorted({*self.sent, *self.good}):
-            load, update = loads.get(k, Load()), self.good.get(k)
-            result, trained, traffic = None, None, count_traffic(load, None, Cost(0, 0))
+            load, update, peers = loads.get(k, Load()), self.good.get(k), self.peers.get(k)
+            result, trained, spent, traffic = None, None, None, count_traffic(load, None, Cost(0, 0))
             if update is not None:
                 if not self.memory.received[k]:  # it may have connected and declared its size during the round
                     self.learn_sizes()
                 up = self.memory.keep(k, update.tensors, self.sent.get(k, {}))
                 traffic = count_traffic(load, up, self.memory.formula(update.tensors))
-                result, trained = update.result, update.trained
-            records.append(make_record(self.round, k, self.sites[k], result, trained, traffic, self.peers.get(k)))
+                result, trained, spent = update.result, update.trained, update.epsilon
+            records.append(make_record(self.round, k, self.sites[k], result, trained, traffic, peers, spent))
         return records
 
     def strike(self, k: int, reason: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import EXTRA, Load, Traffic, count_traffic, measured
 from factorized_fl.core.payload import encode
+from factorized_fl.core.seeds import derive
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.views import Evaluated, Tensors, Trained
 from factorized_fl.export.export import Exported, export_client
@@ -39,6 +40,7 @@ from factorized_fl.silo.site_export import effect_over_alone, export_control
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.analysis import analyse
 from factorized_fl.simulate.build import Federation
+from factorized_fl.simulate.private import reserve
 from factorized_fl.simulate.rounds import SCORES, all_scores, make_record
 from factorized_fl.simulate.run import run_federation, summarise
 
@@ -172,6 +174,7 @@ class Site:
         formula = federation.method.card.cost(federation.method, clients.state.client(0), federation.roles)
         share, peers = (0.0, 0.0) if declined else (request.number("from_others"), request.number("peers"))
         record = make_record(round_number, 0, self.kit.party, result, trained, count_traffic(down, up, formula), peers)
+        record |= federation.spent(0)
         if round_number == self.config.rounds:
             record[SCORES] = all_scores(federation, round_number, {0: result})[0]
         self.directory.append("metrics.jsonl", [record])
@@ -179,6 +182,7 @@ class Site:
         others = {} if share is None else {self.kit.party: share}
         self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds, "from_others": others}])
         fields = {"result": "trained", "round": round_number, "steps": trained.steps, "seconds": seconds}
+        fields |= federation.spent(0)  # which follows from public numbers
         fields |= self._reported(result, trained) | ({"declined": declined[:200]} if declined else {})
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
@@ -205,6 +209,7 @@ class Site:
         clients, engine = self.federation.clients, self.federation.engine
         clients.receive(round_number, ((name, tensor[None]) for name, tensor in received.items()), {0: 0}, engine)
         save_classes(self.directory.path, round_number, clients.reports)
+        reserve(self.federation.work, [0])
         trained = clients.train(round_number, [0], engine)[0]
         try:
             check_growth({name: self._shared()[name] for name in began_with}, began_with)
@@ -318,4 +323,11 @@ class Site:
         """Trains the control: the same method, without other sites, for as many rounds as this site trained."""
         self.log(f"training a model alone for {rounds} rounds, to see whether the federation helped")
         config = control_of(replace(self.config, clients=1, fraction=1.0, dropout=0.0, rounds=rounds))
-        run_federation(config, self.kit.alone, scenario=self.scenario, resume=True, device=self.device)
+        run_federation(
+            config,
+            self.kit.alone,
+            scenario=self.scenario,
+            resume=True,
+            device=self.device,
+            noise_seed=derive(noise_seed_of(self.kit), "control"),
+        )

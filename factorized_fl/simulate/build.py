@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -36,13 +36,16 @@ from factorized_fl.engine.choice import build_engine
 from factorized_fl.methods import Method, fingerprints, label_refusal
 from factorized_fl.nn.models import FEWEST_PIXELS
 from factorized_fl.nn.own import Factory
+from factorized_fl.protect.budget import Budget, release_noise
 from factorized_fl.protect.client import Sealer
+from factorized_fl.protect.draws import Draws
 from factorized_fl.protect.packing import Layout
 from factorized_fl.protect.server import BlindSums
 from factorized_fl.simulate.alignment import dense_rows, described_classes, find_alignment
 from factorized_fl.simulate.encryption import refuse_extra_payloads, simulated_sealer
 from factorized_fl.simulate.features import with_features
 from factorized_fl.simulate.networks import initial_models, model_inputs, travelling
+from factorized_fl.simulate.private import budget_of
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of, training_of
@@ -60,6 +63,7 @@ class Federation:
     clients: ClientState
     server: ServerState | SeparateServers
     engine: Engine
+    work: Work
     sealer: Sealer | None = None  # encrypts what the clients send, and decrypts what they receive
     frozen: str = ""  # a digest of the frozen part of the network
     last_round: int = 0  # a callback may end a run early; 0: as configured
@@ -76,9 +80,19 @@ class Federation:
         return dict(counts), sum(tensors[name].numel() for name in self.shared)
 
     @property
+    def budget(self) -> Budget | None:
+        """What differentially private training has spent, None without it."""
+        return self.work.budget
+
+    def spent(self, k: int) -> dict[str, float]:
+        """Epsilon that client k has spent, as an entry of its metrics; empty without differential privacy."""
+        return {} if self.budget is None else {"epsilon": round(self.budget.spent(k), 6)}
+
+    @property
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names."""
         own = {} if self.sealer is None else {"sealer/seen": self.sealer.seen}
+        own |= {} if self.budget is None else self.budget.tensors
         return self.clients.tensors | self.server.tensors | own
 
     def encryption_seconds(self) -> dict[str, float]:
@@ -98,6 +112,8 @@ class Federation:
         self.server.load(tensors)
         if self.sealer is not None:
             self.sealer.seen.copy_(tensors["sealer/seen"])
+        if self.budget is not None:
+            self.budget.load(tensors)
         if self.server.vectors is not None:
             for k in self.server.received.nonzero().flatten().tolist():
                 vector = self.method.fingerprint(self.clients.state.client(k), self.roles)
@@ -189,12 +205,11 @@ def build_federation(
     )
     # Every client begins with these; a fingerprint of images is not known to the server before the first update.
     common = {name: stacked[0].clone() for name, stacked in state.common.items()}
+    seed = config.seed if noise_seed is None else noise_seed
     if method.looks_at_images:
-        seed = config.seed if noise_seed is None else noise_seed
-        _fingerprint_images(seed, method, scenario, models, state)
+        _fingerprint_images(seed, config, method, scenario, models, state)
     described: Tensors = {}
     if alignment:
-        seed = config.seed if noise_seed is None else noise_seed
         described = described_classes(alignment, scenario, partial(model_inputs, scenario), seed)
     layouts = {classes: training.optimizer.layout(model.to(device)) for classes, model in models.items()}
     clients = (RankedClients if ranks.size > 1 else ClientState)(
@@ -247,11 +262,13 @@ def build_federation(
     if config.has_own_model and config.augment == "none":
         trained, rest = with_features(scenario, models, partial(model_inputs, scenario), device)
     work = Work(config, method, trained, rest, role_of, shared, device, task, training)
+    work = replace(work, budget=budget_of(work, seed))
     built = build_engine(engine, work)
     if isinstance(clients, RankedClients):
         clients.pin(ranks, pin([len(client.train) for client in scenario.clients], ranks.size))
         built = RankedEngine(built, clients)
-    return Federation(config, scenario, method, role_of, shared, clients, server, built, sealer, mark_of_frozen(model))
+    frozen = mark_of_frozen(model)
+    return Federation(config, scenario, method, role_of, shared, clients, server, built, work, sealer, frozen)
 
 
 def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
@@ -283,13 +300,23 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
 
 
 def _fingerprint_images(
-    seed: int, method: Method, scenario: Scenario, models: Mapping[int, nn.Module], state: ClientStack
+    seed: int, config: Config, method: Method, scenario: Scenario, models: Mapping[int, nn.Module], state: ClientStack
 ) -> None:
     """Fills in the fingerprint of every client's training images."""
     for k, client in enumerate(scenario.clients):
         tensors = state.client(k)
         device = tensors[fingerprints.NAME].device
         images = model_inputs(scenario, scenario.images[client.train].to(device))
+        if config.privacy_epsilon:
+            noise, draws = (
+                release_noise(config.privacy_epsilon, config.privacy_delta),
+                Draws(seed, "release", client.draws_as(k)),
+            )
+            found = method.look_privately(
+                models[len(client.classes)], tensors, images, noise, partial(draws.normal, "noise")
+            )
+            tensors[fingerprints.NAME].copy_(found)
+            continue
         labels = scenario.targets(k, client.train).to(device)
         classes = len(client.classes)
         if labels.is_floating_point():  # no classes whose means could be compared

@@ -37,10 +37,11 @@ def initial_models(config: Config, scenario: Scenario, factory: Factory | None) 
     if not config.has_own_model:
         channels = scenario.images.shape[1]
         return {count: initial_model(config, count, channels, agree) for count in {*first}}
-    examples = {
-        count: (model_inputs(scenario, scenario.images[client.train[:1]]), client.name)
-        for count, client in first.items()
-    }
+    examples = {}
+    for count, client in first.items():
+        example = model_inputs(scenario, scenario.images[client.train[:1]])
+        # A factory could make initial weights depend on its example, which a privacy budget does not cover.
+        examples[count] = torch.zeros_like(example) if config.privacy_epsilon else example, client.name
     if not agree:  # the initial values outside the classifier depend neither on the first client nor on the driver
         examples = {_REFERENCE: next(iter(examples.values())), **examples}
     models = _own_models(config, factory or import_factory(config.model), examples, agree)

@@ -9,6 +9,7 @@ from factorized_fl.core.ledger import Traffic, count_traffic
 from factorized_fl.core.server import Downloads, Sampling
 from factorized_fl.core.views import Evaluated, Mixing, Tensors, Trained
 from factorized_fl.simulate.build import Federation
+from factorized_fl.simulate.private import reserve
 from factorized_fl.simulate.separate import SeparateDownloads
 
 Record = dict[str, Any]
@@ -54,6 +55,7 @@ def run_round(
     sampled, answering = sampling_of(federation).draw(round_number)
     downloads = download(federation, round_number, sampled, answering)
     server.begin_updates()
+    reserve(federation.work, answering)
     trained = clients.train(round_number, answering, engine, done)
     updates = clients.send(answering)
     if federation.sealer is not None:
@@ -74,7 +76,7 @@ def run_round(
             traffic = count_traffic(down[k], up.get(k), clients.cost(k))
         domain = federation.scenario.clients[k].domain
         record = make_record(round_number, k, domain, evaluated.get(k), trained.get(k), traffic, peers.get(k))
-        records.append(record | ({SCORES: scored[k]} if k in scored else {}))
+        records.append(record | federation.spent(k) | ({SCORES: scored[k]} if k in scored else {}))
     return records, downloads.mixing
 
 
@@ -108,10 +110,12 @@ def make_record(
     trained: Trained | None,
     cost: Traffic,
     peers: float | None = None,
+    spent: Mapping[str, float] | None = None,
 ) -> Record:
     """One line of the metrics; a client that dropped out has traffic but no result.
 
-    `peers` is the number of effective peers of what the client received, None if it received nothing.
+    `peers` is the number of effective peers of what the client received, None if it received nothing; `spent` is what
+    `Federation.spent` returns.
     """
     return {
         "round": round_number,
@@ -121,6 +125,7 @@ def make_record(
         "train_loss": _finite(trained.loss) if trained else None,
         "steps": trained.steps if trained else 0,
         "effective_peers": peers,
+        **(spent or {}),
         **asdict(cost),
     }
 

@@ -68,12 +68,14 @@ def run_federation(
     device: str = "auto",
     factory: Factory | None = None,
     brought: Brought = NOTHING,
+    noise_seed: int | None = None,
 ) -> RunDirectory:
     """Runs a federation in the directory `out`, from the beginning or from its checkpoint, and returns the directory.
 
     A complete run is returned as it is, even if its checkpoint was removed. Without `scenario` the configured one is
     made from `data`; without `factory` the configured network is made. `brought` holds other functions of the caller by
-    option. Raises UserError if the directory, the data or the configuration do not fit.
+    option; `noise_seed` is a private seed of noise in place of the run's. Raises UserError if the directory, the data
+    or the configuration do not fit.
 
     Processes that torchrun or `ffl run --processes` started simulate the federation together; the first of them writes.
     """
@@ -94,7 +96,9 @@ def run_federation(
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
         scenario = scenario or build_scenario_of(config, data)
-        federation = build_federation(config, scenario, place, factory=factory, brought=brought, ranks=ranks)
+        federation = build_federation(
+            config, scenario, place, noise_seed=noise_seed, factory=factory, brought=brought, ranks=ranks
+        )
         described = describe_run(federation)
         directory.refuse_other_data(described)
         size = _restore(federation, directory, ranks) if done else None
