@@ -15,7 +15,7 @@ from factorized_fl.core.errors import unknown
 from factorized_fl.methods import METHODS, Method, sentence_of
 from factorized_fl.presets import PRESETS
 from factorized_fl.report import available
-from factorized_fl.report.listing import NamedTable
+from factorized_fl.report.listing import DescribedNames, NamedTable
 from factorized_fl.report.tables import comparison_table
 from factorized_fl.results.comparison import Comparison
 from tests.test_cli import ffl
@@ -37,7 +37,24 @@ def test_lists_show_all_names_in_full(width: int) -> None:
     assert first_words(printed(available.presets_list(), width)) == list(PRESETS)
     assert first_words(printed(available.methods_list(), width)) == list(METHODS)
     for lines in (printed(available.presets_list(), width), printed(available.methods_list(), width)):
-        assert not any("…" in line or len(line) > width for line in lines)
+        assert not any("…" in line or len(line) > width or line.endswith(" ") for line in lines)
+
+
+def test_descriptions_wrap_beside_names_or_below_them() -> None:
+    names = DescribedNames([("name", "one two three"), ("a", "four")])
+    assert printed(names, 16) == ["name  one two", "      three", "a     four"]
+    assert printed(names, 8) == ["name", "    one", "    two", "    thre", "    e", "a", "    four"]
+    assert printed(names, 40) == ["name  one two three", "a     four"]
+
+
+def test_no_two_presets_have_one_description() -> None:
+    lines = printed(available.presets_list(), 400)
+    assert len({line.partition("  ")[2] for line in lines}) == len(lines) == len(PRESETS)
+
+
+def test_options_name_the_profile_that_changes_them(capsys) -> None:
+    _, out, _ = ffl(capsys, "options", "scaffold")
+    assert "which sets for scaffold: recalibrate = true, lr = 0.03, momentum = 0.0." in " ".join(out.split())
 
 
 def test_a_table_continues_below_where_columns_do_not_fit() -> None:

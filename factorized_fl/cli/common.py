@@ -17,6 +17,8 @@ from rich.text import Text
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.toml_text import parse_setting
 
+_LOG_WIDTH = 180
+
 
 class _PlainConsole(Console):
     """Prints names of files and classes without markup, and without characters that could steer the terminal."""
@@ -27,10 +29,23 @@ class _PlainConsole(Console):
         return super().render_str(plain, **options)
 
 
+def _width() -> int | None:
+    """Return the width of what is printed; None where the console knows it, as it does for a terminal.
+
+    Output that a pipe takes, as of `| tee` or `| less`, is as wide as the terminal that shows errors. Without any
+    terminal it is wide enough for tables in a log.
+    """
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return None
+    try:
+        return os.get_terminal_size(2).columns or _LOG_WIDTH
+    except OSError:
+        return _LOG_WIDTH
+
+
 # Of the processes that simulate one federation together only the first one prints.
 FOLLOWS = os.environ.get("RANK", "0") != "0" and "WORLD_SIZE" in os.environ
-_WIDTH = None if sys.stdout.isatty() else 180  # wide enough for tables in a log
-console = _PlainConsole(width=_WIDTH, markup=False, quiet=FOLLOWS)
+console = _PlainConsole(width=_width(), markup=False, quiet=FOLLOWS)
 notes = _PlainConsole(stderr=True, markup=False)  # no markup: names may contain square brackets
 
 

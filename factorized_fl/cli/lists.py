@@ -41,7 +41,7 @@ def options_command(
     as_json: AsJson = False,
 ) -> None:
     """List every option of a run, and of a method: default, meaning, limits. Use: --set NAME=VALUE."""
-    from factorized_fl.report.available import method_options, options_list, run_options
+    from factorized_fl.report.available import method_options, options_list, profile_sentence, run_options
 
     of_run, of_method = run_options(), method_options(method) if method else []
     if as_json:
@@ -53,4 +53,5 @@ def options_command(
         console.print(f"\nOptions of {method}:")
         console.print(options_list(of_method))
     else:
-        console.print("\nOptions of a method: ffl options METHOD")
+        console.print("\nOptions of a method: ffl options METHOD", highlight=False)
+    console.print(f"\n{profile_sentence(method or '')}", highlight=False)

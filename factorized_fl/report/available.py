@@ -4,15 +4,15 @@ Presets and the options of a run are listed without PyTorch.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
-
-from rich.table import Table
 
 from factorized_fl.config import Config
 from factorized_fl.core.options import Limits, limits_of
 from factorized_fl.core.toml_text import to_toml_value
 from factorized_fl.presets import PRESETS, preset_values
-from factorized_fl.report.listing import NamedTable, described_names
+from factorized_fl.profiles import DEFAULT_PROFILE, profile_settings
+from factorized_fl.report.listing import DescribedNames, NamedTable
 from factorized_fl.results.schema import Record
 
 
@@ -23,17 +23,22 @@ def preset_records() -> list[Record]:
     ]
 
 
-def presets_list() -> Table:
+def presets_list() -> DescribedNames:
     """Return the presets with the settings in which they differ."""
-    return described_names((name, _preset_words(preset_values(name))) for name in PRESETS)
+    return DescribedNames((name, _preset_words(preset_values(name), PRESETS[name]["methods"])) for name in PRESETS)
 
 
-def _preset_words(values: Record) -> str:
+def _preset_words(values: Record, methods: Mapping[str, Record]) -> str:
     partition = values["partition"]
     split = partition if partition == "iid" else f"{partition}({values['alpha']:g})"
     labels = "labels permuted" if values["permuted"] else "labels agree"
-    rounds = f"{values['rounds']} rounds x {values['epochs']} epochs"
-    return f"{values['dataset']}, {split}, {labels}, {values['clients']} clients, {rounds}, {values['model']}"
+    shares = f" ({', '.join(map(str, values['clients_per_domain']))})" if values["clients_per_domain"] else ""
+    images = f" of {values['images_per_client']} images" if values["images_per_client"] else ""
+    clients = f"{values['clients']} clients{shares}{images}"
+    rounds = f"{values['rounds']} rounds of {values['epochs']} epochs"
+    released = any(options.get("layout") == "released" for options in methods.values())
+    end = ", options as in the authors' code" if released else ""
+    return f"{values['dataset']}, {split}, {labels}, {clients}, {rounds}, {values['model']}{end}"
 
 
 def method_records(costs: bool = False, options: bool = False) -> list[Record]:
@@ -56,9 +61,9 @@ def method_records(costs: bool = False, options: bool = False) -> list[Record]:
     return records
 
 
-def methods_list() -> Table:
+def methods_list() -> DescribedNames:
     """Return every method's name and its sentence."""
-    return described_names((record["name"], record["sentence"]) for record in method_records())
+    return DescribedNames((record["name"], record["sentence"]) for record in method_records())
 
 
 def costs_table() -> NamedTable:
@@ -142,9 +147,20 @@ def _limits_words(limits: Limits) -> str:
     return ", ".join(parts)
 
 
-def options_list(records: list[Record]) -> Table:
+def profile_sentence(method: str = "") -> str:
+    """Return in a sentence what the profile that a run has by default sets in place of the defaults."""
+    own = profile_settings(DEFAULT_PROFILE, method)
+    settings = ", ".join(f"{name} = {to_toml_value(value)}" for name, value in own.items())
+    of = f" for {method}" if method else ""
+    return (
+        f'Unless the preset or --set names another profile, runs have profile = "{DEFAULT_PROFILE}", '
+        f"which sets{of}: {settings}."
+    )
+
+
+def options_list(records: list[Record]) -> DescribedNames:
     """Return options with their defaults, their meanings and the values that they accept."""
-    return described_names(
+    return DescribedNames(
         (
             f"{record['name']} = {to_toml_value(record['default'])}",
             record["meaning"] + (f" ({record['limits']})" if record["limits"] else ""),

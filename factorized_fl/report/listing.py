@@ -11,14 +11,26 @@ from rich.text import Text
 _GAP = 2
 
 
-def described_names(entries: Iterable[tuple[str, str]]) -> Table:
-    """Return a list of names, each with its description beside it; descriptions wrap, names do not."""
-    grid = Table.grid(padding=(0, _GAP, 0, 0))
-    grid.add_column(no_wrap=True, overflow="fold")
-    grid.add_column(overflow="fold")
-    for name, description in entries:
-        grid.add_row(Text(name, style="bold"), Text(description))
-    return grid
+class DescribedNames:
+    """A list of names, each with its description beside it; descriptions wrap, names do not, no line is padded."""
+
+    def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
+        self.entries = list(entries)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Yield the lines; below the name where less than a third of the width is left beside the names."""
+        indent = _GAP + max((cell_len(name) for name, _ in self.entries), default=0)
+        below = 3 * (options.max_width - indent) < options.max_width
+        indent = 2 * _GAP if below else indent
+        for name, description in self.entries:
+            lines = Text(description).wrap(console, max(options.max_width - indent, 1))
+            for line in lines:
+                line.rstrip()
+            head = Text(name, style="bold")
+            if lines and not below:
+                head = Text.assemble(head, " " * (indent - cell_len(name)), lines.pop(0))
+            yield head
+            yield from (Text.assemble(" " * indent, line) for line in lines)
 
 
 class NamedTable:
