@@ -76,6 +76,20 @@ class Net(nn.Module):
         return self.head(self.middle(self.backbone(x)).relu())
 
 
+class NormalisedNet(nn.Module):
+    """`Net` with BatchNorm between the two layers, for methods that treat normalisation apart."""
+
+    def __init__(self, example: Tensor, outputs: int) -> None:
+        super().__init__()
+        self.backbone = Backbone().requires_grad_(False)
+        self.middle = nn.Linear(1280, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.head = nn.Linear(64, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.middle(self.backbone(x))).relu())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)

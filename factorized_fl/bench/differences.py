@@ -8,7 +8,7 @@ from typing import Literal
 
 from factorized_fl.bench.cells import Record, mean_accuracy, read_cell, tests_of
 from factorized_fl.bench.rates import read_rates
-from factorized_fl.bench.suites import Cell, Suite, cells_of
+from factorized_fl.bench.suites import Cell, Choices, Suite, cells_of
 from factorized_fl.methods import find_method
 from factorized_fl.results.effect import mean_difference
 from factorized_fl.results.entries import parse_entry
@@ -25,7 +25,7 @@ class Results:
     suite: Suite
     runs: Mapping[str, Mapping[int, Record]]
     missing: Sequence[Cell]
-    rates: Mapping[str, float] = field(default_factory=dict)
+    choices: Choices = field(default_factory=dict)
 
     def mean(self, entry: str, kind: str = "recalibrated") -> float:
         """Return the mean accuracy of an entry over its clients and seeds."""
@@ -45,16 +45,16 @@ class Results:
 
 def read_results(suite: Suite, results: Path) -> Results:
     """Return the finished runs of a suite; raise UserError for a damaged file or one of another configuration."""
-    rates = read_rates(suite, results)
+    choices = read_rates(suite, results)
     runs: dict[str, dict[int, Record]] = {}
     missing = []
-    for cell in cells_of(suite, rates):
+    for cell in cells_of(suite, choices):
         path = cell.path(results)
         if path.exists():
             runs.setdefault(cell.entry, {})[cell.seed] = read_cell(path, cell.config)
         else:
             missing.append(cell)
-    return Results(suite, runs, missing, rates)
+    return Results(suite, runs, missing, choices)
 
 
 def control_entry(entry: str) -> str:

@@ -12,7 +12,7 @@ from factorized_fl.bench.differences import (
     read_results,
     verdicts,
 )
-from factorized_fl.bench.suites import Suite
+from factorized_fl.bench.suites import Choice, Suite, choice_of
 from factorized_fl.results.entries import parse_entry
 from factorized_fl.results.schema import KINDS
 from factorized_fl.results.statistic import Estimate
@@ -31,8 +31,8 @@ commit, machine, configuration and seed. `ffl bench --page docs/benchmarks.md` w
 - Differences are in percentage points with 95% intervals over test images and seeds ([verdict.md](verdict.md)). A
   difference counts as decided if its p-value is at most 0.05 after Holm's correction for all comparisons of its table.
   With one seed the interval is that of the test images only.
-- Learning rates were chosen for each entry on validation images of seed 1, with recalibration
-  (`ffl bench SUITE --tune`, `results/bench/rates/`).
+- Learning rates, and the threshold of PACFL, were chosen for each entry on validation images of seed 1, with
+  recalibration (`ffl bench SUITE --tune`, `results/bench/rates/`). All other options have their defaults.
 - *Control* is what the method reaches while each client aggregates with itself alone. Rows with `oracle` use knowledge
   that no federation has ([methods.md](methods.md#oracles)): they say how much there is to gain.
 """
@@ -208,7 +208,7 @@ def _section(results: Results) -> str:
         rows.append(
             [
                 entry,
-                f"{next(iter(runs))['configuration']['lr']:g}",
+                _chosen(next(iter(runs))["configuration"]["lr"], choice_of(entry, results.choices)),
                 str(len(runs)),
                 *(f"{100 * results.mean(entry, kind):.2f}" for kind in reversed(KINDS)),
                 *(
@@ -228,6 +228,11 @@ def _section(results: Results) -> str:
     )
 
 
+def _chosen(rate: float, choice: Choice) -> str:
+    options = [f"{key}={value}" for key, value in choice.items() if key != "lr"]
+    return f"{rate:g}" + (f" ({', '.join(options)})" if options else "")
+
+
 def _missing(found: Sequence[Results]) -> str:
     lines = []
     for each in found:
@@ -236,9 +241,13 @@ def _missing(found: Sequence[Results]) -> str:
             entries = list(dict.fromkeys(cell.entry for cell in each.missing))
             named = "none of its runs is done" if not each.runs else f"runs of {', '.join(entries)}"
             lines.append(f"- {each.suite.name}: {len(each.missing)} of {count} runs ({named}).")
-        if untuned := [entry for entry in each.suite.tuned_entries if entry in each.runs and entry not in each.rates]:
+        if untuned := [entry for entry in each.suite.tuned_entries if entry in each.runs and entry not in each.choices]:
             lines.append(f"- {each.suite.name}: not tuned, so with the profile's rate: {', '.join(untuned)}.")
-        edge = [e for e, rate in each.rates.items() if (tried := each.suite.rates(e)) and rate in (tried[0], tried[-1])]
+        edge = [
+            e
+            for e, one in each.choices.items()
+            if (tried := each.suite.rates(e)) and one["lr"] in (tried[0], tried[-1])
+        ]
         if edge := [entry for entry in edge if entry in each.runs]:
             lines.append(
                 f"- {each.suite.name}: the best rate is the least or largest that was tried: {', '.join(edge)}."

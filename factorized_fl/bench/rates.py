@@ -1,10 +1,10 @@
-"""Learning rates: the one that was best on validation images, for each entry of a suite."""
+"""Learning rates and options: those that were best on validation images, for each entry of a suite."""
 
 import json
 from pathlib import Path
 
 from factorized_fl.bench.cells import Record, read_cell
-from factorized_fl.bench.suites import Rates, Suite, tuning_cells
+from factorized_fl.bench.suites import Choices, Suite, tuning_cells
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 
@@ -12,31 +12,32 @@ RATES = "rates"  # the folder of the files beside those of the suites
 
 
 def choose_rates(suite: Suite, results: Path) -> Record:
-    """Return the validation accuracy of each entry at each rate, and the best rate of each entry that has all runs."""
-    found: dict[str, dict[str, float]] = {}
+    """Return the validation accuracy of all that was tried, and the best for each entry that has all runs."""
+    found: dict[str, list[Record]] = {}
     commits, unfinished = set(), set()
     for cell in tuning_cells(suite):
         if not cell.path(results).exists():
             unfinished.add(cell.entry)
             continue
         record = read_cell(cell.path(results), cell.config)
-        scores = record["summary"]["score_means"]["recalibrated"]
+        score = record["summary"]["score_means"]["recalibrated"]["validation"]
         commits.add(str(record["commit"]))
-        found.setdefault(cell.entry, {})[f"{cell.config.lr:g}"] = round(scores["validation"], 5)
-    chosen = {
-        entry: float(max(tried, key=lambda rate: tried[rate]))
-        for entry, tried in found.items()
-        if entry not in unfinished
-    }
+        choice = {"lr": cell.config.lr} | {key: cell.config.options[key] for key in _option_names(cell.options)}
+        found.setdefault(cell.entry, []).append({"validation": round(score, 5), "choice": choice})
+    best = {entry: max(tried, key=lambda one: one["validation"]) for entry, tried in found.items()}
     return {
         "suite": suite.name,
         "seed": suite.tuning.get("seed", suite.seeds[0]),
         "score": "mean accuracy over clients on validation images, recalibrated",
         "commits": sorted(commits),
-        "validation": found,
-        "chosen": chosen,
+        "tried": found,
+        "chosen": {entry: one["choice"] for entry, one in best.items() if entry not in unfinished},
         "unfinished": sorted(unfinished),
     }
+
+
+def _option_names(text: str) -> list[str]:
+    return [part.partition("=")[0] for part in text.split(",") if part]
 
 
 def rates_path(suite: Suite, results: Path) -> Path:
@@ -53,13 +54,14 @@ def write_rates(suite: Suite, results: Path) -> Record:
     return content
 
 
-def read_rates(suite: Suite, results: Path) -> Rates:
-    """Return the chosen rates of a suite; empty if nothing was tuned. Raise UserError for a damaged file."""
+def read_rates(suite: Suite, results: Path) -> Choices:
+    """Return what was chosen for the entries of a suite, if anything was; raise UserError for a damaged file."""
     path = rates_path(suite, results)
     if not path.exists():
         return {}
     try:
-        return {str(entry): float(rate) for entry, rate in json.loads(path.read_text("utf-8"))["chosen"].items()}
+        chosen = json.loads(path.read_text("utf-8"))["chosen"]
+        return {str(entry): {**choice, "lr": float(choice["lr"])} for entry, choice in chosen.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         advice = f"run `ffl bench {suite.rates_of or suite.name} --tune` again"
         raise UserError(f"The rates '{path}' cannot be read ({error}): {advice}.") from None

@@ -12,7 +12,8 @@ from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.results.entries import Entry, parse_entry
 
 Table = dict[str, Any]
-Rates = Mapping[str, float]  # the learning rate of each entry that was tuned
+Choice = Mapping[str, Any]  # settings of an entry: its learning rate `lr`, and options of its method
+Choices = Mapping[str, Choice]  # what was chosen for each entry that was tuned
 SEEDS = (1, 2, 3)
 _KEYS = ("preset", "data", "entries", "groups", "seeds", "settings", "rates_of", "tuning")
 
@@ -39,6 +40,11 @@ class Suite:
         """Return the learning rates to try for an entry."""
         return list(self.tuning.get("methods", {}).get(parse_entry(entry).method, self.tuning.get("rates", [])))
 
+    def choices(self, entry: str) -> list[Choice]:
+        """Return what is tried for an entry: each learning rate, and each set of options with the profile's rate."""
+        options = self.tuning.get("options", {}).get(parse_entry(entry).method, [])
+        return [*({"lr": rate} for rate in self.rates(entry)), *options]
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -49,11 +55,13 @@ class Cell:
     seed: int
     config: Config
     data: str = ""  # as in the suite
+    options: str = ""  # that were chosen for it or are tried, as text
 
     @property
     def name(self) -> str:
-        """Return the name of the cell's file without its ending: the entry, its learning rate and its seed."""
-        return f"{_plain(self.entry)}.lr{self.config.lr:g}.seed{self.seed}"
+        """Return the name of the cell's file without its ending: the entry, options, the learning rate and the seed."""
+        options = f".{self.options}" if self.options else ""
+        return f"{_plain(self.entry)}{options}.lr{self.config.lr:g}.seed{self.seed}"
 
     def path(self, results: Path) -> Path:
         """Return the file of the result."""
@@ -90,15 +98,19 @@ def read_suites(file: Path | None = None) -> dict[str, Suite]:
     return found
 
 
-def make_cell(suite: Suite, entry: str, seed: int, rate: float | None = None) -> Cell:
+def make_cell(suite: Suite, entry: str, seed: int, choice: Choice | None = None) -> Cell:
     """Return one run of a suite, with the profile's learning rate unless one is given; raise UserError if impossible.
 
     Runs recalibrate; accuracy without recalibration is recorded beside.
     """
-    parsed = parse_entry(entry)
-    settings = {**suite.settings, "recalibrate": True, "seed": seed} | ({} if rate is None else {"lr": rate})
+    parsed, choice = parse_entry(entry), choice or {}
+    settings = {**suite.settings, "recalibrate": True, "seed": seed, **choice}
     config = configure(suite.preset, parsed.method, **parsed.settings(settings))
-    return Cell(suite.name, parsed.name, seed, config, suite.data)
+    return Cell(suite.name, parsed.name, seed, config, suite.data, _options_text(choice))
+
+
+def _options_text(choice: Choice) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(choice.items()) if key != "lr")
 
 
 def check_entries(suite: Suite, only: Sequence[str]) -> tuple[str, ...]:
@@ -109,10 +121,12 @@ def check_entries(suite: Suite, only: Sequence[str]) -> tuple[str, ...]:
     return names or suite.entries
 
 
-def cells_of(suite: Suite, rates: Rates, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Cell]:
+def cells_of(suite: Suite, choices: Choices, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Cell]:
     """Return the runs of a suite, seed by seed; `only` names entries. Raise UserError for a run that is impossible."""
     entries = check_entries(suite, only)
-    return [make_cell(suite, entry, seed, rate_of(entry, rates)) for seed in seeds or suite.seeds for entry in entries]
+    return [
+        make_cell(suite, entry, seed, choice_of(entry, choices)) for seed in seeds or suite.seeds for entry in entries
+    ]
 
 
 def tuning_cells(suite: Suite, only: Sequence[str] = ()) -> list[Cell]:
@@ -120,26 +134,29 @@ def tuning_cells(suite: Suite, only: Sequence[str] = ()) -> list[Cell]:
     if suite.rates_of:
         raise UserError(f"The suite {suite.name} takes the rates of {suite.rates_of}: tune that one.")
     entries, seed = check_entries(suite, only), int(suite.tuning.get("seed", suite.seeds[0]))
-    return [make_cell(suite, e, seed, rate) for e in entries if e in suite.tuned_entries for rate in suite.rates(e)]
+    tuned = [entry for entry in entries if entry in suite.tuned_entries]
+    return [make_cell(suite, entry, seed, choice) for entry in tuned for choice in suite.choices(entry)]
 
 
-def rate_of(entry: str, rates: Rates) -> float | None:
-    """Return an entry's chosen learning rate; None if none was chosen."""
+def choice_of(entry: str, choices: Choices) -> Choice:
+    """Return what was chosen for an entry; empty if nothing was."""
     parsed = parse_entry(entry)
     without = Entry(parsed.method, {key: value for key, value in parsed.own.items() if key != "oracle"})
-    return rates.get(without.name)
+    return choices.get(without.name, {})
 
 
 def find_cell(suite: Suite, name: str) -> Cell:
     """Return the run of a suite whose file has this name; raise UserError if there is no such run."""
     front, _, seed = name.rpartition(".seed")
-    plain, _, rate = front.rpartition(".lr")
-    entry = next((entry for entry in suite.entries if _plain(entry) == plain), None)
-    try:
-        if entry is not None:
-            return make_cell(suite, entry, int(seed), float(rate))
-    except ValueError:
-        pass
+    front, _, rate = front.rpartition(".lr")
+    for entry in suite.entries:
+        for choice in [{}, *suite.choices(entry)]:
+            options = {key: value for key, value in choice.items() if key != "lr"}
+            if front == ".".join(filter(None, (_plain(entry), _options_text(options)))):
+                try:
+                    return make_cell(suite, entry, int(seed), {**options, "lr": float(rate)})
+                except ValueError:
+                    break
     raise UserError(
         f"The suite {suite.name} has no run '{name}': names are ENTRY.lrRATE.seedN, as `ffl bench {suite.name} --list`."
     )

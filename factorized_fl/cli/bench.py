@@ -83,8 +83,9 @@ def bench_command(
     for found in wanted:
         if tune and not found.rates_of:
             rates = write_rates(found, out)
-            for entry, rate in rates["chosen"].items():
-                console.print(f"{found.name}: {entry} has the rate {rate:g}", soft_wrap=True)
+            for entry, choice in rates["chosen"].items():
+                text = ", ".join(f"{key} = {value}" for key, value in choice.items())
+                console.print(f"{found.name}: {entry} has {text}", soft_wrap=True)
         elif not cell and page is None:
             console.print(suite_section(found, out), markup=False, soft_wrap=True)
     if page is not None:

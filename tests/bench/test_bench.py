@@ -27,6 +27,8 @@ seed = 1
 rates = [0.01, 0.02]
 [tuning.methods]
 factorized-peers = [0.02]
+[tuning.options]
+factorized-peers = [{ sparsity = 0.001 }]
 [settings]
 test_every = 100
 [groups]
@@ -80,13 +82,13 @@ def test_the_command_tunes_runs_once_and_writes_the_page(file: Path, tmp_path: P
     shared = list(map(str, where))
     code, out, err = ffl(capsys, "bench", "tiny", "--tune", *shared)
     assert (code, err) == (0, "")
-    assert "5 runs, 0 done" in out
-    assert "tiny: factorized-peers has the rate 0.02" in out
+    assert "6 runs, 0 done" in out
+    assert "tiny: factorized-peers has lr = 0.02" in out
     code, out, err = ffl(capsys, "bench", "tiny", *shared)
     assert (code, err, out.count("was done")) == (0, "", 3)  # the tuning's runs with the chosen rates
     assert "minutes left" in out
     files = sorted((tmp_path / "out" / "tiny").glob("*.json"))
-    assert len(files) == 5 + 10 - 3
+    assert len(files) == 6 + 10 - 3
     assert not list((tmp_path / "work").rglob("config.toml"))
     assert all(file.stat().st_size < 6000 for file in files)
     before = {file: file.read_bytes() for file in files}
@@ -104,7 +106,7 @@ def test_the_command_tunes_runs_once_and_writes_the_page(file: Path, tmp_path: P
 
 
 def test_one_cell_by_name_gives_both_accuracies_of_one_run(tiny: Suite, tmp_path: Path) -> None:
-    name = cells_of(tiny, {"factorized-peers": 0.5}, [2], ["factorized-peers"])[0].name
+    name = cells_of(tiny, {"factorized-peers": {"lr": 0.5}}, [2], ["factorized-peers"])[0].name
     assert name == "factorized-peers.lr0.5.seed2"
     cell = find_cell(tiny, name)
     record = run_cell(tiny, name, place(tmp_path))
@@ -117,8 +119,11 @@ def test_one_cell_by_name_gives_both_accuracies_of_one_run(tiny: Suite, tmp_path
     assert [one["client"] for one in tested.final] == list(range(6))
     assert all(int(tested.right[one["client"]].right.sum()) == one["correct"] for one in tested.final)
     assert mean_accuracy(record, "plain") != mean_accuracy(record, "recalibrated")
-    assert expected_seconds([cell, make_cell(tiny, cell.entry, 1, 0.5)], tmp_path / "out", 2) == record["seconds"] / 2
-    assert expected_seconds([make_cell(tiny, cell.entry, 1, 0.5)], tmp_path / "elsewhere") is None
+    assert (
+        expected_seconds([cell, make_cell(tiny, cell.entry, 1, {"lr": 0.5})], tmp_path / "out", 2)
+        == record["seconds"] / 2
+    )
+    assert expected_seconds([make_cell(tiny, cell.entry, 1, {"lr": 0.5})], tmp_path / "elsewhere") is None
 
 
 @pytest.mark.parametrize("name", ["nothing.lr0.1.seed1", "stand-alone.lrx.seed1", "stand-alone", ""])
@@ -128,8 +133,8 @@ def test_names_of_no_cell_are_refused(tiny: Suite, name: str) -> None:
 
 
 def test_another_configuration_and_other_entries_are_refused(tiny: Suite, file: Path, tmp_path: Path, capsys) -> None:
-    write(tiny, tmp_path / "out", "stand-alone", 0.02, 1, 30)
-    one = make_cell(replace(tiny, settings={**tiny.settings, "rounds": 2}), "stand-alone", 1, 0.02)
+    write(tiny, tmp_path / "out", "stand-alone", {"lr": 0.02}, 1, 30)
+    one = make_cell(replace(tiny, settings={**tiny.settings, "rounds": 2}), "stand-alone", 1, {"lr": 0.02})
     with pytest.raises(UserError, match="is of another configuration: remove it"):
         list(run_cells([one], place(tmp_path)))
     with pytest.raises(UserError, match="Unknown entry of the suite tiny 'fedavg'"):
@@ -140,8 +145,8 @@ def test_another_configuration_and_other_entries_are_refused(tiny: Suite, file: 
     assert "--seeds 1 has no effect" in ffl(capsys, "bench", "tiny", "--suites", str(file), "--tune", "--seeds", "1")[2]
 
 
-def write(suite: Suite, out: Path, entry: str, rate: float, seed: int, right: int) -> None:
-    cell = make_cell(suite, entry, seed, rate)
+def write(suite: Suite, out: Path, entry: str, choice: dict, seed: int, right: int) -> None:
+    cell = make_cell(suite, entry, seed, choice)
     counts = {kind: {part: [right, 100] for part in ("test", "validation")} for kind in ("plain", "recalibrated")}
     content = {"entry": entry, "seed": seed, "commit": "abc", "machine": {"date": "2026-01-02T03"}, "seconds": 60.0}
     content |= {"configuration": json.loads(json.dumps(cell.config.__dict__ | {"options": dict(cell.config.options)}))}
@@ -159,15 +164,23 @@ def write(suite: Suite, out: Path, entry: str, rate: float, seed: int, right: in
 
 def test_rates_are_those_that_were_best_on_validation(tiny: Suite, file: Path, tmp_path: Path) -> None:
     assert read_rates(tiny, tmp_path) == {}
-    write(tiny, tmp_path, "stand-alone", 0.01, 1, 30)
+    write(tiny, tmp_path, "stand-alone", {"lr": 0.01}, 1, 30)
     assert write_rates(tiny, tmp_path)["chosen"] == {}
-    write(tiny, tmp_path, "stand-alone", 0.02, 1, 40)
+    write(tiny, tmp_path, "stand-alone", {"lr": 0.02}, 1, 40)
     content = write_rates(tiny, tmp_path)
     assert content == choose_rates(tiny, tmp_path)
-    assert content["validation"] == {"stand-alone": {"0.01": 0.3, "0.02": 0.4}}
+    tried = [(one["choice"], one["validation"]) for one in content["tried"]["stand-alone"]]
+    assert tried == [({"lr": 0.01}, 0.3), ({"lr": 0.02}, 0.4)]
     assert content["unfinished"] == ["factorized-fedavg:control=true", "factorized-peers"]
     for suite in read_suites(file).values():
-        assert read_rates(suite, tmp_path) == {"stand-alone": 0.02}
+        assert read_rates(suite, tmp_path) == {"stand-alone": {"lr": 0.02}}
+    with_options = {"lr": 0.02, "sparsity": 0.001}
+    write(tiny, tmp_path, "factorized-peers", {"lr": 0.02}, 1, 30)
+    write(tiny, tmp_path, "factorized-peers", with_options, 1, 50)
+    assert write_rates(tiny, tmp_path)["chosen"]["factorized-peers"] == with_options
+    (cell,) = cells_of(tiny, read_rates(tiny, tmp_path), [1], ["factorized-peers"])
+    assert (cell.name, cell.config.options["sparsity"]) == ("factorized-peers.sparsity=0.001.lr0.02.seed1", 0.001)
+    assert find_cell(tiny, cell.name) == cell
     rates = {cell.entry: cell.config.lr for cell in cells_of(tiny, read_rates(tiny, tmp_path), [1])}
     assert rates["stand-alone"] == rates["stand-alone:oracle=centralised"] == 0.02
     assert rates["fedavg:oracle=groups"] == make_cell(tiny, "fedavg:oracle=groups", 1).config.lr
