@@ -1,6 +1,6 @@
 """Commands for federations between organisations: serve, join, federation new / status / health / readmit / exclude."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -16,6 +16,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import audit, control, journal, live, status, supervise, watch
 from factorized_fl.silo.agreement import AUTHORITY, LOOPBACK, Kit, read_kit
+from factorized_fl.silo.clinical import check_shared, reported_table
 from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.preflight import refuse_leftovers, refuse_links
 from factorized_fl.silo.settings import Settings, has_settings, read_settings
@@ -39,6 +40,14 @@ Split = Annotated[str | None, typer.Option("--split", help="Of a table: the colu
 Report = Annotated[
     bool | None,
     typer.Option("--report-accuracy/--keep-accuracy", help="Let the coordinator see your accuracies; default: no."),
+]
+Shared = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--share-metrics",
+        help="A clinical metric that the coordinator may see after the last round, repeated for each: auroc, "
+        "sensitivity, specificity, balanced-accuracy, brier, calibration-error, confusion, all; default: none.",
+    ),
 ]
 Alone = Annotated[
     bool | None,
@@ -114,6 +123,7 @@ def join(
     feature: Feature = None,
     split: Split = None,
     report_accuracy: Report = None,
+    share_metrics: Shared = None,
     alone: Alone = None,
     device: DeviceName = None,
     limit: Limit = None,
@@ -126,7 +136,8 @@ def join(
     if not status.is_done(party):
         columns = {"label": label, "image": image, "features": tuple(feature or ()), "split": split}
         named = {name: value for name, value in columns.items() if value}
-        choices = site_choices(party, data, report_accuracy, alone, device, limit, named)
+        shared = None if share_metrics is None else check_shared(share_metrics)
+        choices = site_choices(party, data, report_accuracy, alone, device, limit, named, shared=shared)
         supervise.save_choices(party, choices)
         _run(party, metrics)
     model = f"Your model: {party.model}" if party.model.is_dir() else "You took part in no round and have no model"
@@ -188,6 +199,7 @@ def site_choices(
     limit: float | None = None,
     columns: Mapping[str, Any] | None = None,
     check: Callable[[Path, Path, str, TableColumns], Found] = check_data_in_child,
+    shared: Sequence[str] | None = None,
 ) -> Settings:
     """A site's choices, after a check of its data; those that are not given stay as they were."""
     supervise.refuse_running(party)
@@ -209,7 +221,10 @@ def site_choices(
     _show(found.line)
     if told := _REVEALED.get(str(party.table.get("align"))):
         _show(f"This federation matches the classes of its sites: {told} docs/classes.md says more.")
-    return Settings(data, found.device, report, alone, before.limit if limit is None else limit, named)
+    metrics = before.metrics if shared is None else tuple(shared)
+    if metrics:
+        _show(f"After the last round the coordinator sees of your test images: {', '.join(metrics)}.")
+    return Settings(data, found.device, report, alone, before.limit if limit is None else limit, named, metrics)
 
 
 @app.command("try")
@@ -242,8 +257,9 @@ def show_status(
         raise typer.Exit(1 if why else 0)
     runs = supervise.is_running(party)
     _show("\n".join(status.status_lines(party, runs)))
-    if table := status.sites_table(party, runs):
-        console.print(table)
+    for table in (status.sites_table(party, runs), reported_table(party)):
+        if table:
+            console.print(table)
     for line in journal.last_lines(party):
         _show(line)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from jinja2 import Environment, StrictUndefined
+from torch import nn
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
@@ -52,6 +53,7 @@ from factorized_fl.results.references import effect_beside, judge_run
 from factorized_fl.results.rundir import RunDirectory, describe_clients
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.networks import initial_models
+from factorized_fl.tasks.clinical import ClinicalMetrics, clinical_metrics
 
 _BATCH = 500
 _TOLERANCE = 1e-4  # of a class score, between the trained, the folded and the ONNX model
@@ -165,9 +167,7 @@ def export_client(
     """
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
-    model = initial_models(config, scenario, factory)[len(client.classes)]
-    tensors = federation.engine.tested(rounds, k, federation.clients)
-    load_untied(model, {key: tensor.detach().cpu() for key, tensor in tensors.items()})
+    model = _trained(federation, k, rounds, factory)
     package = _package(federation, k, name)
     images = scenario.images[client.test]
     labels = client.labelling[scenario.labels[client.test]]
@@ -204,6 +204,23 @@ def export_client(
     card = _model_card(package, config, trained, len(client.train), exported, shared, clinical)
     write_atomically(out / CARD, card.encode())
     return exported
+
+
+def _trained(federation: Federation, k: int, rounds: int, factory: Factory | None = None) -> nn.Module:
+    """Return client k's network as it is tested after so many rounds."""
+    classes = len(federation.scenario.clients[k].classes)
+    model = initial_models(federation.config, federation.scenario, factory)[classes]
+    tensors = federation.engine.tested(rounds, k, federation.clients)
+    load_untied(model, {key: tensor.detach().cpu() for key, tensor in tensors.items()})
+    return model.eval()
+
+
+def measure_client(federation: Federation, k: int, rounds: int) -> ClinicalMetrics:
+    """Return the clinical metrics of client k's model on its test images; its targets must be classes."""
+    scenario, positions = federation.scenario, federation.scenario.clients[k].test
+    package = _package(federation, k, scenario.clients[k].name)
+    scores = _scores(package.prepared(_trained(federation, k, rounds)).eval(), scenario.images[positions])
+    return clinical_metrics(scores.double().softmax(1).numpy(), scenario.targets(k, positions).numpy())
 
 
 def _package(federation: Federation, k: int, name: str) -> Package:

@@ -66,6 +66,8 @@ class Audit:
     def message(self, event: str, message: Message, **about: Any) -> None:
         """Append an event about a message: its kind, its harmless fields, and a digest of its tensors."""
         known = {name: message.fields[name] for name in _FIELDS if name in message.fields}
+        if shown := message.fields.get("clinical"):  # the names of the metrics that a site shows, without their values
+            known["clinical"] = sorted(shown) if isinstance(shown, dict) else "malformed"
         digest = {"bytes": len(message.payload), "digest": _digest(message.payload)} if message.payload else {}
         self(event, kind=message.kind, **known, **digest, **about)
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import safetensors
 import torch
@@ -13,6 +14,7 @@ from factorized_fl.core.ledger import ENCRYPTED, FINGERPRINT
 from factorized_fl.core.outliers import limit_changes, shorten
 from factorized_fl.core.payload import decode
 from factorized_fl.core.views import Evaluated, Tensors, Trained
+from factorized_fl.silo.clinical import CLINICAL, read_shared
 from factorized_fl.silo.messages import BadMessage, Message
 
 LARGEST_GROWTH = 10.0  # of a tensor's norm in one round; far above what training causes
@@ -86,6 +88,12 @@ class Update:
     seconds: float  # of its own work
     epsilon: dict[str, float]  # that the site has spent, as an entry of the metrics; empty without privacy_epsilon
     declined: str  # why the site trained its own tensors in place of what it received, empty if it used that
+    clinical: Mapping[str, Any] | None = None  # metrics that the site chose to show after the last round
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a record of the metrics holds beside the numbers of every site."""
+        return {CLINICAL: self.clinical} if self.clinical else {}
 
 
 def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update:
@@ -100,6 +108,7 @@ def read_update(answer: Message, expected: Mapping[str, torch.Tensor]) -> Update
         seconds=answer.number("seconds") or 0.0,
         epsilon={} if (spent := answer.number("epsilon")) is None else {"epsilon": spent},
         declined=answer.text("declined") if "declined" in answer.fields else "",
+        clinical=read_shared(answer),
     )
 
 

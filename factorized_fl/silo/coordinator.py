@@ -30,7 +30,7 @@ from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.operator_requests import carry_out, heed_revocations, save_quarantine
-from factorized_fl.silo.overview import seconds_left, site_rows, what_helps
+from factorized_fl.silo.overview import last_accuracies, seconds_left, site_rows, what_helps
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.questions import ask_losses, ask_tests
 from factorized_fl.silo.relay import SecretRelay
@@ -99,7 +99,7 @@ class Coordinator:
             environment = describe_environment(self.config.seed, "cpu")
             self.directory.begin(self.config, environment, self.memory.describe(), done)
             self.timing = self.directory.timing()
-            self.accuracy = _accuracies(self.directory.metrics())
+            self.accuracy = last_accuracies(self.directory.metrics())
             self.round = done
             if not done:
                 self._gather()
@@ -194,7 +194,7 @@ class Coordinator:
         if self.memory.server.classes is not None:
             save_classes(self.directory.path, round_number, self.memory.server.classes.reports)
         self.directory.append("metrics.jsonl", sorted(records, key=lambda record: record["client"]))
-        self.accuracy |= _accuracies(records)
+        self.accuracy |= last_accuracies(records)
         seconds = time.monotonic() - began
         working = max((update.seconds for update in self.good.values()), default=0.0)
         up, down = (now - then for now, then in zip(self.mailbox.wire_bytes, before, strict=True))
@@ -310,7 +310,8 @@ class Coordinator:
                 up = self.memory.keep(k, update.tensors, self.sent.get(k, {}))
                 traffic = count_traffic(load, up, self.memory.formula(update.tensors))
                 result, trained, spent = update.result, update.trained, update.epsilon
-            records.append(make_record(self.round, k, self.sites[k], result, trained, traffic, peers, spent))
+            record = make_record(self.round, k, self.sites[k], result, trained, traffic, peers, spent)
+            records.append(record | (update.shown if update else {}))
         return records
 
     def strike(self, k: int, reason: str) -> None:
@@ -344,7 +345,3 @@ class Coordinator:
         left = seconds_left(self.timing, 0 if self.note == "complete" else self.config.rounds - len(self.timing))
         more = {"round": self.round, "rounds": self.config.rounds, "seconds_left": left, "sites": rows}
         write_status(self.kit, self.note, more)
-
-
-def _accuracies(records: Sequence[Record]) -> dict[int, float]:
-    return {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}

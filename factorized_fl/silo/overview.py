@@ -44,6 +44,11 @@ def waited_for(memory: Memory, mailbox: Mailbox, k: int) -> bool:
     return mailbox.lines[site].request is not None if asked else not mailbox.connected(site)
 
 
+def last_accuracies(records: Sequence[Record]) -> dict[int, float]:
+    """Returns the last accuracy of each site that reports it."""
+    return {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
+
+
 def seconds_left(timing: Sequence[Record], rounds: int) -> float | None:
     """Returns the seconds for so many rounds, at the average of those that are done; None before the first."""
     return rounds * sum(line["seconds"] for line in timing) / len(timing) if timing else None

@@ -10,6 +10,7 @@ from factorized_fl.core.payload import encode
 from factorized_fl.core.views import Tensors
 from factorized_fl.results.rundir import Record
 from factorized_fl.silo.checks import read_result
+from factorized_fl.silo.clinical import CLINICAL, read_shared
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.simulate.rounds import make_record
 
@@ -52,7 +53,8 @@ def ask_tests(coordinator: "Coordinator", ks: Sequence[int]) -> list[Record]:
     for site, answer in answers.items():
         k = coordinator.sites.index(site)
         try:
-            records.append(make_record(coordinator.round, k, site, read_result(answer), None, Traffic()))
+            shown = {CLINICAL: found} if (found := read_shared(answer)) else {}
+            records.append(make_record(coordinator.round, k, site, read_result(answer), None, Traffic()) | shown)
         except BadMessage as error:
             coordinator.strike(k, str(error))
     return records

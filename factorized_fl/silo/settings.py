@@ -11,6 +11,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.options import make
 from factorized_fl.silo.agreement import Kit
+from factorized_fl.silo.clinical import check_shared
 from factorized_fl.silo.columns import TableColumns
 
 _FILE = "site.toml"
@@ -34,6 +35,7 @@ class Settings:
     alone: bool = True  # train the control at the end: the same method without the other sites
     limit: float = 0.0  # megabits per second that messages may use each way, 0: no limit
     columns: TableColumns = dataclass_field(default_factory=TableColumns)  # of the data, if they are a table
+    metrics: tuple[str, ...] = ()  # clinical metrics that the coordinator may see after the last round
 
 
 def save_settings(kit: Kit, settings: Settings) -> None:
@@ -62,7 +64,11 @@ def read_settings(kit: Kit) -> Settings:
         if not isinstance(table.get(name), kind) or (kind is float and not 0 <= table[name] < float("inf")):
             raise UserError(f"'{kit.path / _FILE}' has no valid '{name}', {form}: correct it.")
     columns = make(TableColumns, as_table(table.get("columns", {}), "columns"), f"column in '{kit.path / _FILE}'")
-    return Settings(Path(table["data"]), table["device"], table["report"], table["alone"], table["limit"], columns)
+    metrics = table.get("metrics", [])
+    if not isinstance(metrics, list) or not all(isinstance(name, str) for name in metrics):
+        raise UserError(f"'{kit.path / _FILE}' has no valid 'metrics', as in metrics = [\"auroc\"]: correct it.")
+    choices = {name: table[name] for name in ("device", "report", "alone", "limit")}
+    return Settings(Path(table["data"]), **choices, columns=columns, metrics=check_shared(metrics))
 
 
 def chosen_data(kit: Kit, data: Path | None = None) -> tuple[Path, TableColumns]:

@@ -6,7 +6,7 @@ round, and so is the round before. A repeated request is answered from disk and 
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from factorized_fl.core.payload import encode
 from factorized_fl.core.seeds import derive
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.views import Evaluated, Tensors, Trained
-from factorized_fl.export.export import Exported, export_client
+from factorized_fl.export.export import Exported, export_client, measure_client
 from factorized_fl.protect.ckks import Secret
 from factorized_fl.protect.client import BadAggregate, Sealer
 from factorized_fl.results.classes import save_classes
@@ -30,6 +30,7 @@ from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.catch_up import REQUEST
 from factorized_fl.silo.checks import check_growth, read_tensors
 from factorized_fl.silo.checksum import digest_of
+from factorized_fl.silo.clinical import CLINICAL, shared_metrics
 from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.own_part import noise_seed_of, restore, site_federation
@@ -57,7 +58,9 @@ class Site:
         columns: TableColumns = NO_COLUMNS,
         device: str = "cpu",
         report: bool,
+        metrics: Sequence[str] = (),
     ) -> None:
+        self.metrics = metrics  # those that the coordinator may see after the last round
         self.kit, self.log, self.report, self.device = kit, log, report, device
         self.config = kit.config
         self.scenario = site_scenario(kit, data, columns)
@@ -183,7 +186,7 @@ class Site:
         self.directory.append("timing.jsonl", [{"round": round_number, "seconds": seconds, "from_others": others}])
         fields = {"result": "trained", "round": round_number, "steps": trained.steps, "seconds": seconds}
         fields |= federation.spent(0)  # which follows from public numbers
-        fields |= self._reported(result, trained) | ({"declined": declined[:200]} if declined else {})
+        fields |= self._reported(round_number, result, trained) | ({"declined": declined[:200]} if declined else {})
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
         told = "" if share is None else f"; {share:.1%} of what it received came from other sites"
@@ -257,12 +260,15 @@ class Site:
             mark = self.federation.sealer.secret.mark
         return self._reply(request, {"result": "exchanged", "mark": mark}, json.dumps(payload).encode())
 
-    def _reported(self, result: Evaluated, trained: Trained | None) -> dict[str, object]:
+    def _reported(self, round_number: int, result: Evaluated, trained: Trained | None) -> dict[str, object]:
         """The results that the coordinator is sent: none, unless the site chose to report them."""
+        shown: dict[str, object] = {}
+        if self.metrics and round_number == self.config.rounds and not self.scenario.labels.is_floating_point():
+            shown = {CLINICAL: shared_metrics(measure_client(self.federation, 0, round_number), self.metrics)}
         if not self.report:
-            return {}
+            return shown
         record = make_record(0, 0, "", result, trained, Traffic())
-        return {name: record[name] for name in ("accuracy", "correct", "total", "loss", "train_loss")}
+        return shown | {name: record[name] for name in ("accuracy", "correct", "total", "loss", "train_loss")}
 
     def _shared(self) -> Tensors:
         return {name: self.federation.clients.state.common[name][0] for name in sorted(self.federation.shared)}
@@ -293,7 +299,7 @@ class Site:
             if round_number == self.config.rounds:
                 record[SCORES] = all_scores(federation, round_number, {0: result})[0]
             self.directory.append("metrics.jsonl", [record])
-        return {"result": "tested", **self._reported(result, None)}
+        return {"result": "tested", **self._reported(round_number, result, None)}
 
     # -- the end
 

@@ -86,7 +86,11 @@ def answer_requests(folder: Path) -> None:
             from factorized_fl.silo.site import Site
 
             site = Site(
-                *(kit, settings.data, log), columns=settings.columns, device=settings.device, report=settings.report
+                *(kit, settings.data, log),
+                columns=settings.columns,
+                device=settings.device,
+                report=settings.report,
+                metrics=settings.metrics,
             )
             hello = {"train": site.train_images, "agreement": kit.mark, "done": site.done}
             write(Message("hello", federation, hello))

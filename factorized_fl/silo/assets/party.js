@@ -114,7 +114,7 @@ function reportedCard() {
   if (!rows.length) return null;
   const columns = [
     { title: "Site", words: true, value: (r) => r.site, show: (r) => r.site },
-    { title: "Metric", words: true, value: (r) => r.metric, show: (r) => r.metric.replaceAll("_", " ") },
+    { title: "Metric", words: true, value: (r) => r.metric, show: (r) => r.metric.replaceAll("-", " ") },
     { title: "Of", words: true, value: (r) => r.of, show: (r) => r.of },
     { title: "Value (95% interval)", value: (r) => r.one[0], show: (r) => interval(r.one) },
     { title: "Cases", value: (r) => r.one[3], show: (r) => String(r.one[3]) },
