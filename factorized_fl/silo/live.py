@@ -63,7 +63,7 @@ def live_document(kit: Kit) -> dict[str, Any]:
             for row in records
             if kit.is_coordinator and row.get("clinical")
         ],
-        "privacy": status.get("privacy"),
+        "privacy": status.get("privacy") or _spent(kit, records),
         "journal": last_lines(kit, _JOURNAL),
     }
 
@@ -76,6 +76,15 @@ def _accuracies(kit: Kit, records: list[dict[str, Any]]) -> dict[str, list[tuple
             name = row["domain"] if kit.is_coordinator else kit.party
             found.setdefault(name, []).append((row["round"], row["accuracy"]))
     return found
+
+
+def _spent(kit: Kit, records: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Return the privacy budget spent so far, at the coordinator the largest of any site; None without a budget."""
+    spent = {row["client"]: row["epsilon"] for row in records if row.get("epsilon") is not None}
+    if not spent:
+        return None
+    limits = {"limit": kit.table.get("privacy_epsilon"), "delta": kit.table.get("privacy_delta")}
+    return {"epsilon": max(spent.values()), **{name: limit for name, limit in limits.items() if limit}}
 
 
 def is_healthy(kit: Kit) -> bool:

@@ -112,6 +112,15 @@ def test_the_privacy_budget_is_shown_if_the_status_has_one(kits: dict[str, Kit])
     assert "ffl_privacy_epsilon 2.5\n" in prometheus_text(kit)
 
 
+def test_the_privacy_budget_is_that_of_the_last_rounds(kits: dict[str, Kit]) -> None:
+    kit = coordinate(kits)
+    spent = [
+        {"round": r, "client": k, "domain": "x", "epsilon": e} for r, k, e in ((1, 0, 0.5), (1, 1, 0.9), (2, 0, 1.5))
+    ]
+    write_lines(kit.run / "metrics.jsonl", *spent)
+    assert live_document(kit)["privacy"]["epsilon"] == 1.5
+
+
 def samples(text: str) -> dict[str, float]:
     """The samples of Prometheus' text format; every metric must have its help and its type before it."""
     found: dict[str, float] = {}
