@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-# A flag, with the word in capitals that stands for a value.
-_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?: (?:[A-Z]+\b|(?=[a-z_.]+=)))?")
+# A command, which stays as it is, or a flag with the word in capitals that stands for a value.
+_FLAG = re.compile(r"`ffl [^`]*`|--([a-z]+(?:-[a-z]+)*)(?: (?:[A-Z]+\b|(?=[a-z_.]+=)))?")
 _SWITCHES = ("resume",)
 _COMMAND_LINE = "FFL_COMMAND_LINE"  # set while a command runs; the processes that it starts inherit it
 
@@ -24,7 +24,9 @@ class UserError(Exception):
 
 
 def _argument(flag: re.Match[str]) -> str:
-    """Return the argument in Python that a flag stands for."""
+    """Return the argument in Python that a flag stands for, or a whole command."""
+    if flag[1] is None:
+        return flag[0]
     name = flag[1].replace("-", "_")
     if name == "set":
         return "" if flag[0].endswith(" ") else "an argument"

@@ -190,7 +190,7 @@ def _classes(given: Sequence[str] | int | None, labels: Sequence[Tensor], name: 
         raise UserError(f"The classes of {name} are {given!r}: give a list of names, or their number.")
     if low < 0 or high >= len(names):
         raise UserError(
-            f"The labels of {name} run from {low} to {high}, but there are {len(names)} classes: "
+            f"The labels of {name} run from {low} to {high}, but the number of classes is {len(names)}: "
             "number them from 0, or name all classes."
         )
     if len(names) < 2:

@@ -193,8 +193,9 @@ def make_choice(name: str, own: Callable[..., Any] | None, lr: float, decay: flo
             raise UserError(f"The optimizer {name} cannot be made ({reason_of(error)}): {called}.") from error
         if not isinstance(found, Optimizer):
             raise UserError(f"The optimizer {name} is a {type(found).__name__}: return a torch.optim.Optimizer.")
-        if not any(group["params"] for group in found.param_groups):
-            raise UserError(f"The optimizer {name} has no parameters: give it those that it is called with.")
+        held = {id(parameter) for group in found.param_groups for parameter in group["params"]}
+        if not held & {id(parameter) for parameter in parameters}:
+            raise UserError(f"The optimizer {name} has none of the parameters that it is called with: give it those.")
         return found
 
     return Choice(name, build)

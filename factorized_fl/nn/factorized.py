@@ -17,6 +17,7 @@ from factorized_fl.core.roles import find_head, layers, layers_under
 
 LAYOUTS = ("taps", "mixed", "released")
 INITS = ("xavier", "fit")
+_SKIPPED = "skip (in a run: keep_dense)"
 
 
 class RankOneSparse(nn.Module):
@@ -234,13 +235,14 @@ def _select(model: nn.Module, include: Sequence[str], skip: Sequence[str]) -> di
         for entry in entries:
             found = _named(model, entry)
             if not found:
-                raise UserError(f"{what} names '{entry}', but no layer has this name; the layers are {known}.")
+                where = _SKIPPED if what == "skip" else what
+                raise UserError(f"{where} names '{entry}', but no layer has this name; the layers are {known}.")
             named[what] |= found
     chosen = {
         n: layer for n, layer in chosen.items() if n not in named["skip"] and (not include or n in named["include"])
     }
     if not chosen:
-        what = "skip leaves" if skip else "include names"
+        what = f"{_SKIPPED} leaves" if skip else "include names"
         raise UserError(f"{what} no layer to factorise; name {'fewer' if skip else 'other'} layers in it.")
     return chosen
 
@@ -264,16 +266,21 @@ def _check(name: str, layer: nn.Module, model: nn.Module, init: str) -> None:
         raise UserError(f"{title} is factorised already; fold the model first to factorise it again.")
     weight = layer._parameters.get("weight")
     if weight is None:
-        raise UserError(f"{title} has a weight under another parametrisation or pruning; remove it or skip the layer.")
+        raise UserError(
+            f"{title} has a weight under another parametrisation or pruning: remove it, or name the layer in "
+            f"{_SKIPPED}."
+        )
     if is_lazy(weight):
         raise UserError(f"{title} does not know its shape yet; run one batch through the model first.")
     if sum(weight is other for module in model.modules() for other in module._parameters.values()) > 1:
-        raise UserError(f"{title} shares its weight with another module; untie the two or skip the layer.")
+        raise UserError(f"{title} shares its weight with another module; untie the two, or name both in {_SKIPPED}.")
     if init == "fit" and weight.is_meta:
         raise UserError(f"{title} is on the meta device and has no values to fit; load its weights or use init=xavier.")
     if init == "fit" and not weight.numel():
         shape = tuple(weight.shape)
-        raise UserError(f"{title} is empty (its weight has shape {shape}), so no factors fit it; skip the layer.")
+        raise UserError(
+            f"{title} is empty (its weight has shape {shape}), so no factors fit it: name the layer in {_SKIPPED}."
+        )
     if init == "fit" and not weight.isfinite().all():
         raise UserError(f"{title} has weights that are not finite, so no factors fit them.")
 

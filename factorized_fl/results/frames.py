@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.rundir import Record, RunDirectory
-from factorized_fl.results.schema import score_of
+from factorized_fl.results.schema import diverged, score_of
 from factorized_fl.results.words import method_title
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def describe_progress(run: RunDirectory) -> str:
         mean = sum(scores) / len(scores)
         metric = next(iter(records[-1].get("metrics") or {}), "accuracy")
         parts.append(f"accuracy {100 * mean:.2f}%" if metric == "accuracy" else f"{metric} {mean:.4g}")
+        if lost := sum(map(diverged, last.values())):
+            parts.append(f"training of {lost} diverged")
     return ", ".join(parts) + ("" if run.summary() else ", not complete")
 
 

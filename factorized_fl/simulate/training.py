@@ -11,7 +11,7 @@ from factorized_fl.engine.optimizers import make_choice
 from factorized_fl.engine.schedules import make_schedule
 from factorized_fl.engine.training import Training
 from factorized_fl.tasks.metrics import Metric
-from factorized_fl.tasks.task import Task, check_defined, make_task
+from factorized_fl.tasks.task import Task, check_defined, check_functions, make_task
 
 _FORMS = {
     "optimizer": "a class or function (parameters, lr=...) -> torch.optim.Optimizer",
@@ -67,8 +67,12 @@ def task_of(config: Config, scenario: Scenario, brought: Brought) -> Task:
     task = make_task(config.loss, config.metrics, config.class_weights, scenario.labels, classes, brought)
     if config.class_weights and not scenario.labels_agree and task.kind == "classes":
         raise UserError("class_weights needs clients that number the same classes alike: use balanced-cross-entropy.")
+    tried = set[int]()
     for k, client in enumerate(scenario.clients):
         targets = scenario.targets(k, client.test)
+        if len(client.classes) not in tried:
+            tried.add(len(client.classes))
+            check_functions(task, len(client.classes), targets, client.name)
         for metric in task.metrics:
             check_defined(metric, len(client.classes), targets, client.name)
     return task

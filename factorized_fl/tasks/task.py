@@ -103,8 +103,8 @@ _NEEDS = {
 }
 _ARE = {
     "classes": "whole numbers: use loss = 'cross-entropy'",
-    "labels": "zeros and ones: use loss = 'binary'",
-    "numbers": "other numbers: use loss = 'squared-error'",
+    "labels": "zeros and ones as floats: give classes as whole numbers, or use loss = 'binary'",
+    "numbers": "other numbers: give classes as whole numbers, or use loss = 'squared-error'",
 }
 
 
@@ -135,6 +135,24 @@ def check_defined(metric: Metric, outputs: int, targets: Tensor, client: str) ->
             f"The metric auroc is undefined for {client}, whose test examples are all of one class: "
             "choose another metric, or give this client other test examples."
         )
+
+
+def check_functions(task: Task, outputs: int, targets: Tensor, client: str) -> None:
+    """Raise UserError, naming the client, if a loss or metric of the caller fails for random outputs.
+
+    They would fail in the first round otherwise.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(len(targets), outputs, generator=generator)
+    try:
+        if task.loss.kind is None:
+            with torch.enable_grad():
+                task.loss.mean(drawn.clone().requires_grad_(), targets, None)
+        for metric in task.metrics:
+            if metric not in METRICS[task.kind].values():
+                _value(metric, drawn, targets)
+    except UserError as error:
+        raise UserError(f"{Exception.__str__(error).rstrip('.')}; this was tried for {client}.") from error
 
 
 def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> float:

@@ -100,7 +100,7 @@ def test_an_array_that_cannot_be_written_to_is_copied() -> None:
             "Example 0 of the test inputs of client 2 is not finite",
         ),
         (ClientData(X, Y - 1), "labels of client 2 run from -1 to 0"),
-        (ClientData(X, Y + 1, classes=2), "labels of client 2 run from 1 to 2, but there are 2 classes"),
+        (ClientData(X, Y + 1, classes=2), "labels of client 2 run from 1 to 2, but the number of classes is 2"),
         (ClientData(X, Y, test=(X, Y + 4), classes=["a", "b"]), "labels of client 2 run from 0 to 5"),
         (ClientData(X, Y * 0), "client 2 has only one class"),
         (ClientData(X, Y, classes=["a", "a"]), "client 2 has two classes of the same name"),

@@ -150,7 +150,7 @@ def test_layers_are_chosen_for_factorisation_and_pretrained_weights_kept() -> No
     torch.testing.assert_close(model(x), before)
     with pytest.raises(ffl.UserError, match=r"include names 'x.\*', but no layer has this name"):
         ffl.factorize(nn.Sequential(nn.Linear(2, 2)), include=["x.*"])
-    with pytest.raises(ffl.UserError, match="skip leaves no layer"):
+    with pytest.raises(ffl.UserError, match=r"keep_dense\) leaves no layer"):
         ffl.factorize(nn.Sequential(nn.Linear(2, 2)), include=["0"], skip=["0"])
 
 

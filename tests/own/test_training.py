@@ -187,6 +187,10 @@ def nothing(parameters: Any, lr: float) -> torch.optim.Optimizer:
     return found
 
 
+def elsewhere(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=lr)
+
+
 class Late(torch.optim.SGD):
     """Has more state from its second step on."""
 
@@ -203,7 +207,8 @@ class Late(torch.optim.SGD):
         ({"optimizer": lambda p, lr: 1 / 0}, "optimizer .* cannot be made .ZeroDivisionError"),
         ({"optimizer": lambda p, lr: None}, "optimizer .* is a NoneType: return a torch.optim.Optimizer"),
         ({"optimizer": lambda p, lr: torch.optim.Adam([], lr=lr)}, "optimizer got an empty parameter list"),
-        ({"optimizer": nothing}, "has no parameters: give it those that it is called with"),
+        ({"optimizer": nothing}, "has none of the parameters that it is called with: give it those"),
+        ({"optimizer": elsewhere}, "has none of the parameters that it is called with: give it those"),
         ({"optimizer": "muon"}, "The optimizer muon cannot be made .ValueError: Muon only supports 2D"),
         ({"optimizer": torch.optim.LBFGS}, "The optimizer .*LBFGS fails in its first step"),
         ({"optimizer": Late}, "changed the entry '0.weight/new' of its state"),

@@ -150,8 +150,16 @@ def one_class() -> list[ffl.ClientData]:
             {"loss": "binary"},
             r"loss = 'binary' needs zeros and ones .* but here targets are whole numbers",
         ),
-        (lambda: clients_of(numbers), {}, "targets are other numbers: use loss = 'squared-error'"),
-        (lambda: clients_of(labels), {}, "targets are zeros and ones: use loss = 'binary'"),
+        (
+            lambda: clients_of(numbers),
+            {},
+            "other numbers: give classes as whole numbers, or use loss = 'squared",
+        ),
+        (
+            lambda: clients_of(labels),
+            {},
+            "zeros and ones as floats: give classes as whole numbers, or use loss = 'bi",
+        ),
         (own_clients, {"metrics": ["auc"]}, "Unknown metric of this task 'auc'. Did you mean 'auroc'"),
         (own_clients, {"metrics": ["auroc", "auroc"]}, "has a name twice"),
         (own_clients, {"metrics": [3]}, "metrics = 3 must be a name, a function"),
@@ -167,10 +175,14 @@ def one_class() -> list[ffl.ClientData]:
             {"class_weights": [1.0, 2.0], "loss": "balanced-cross-entropy"},
             "class_weights has no effect with loss",
         ),
-        (own_clients, {"loss": lambda outputs, y: 3}, "returns a int: return a tensor of 4 losses"),
-        (own_clients, {"loss": lambda outputs, y: outputs}, r"returns \[4, 2\]: return a tensor of 4 losses"),
+        (
+            own_clients,
+            {"loss": lambda outputs, y: 3},
+            "returns a int: .* 6 losses, .* this was tried for client 1",
+        ),
+        (own_clients, {"loss": lambda outputs, y: outputs}, r"returns \[6, 2\]: return a tensor of 6 losses"),
         (own_clients, {"loss": lambda outputs, y: outputs.detach().mean()}, "no gradient"),
-        (own_clients, {"loss": lambda outputs, y: 1 / 0}, r"fails for outputs \[4, 2\] .*ZeroDivisionError"),
+        (own_clients, {"loss": lambda outputs, y: 1 / 0}, r"fails for outputs \[6, 2\] .*ZeroDivisionError"),
         (own_clients, {"metrics": [lambda outputs, y: "no"]}, "metric .* fails for outputs .*ValueError"),
     ],
 )
@@ -178,6 +190,7 @@ def test_bad_losses_and_metrics_are_refused_in_a_sentence(clients, settings, mes
     with pytest.raises(ffl.UserError, match=message) as caught:
         ffl.run(clients(), tmp_path / "run", model=table_net, **{**QUICK, **settings})
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_labels_that_cannot_be_targets_are_refused() -> None:
