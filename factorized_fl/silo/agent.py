@@ -46,6 +46,7 @@ class Agent:
         hello = trainer.hello()
         self.about["agreement"] = hello.fields.get("agreement")
         fields = {"train": hello.whole("train", low=1), "done": hello.fields.get("done", 0)}
+        fields["terms"] = hello.fields.get("terms", {})
         ready = Message("ready", self.kit.agreement.id, fields)
         news = ready
         while True:
@@ -56,13 +57,16 @@ class Agent:
             news = ready
             if reply.kind == "refused":
                 theirs = str(reply.fields.get("version"))[:40]
-                why = "this site's agreement (federation.toml) differs from the coordinator's: ask for its kit again"
+                names = ", ".join(str(name) for name in reply.fields.get("differs", ()))
+                what = f" in {names}" if names else ""
+                why = f"this site's agreement (federation.toml) differs{what} from the coordinator's: ask for its kit"
                 if reply.fields.get("revoked"):
                     why = "the authority has revoked this site"
                 elif reply.fields.get("turned_away"):
                     why = "the coordinator found something invalid in what this site sent; its journal says more"
                 elif theirs != __version__:
-                    why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}: install the same"
+                    why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}, and their agreements "
+                    why += f"differ{what}: install the same version"
                 self.audit("refused", words=why)
                 raise CannotContinue(f"refused: {why}")
             if reply.kind == "end":

@@ -104,13 +104,23 @@ class Kit:
         """The site's position among the sites, counted from 0."""
         return self.agreement.sites.index(self.party)
 
+    @cached_property
+    def terms(self) -> dict[str, str]:
+        """Digests of the terms that must be the same at all parties, by name, without those at their defaults.
+
+        So an option that a later version adds, with a default that changes nothing, does not divide the parties.
+        Imports PyTorch, because it reads `config`.
+        """
+        agreed = {name: value for name, value in _chosen(self.agreement).items() if name not in _MAY_DIFFER}
+        of_run, of_method = _chosen(self.config), _chosen(self.config.build_method())
+        agreed |= {name: value for name, value in of_run.items() if name not in ("clients", "options")}
+        agreed |= {f"options_{name}": value for name, value in of_method.items()}
+        return {name: _digest(value, 4) for name, value in agreed.items()}  # without clients: sites come and go
+
     @property
     def mark(self) -> str:
-        """A digest of the terms that must be the same at all parties. Imports PyTorch, because it reads `config`."""
-        terms = {key: value for key, value in dataclasses.asdict(self.agreement).items() if key not in _MAY_DIFFER}
-        config = {**dataclasses.asdict(self.config), "clients": 0}  # sites come and go
-        content = json.dumps([terms, config], sort_keys=True)
-        return blake2b(content.encode(), digest_size=16).hexdigest()
+        """A digest of the terms."""
+        return _digest(self.terms, 16)
 
     @property
     def run(self) -> Path:
@@ -141,6 +151,25 @@ class Kit:
     def logs(self) -> Path:
         """The folder of logs."""
         return self.path / "log"
+
+
+def _chosen(options: Any) -> dict[str, Any]:
+    """The entries of a dataclass that are not at their defaults."""
+    standard = type(options)()
+    names = [field.name for field in dataclasses.fields(options)]
+    return {name: value for name in names if (value := getattr(options, name)) != getattr(standard, name)}
+
+
+def _digest(value: Any, size: int) -> str:
+    return blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=size).hexdigest()
+
+
+def differing_terms(ours: Mapping[str, str], theirs: object) -> list[str]:
+    """The names of terms that differ, at most ten; none if the other party did not send its terms."""
+    if not isinstance(theirs, dict) or not ours:
+        return []
+    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    return [name[:40] for name in names if name.isidentifier()][:10]
 
 
 def read_agreement(path: Path) -> tuple[Agreement, Config]:

@@ -7,11 +7,12 @@ late, replayed or from before a restart matches no open request and is dropped.
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from factorized_fl import __version__
+from factorized_fl.silo.agreement import differing_terms
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.pieces import Counter
 from factorized_fl.silo.trial import ROUNDS_OF_A_TRIAL
@@ -42,6 +43,8 @@ class Connection:
     down: int = 0  # bytes sent
     told_end: bool = False
     refused: bool = False  # its agreement differs
+    differs: Sequence[str] = ()  # in these terms, as far as it says
+    version: str = __version__
     visit: bool = False  # it tries the federation and takes part in no round
     turn: int = 0  # number of its last poll
     transfers: Counter = field(default_factory=Counter)  # messages that travel in pieces
@@ -65,6 +68,7 @@ class Mailbox:
     sites: tuple[str, ...]
     log: Callable[[str], None] = lambda line: None
     agreement: str = ""  # the digest that all messages must carry
+    terms: Mapping[str, str] = field(default_factory=dict)  # digests of what it is made of
     largest: int = 0  # limit on the bytes of a message
     clock: Callable[[], float] = time.monotonic
     lines: dict[str, Connection] = field(init=False)
@@ -112,7 +116,7 @@ class Mailbox:
         if site in self.revoked:
             return Message("refused", self.federation, {"version": __version__, "revoked": True})
         if self._differs(site, line, news):
-            return Message("refused", self.federation, {"version": __version__})
+            return Message("refused", self.federation, {"version": __version__, "differs": list(line.differs)})
         line.visit = bool(news.fields.get("visit"))
         if line.visit and site in self.turned_away:
             return Message("refused", self.federation, {"version": __version__, "turned_away": True})
@@ -169,17 +173,24 @@ class Mailbox:
         return line.transfers.take(news, self.largest)
 
     def _differs(self, site: str, line: Connection, news: Message) -> bool:
-        """True if the site's agreement differs from the coordinator's; logged once."""
+        """True if the site's agreement differs from the coordinator's; logged once, as is another version."""
         seat = self.sites.index(site)
         differs = news.fields.get("agreement", "") != self.agreement or news.fields.get("seat", seat) != seat
+        theirs = str(news.fields.get("version", "an older version"))[:40]
         before, line.refused = line.refused, differs
-        if line.refused and not before:
-            theirs = str(news.fields.get("version", "an older version"))[:40]
-            why = "its agreement differs from the coordinator's: give it its kit again"
+        if "terms" in news.fields:
+            line.differs = differing_terms(self.terms, news.fields["terms"])
+        if differs and not before:
+            what = f" in {', '.join(line.differs)}" if line.differs else ""
+            why = f"its agreement differs from the coordinator's{what}: give it its kit again"
             if theirs != __version__:
-                why = f"it runs factorized-fl {theirs}, the coordinator {__version__}: install the same version"
+                why = f"it runs factorized-fl {theirs}, the coordinator {__version__}"
+                why += f", and their agreements differ{what}: install the same version"
             self.log(f"{site}: refused, as {why}")
-        return line.refused
+        elif not differs and "version" in news.fields and theirs != line.version:
+            self.log(f"{site} runs factorized-fl {theirs}, the coordinator {__version__}: they agree on all terms")
+        line.version = theirs if "version" in news.fields else line.version
+        return differs
 
     def recognise(self, site: str, mark: str) -> None:
         """Note a site's session. A new one is a restart; if the earlier one returns, the site runs in two places."""
@@ -303,7 +314,7 @@ class Mailbox:
     def see_off(self, seconds: float, stop: threading.Event, tick: Callable[[], None]) -> None:
         """Serves until all sites are notified of the end, or for up to `seconds`; `tick` is called meanwhile."""
         members = [site for site in self.sites if site not in self.revoked]
-        untold, began, said = [site for site in members if not self.knows_end(site)], time.monotonic(), False
+        untold, began, said = [site for site in members if site not in self.told_before], time.monotonic(), False
         # If all were notified before, the notice of some may have been lost.
         while missing := [site for site in untold or members if not self.lines[site].told_end]:
             waited = time.monotonic() - began

@@ -92,7 +92,7 @@ def answer_requests(folder: Path) -> None:
                 report=settings.report,
                 metrics=settings.metrics,
             )
-            hello = {"train": site.train_images, "agreement": kit.mark, "done": site.done}
+            hello = {"train": site.train_images, "agreement": kit.mark, "terms": kit.terms, "done": site.done}
             write(Message("hello", federation, hello))
             while (request := read_frame(requests, federation)) is not None:
                 if request.kind == "end":

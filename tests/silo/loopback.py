@@ -31,7 +31,7 @@ class Loopback:
         self.journal: list[str] = []
         self.kit = kits[COORDINATOR]
         terms = self.kit.agreement
-        self.mailbox = Mailbox(terms.id, terms.sites, self.journal.append, self.kit.mark, terms.largest)
+        self.mailbox = Mailbox(terms.id, terms.sites, self.journal.append, self.kit.mark, largest=terms.largest)
         self.coordinator = Coordinator(self.kit, self.mailbox, self.journal.append)
 
     def run(self) -> bool:

@@ -1,5 +1,6 @@
 """All parties run on the same agreement, each on one machine."""
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import agent, supervise
 from factorized_fl.silo.agent import Agent
-from factorized_fl.silo.agreement import Kit, read_kit, write_kit
+from factorized_fl.silo.agreement import Kit, differing_terms, read_kit, write_kit
 from factorized_fl.silo.journal import Journal, journal_path
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import Message, pack, unpack
@@ -68,6 +69,32 @@ def test_a_site_with_another_agreement_is_refused_and_named_once() -> None:
     assert "aster: refused, as it runs factorized-fl 0.0.1" in said[1]
 
 
+def test_a_later_version_goes_on_where_all_terms_agree_and_else_names_what_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = kits_of(tmp_path, trio_config(lr=0.1, rounds=9))["aster"]
+    assert {"lr", "rounds", "image_size"} <= kit.terms.keys()
+    # A version that lacks an option, which is at its default here, makes the same digest.
+    fields = [(f.name, f.type, f) for f in dataclasses.fields(kit.config) if f.name not in ("min_peers", "options")]
+    older = dataclasses.make_dataclass("Older", fields)(**{name: getattr(kit.config, name) for name, _, _ in fields})
+    older.build_method = kit.config.build_method
+    theirs = replace(kit, path=tmp_path / "older")
+    monkeypatch.setitem(theirs.__dict__, "config", older)
+    assert theirs.terms == kit.terms
+    said: list[str] = []
+    box = Mailbox("f" * 16, ("aster",), said.append, kit.mark, kit.terms)
+    for _ in range(2):
+        news = ready(agreement=theirs.mark, terms=theirs.terms, version="0.0.1")
+        assert box.exchange("aster", news, hold=0).kind == "wait"
+    assert said == [f"aster runs factorized-fl 0.0.1, the coordinator {__version__}: they agree on all terms"]
+    other = replace(kit, table=asdict(trio_config(lr=0.2, rounds=9, options={"tau": 0.2})))
+    reply = box.exchange("aster", ready(agreement=other.mark, terms=other.terms, version="0.0.1"), hold=0)
+    assert (reply.kind, reply.fields["differs"]) == ("refused", ["lr", "options_tau"])
+    assert said[1].endswith("and their agreements differ in lr, options_tau: install the same version")
+    for odd in (None, [1], {"\x1b[31m": "x", "a b": "y"}):
+        assert not set(differing_terms(kit.terms, odd)) - kit.terms.keys()
+
+
 class Cable:
     """A line to a coordinator in this process."""
 
@@ -85,7 +112,7 @@ class Hello:
         self.kit = kit
 
     def hello(self) -> Message:
-        return Message("hello", "f" * 16, {"train": 5, "agreement": self.kit.mark})
+        return Message("hello", "f" * 16, {"train": 5, "agreement": self.kit.mark, "terms": self.kit.terms})
 
 
 def agent_of(kit: Kit, answer: Callable[[Message], Message]) -> Agent:

@@ -79,7 +79,8 @@ class CoordinatorComponent(_Component):
     def connect(self, engine: Any) -> None:
         """Receive questions from now on."""
         terms = self.kit.agreement
-        self.mailbox = Mailbox(terms.id, terms.sites, self.journal, self.kit.mark, terms.largest)
+        mark, agreed = self.kit.mark, self.kit.terms
+        self.mailbox = Mailbox(terms.id, terms.sites, self.journal, mark, agreed, largest=terms.largest)
         self.manager = engine.server.client_manager
         self.logins: dict[str, str] = {}
         engine.server.cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self.exchange)
