@@ -5,13 +5,13 @@ another can aggregate their rows. Rows travel as extra payloads with room for `m
 different numbers of classes send tensors of one shape. Rows of classes that a client does not have are zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from factorized_fl.core.mixing import Weights, weigh
+from factorized_fl.core.mixing import Mean, Weights, weigh
 from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Tensors
 
@@ -34,6 +34,12 @@ def class_tensors(roles: Mapping[str, Role], shapes: Mapping[str, torch.Size], l
         for name, role in roles.items()
         if role.head and role.kind in kinds and name.startswith(f"{layer}.") and shapes[name][:1] == (classes,)
     ]
+
+
+def with_room(payloads: Tensors, of_classes: Collection[str], most: int) -> Tensors:
+    """The payloads with room for `most` classes in those that have a row for each; 0 changes nothing."""
+    roomy = {n: t.new_zeros(most, *t.shape[1:]) for n, t in payloads.items() if most and n in of_classes}
+    return payloads | roomy
 
 
 @dataclass(frozen=True)
@@ -201,6 +207,9 @@ class ClassSharing:
         for name in self.rows.names:
             given[ROW + name], share = aggregate_rows(extra[ROW + name], labels, weights[name], places, self.min_peers)
             taken = torch.maximum(taken, share)
+        if not self.rows.names:  # the method has payloads for matched classes, in which all clients count alike
+            even = Mean(torch.ones(self.clients, dtype=torch.float64) / self.clients)
+            taken = aggregate_rows(torch.zeros(self.clients, self.rows.most), labels, even, places)[1]
         taken[list(revert)] = 0.0
         sure = torch.where(taken > 0, self.matches.confidence[places], 0.0)
         number = torch.zeros(len(places), self.rows.most, self.clients)

@@ -22,7 +22,8 @@ class Method:
 
     name: ClassVar[str]
     card: ClassVar[Card] = Card()
-    needs_agreeing_labels: ClassVar[bool] = False  # class numbers are compared between clients
+    needs_agreeing_labels: ClassVar[bool] = False  # class numbers are compared between clients, unless they are matched
+    class_payloads: ClassVar[frozenset[str]] = frozenset()  # further payloads that have a row for each class
     mixes_first: ClassVar[bool] = False  # `mix` is called before the first round as well, when nothing was received
     needs_start: ClassVar[bool] = False  # `mix` reads `Server.start`
     # The class's own `gradient` gives the same on tensors of several clients at once, [G, ...], as one by one.

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from factorized_fl.core.answers import checked_mixing
-from factorized_fl.core.classes import CLASS, ClassSharing
+from factorized_fl.core.classes import CLASS, ClassSharing, with_room
 from factorized_fl.core.dominance import effective_peers, keep_own_below, others_share
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import CIPHERTEXTS, EXTRA, FINGERPRINT, Load, Payloads
@@ -131,6 +131,7 @@ class ServerState:
         start: Tensors | None = None,
         aliased: bool = False,
         classes: ClassSharing | None = None,
+        room: int = 0,
         min_peers: float = 0.0,
         blind: Blind | None = None,
         robust: str = "none",
@@ -153,9 +154,10 @@ class ServerState:
         self.vectors = None if vector is None else vector.expand(count, -1).clone()
         shared = frozenset(self.seen)
         self.classes = classes
-        up = method.extra_up(initial, shared) | ({} if classes is None else classes.up(initial))
+        up = with_room(method.extra_up(initial, shared), method.class_payloads, room)
+        up |= {} if classes is None else classes.up(initial)
         self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in up.items()}
-        self.extra_down = method.extra_down(initial, shared)
+        self.extra_down = with_room(method.extra_down(initial, shared), method.class_payloads, room)
 
     @property
     def sends_fingerprints(self) -> bool:

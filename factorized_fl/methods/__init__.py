@@ -88,9 +88,11 @@ def find_method(name: str) -> type[Method]:
 def label_refusal(method: Method) -> str:
     """A sentence for clients whose labels disagree: that the method cannot serve them, and some methods that can."""
     can = [name for name in ("fedavg", "fedrep", "ditto", "factorized-peers") if name in METHODS]
+    cannot = ", ".join(name for name, other in METHODS.items() if other.needs_agreeing_labels)
     return (
         f"{method.name} compares classes by their numbers, so it cannot be used: choose {', '.join(can[:-1])} or "
-        f"{can[-1]}, or another method but {', '.join(n for n, m in METHODS.items() if m.needs_agreeing_labels)}."
+        f"{can[-1]}, or another method but {cannot}; or set align = "
+        "'statistics', so that classes are matched."
     )
 
 

@@ -18,8 +18,10 @@ def _head(model: Tensors) -> torch.Tensor:
 
 
 def _count_prototypes(method: Method, tensors: Tensors, roles: Roles) -> Cost:
-    """One prototype of each class, each way."""
-    return Cost(_head(tensors).numel(), _head(tensors).numel())
+    """One prototype of each class, each way; none where the classifier is not known, as at a coordinator."""
+    heads = [tensor for name, tensor in tensors.items() if roles[name].head and tensor.dim() == 2]
+    count = heads[-1].numel() if heads else 0
+    return Cost(count, count)
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,17 @@ class FedProto(Method):
     """Clients share class prototypes, and pull the features of their images towards the global ones.
 
     A prototype is the mean of the classifier's inputs over the training images of a class. The global prototype is the
-    plain mean over the clients that have the class, as in the authors' code. The local objective is the loss + pull x
-    the mean squared difference of features from the prototypes of their classes. Clients classify with their own model.
+    plain mean over the clients that have the class, as in the authors' code. Where clients number their classes
+    differently, `align` matches them, and a class without a match has the prototype of its own client. The local
+    objective is the loss + pull x the mean squared difference of features from the prototypes of their classes. Clients
+    classify with their own model.
     """
 
     name = "fedproto"
     card = card_of("fedproto", cost=_count_prototypes)
     capturable = True
     needs_agreeing_labels = True
+    class_payloads = frozenset({"prototypes", "counts", "known"})
 
     pull: float = option(1.0, "lambda: weight of the distance to the global prototypes", low=0)
 
@@ -64,14 +69,17 @@ class FedProto(Method):
         return local.loss_gradient(parameters, batches[0], distance)
 
     def finish(self, local: Local) -> Tensors:
-        """The means of this client's classes."""
+        """The means of this client's classes; rows of classes that it does not have are zero."""
         features, labels = local.features({})
-        counts = torch.bincount(labels, minlength=local.classes).to(features)
-        sums = torch.zeros(local.classes, features.shape[1]).to(features).index_add_(0, labels, features)
+        room = len(local.extra["known"])
+        counts = torch.bincount(labels, minlength=room).to(features)
+        sums = torch.zeros(room, features.shape[1]).to(features).index_add_(0, labels, features)
         return {"prototypes": sums / counts.clamp_min(1)[:, None], "counts": counts}
 
     def mix(self, server: Server) -> Mixing:
         """The mean prototypes; models stay at home."""
+        if server.labels is not None:
+            return self._mix_matched(server, server.labels)
         has = (server.extra["counts"] > 0) & server.received.to(server.extra["counts"].device)[:, None]
         count = has.sum(0)
         means = (server.extra["prototypes"] * has[..., None]).sum(0) / count.clamp_min(1)[:, None]
@@ -79,3 +87,18 @@ class FedProto(Method):
             own_tensors(len(server.sizes)),
             extra={"prototypes": means[None], "known": (count > 0).to(means)[None]},
         )
+
+    def _mix_matched(self, server: Server, labels: torch.Tensor) -> Mixing:
+        """The mean prototypes of matched classes, in the numbering of each participant."""
+        counts = server.extra["counts"]
+        has = (counts > 0) & server.received.to(counts.device)[:, None]
+        alone = int(labels.max()) + 1 + torch.arange(labels.numel()).reshape(labels.shape)
+        group = torch.where(labels >= 0, labels, alone).unique(return_inverse=True)[1].to(counts.device)
+        sums, number = (
+            torch.zeros(int(group.max()) + 1, *each.shape[2:]).to(each).index_add_(0, group[has], each[has])
+            for each in (server.extra["prototypes"], has.to(counts))
+        )
+        own = group[list(server.clients)]
+        known = number[own] > 0
+        means = sums[own] / number[own].clamp_min(1)[..., None]
+        return Mixing(own_tensors(len(server.sizes)), extra={"prototypes": means, "known": known.to(means)})

@@ -197,7 +197,7 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     config = _config(path, table, agreement)
     if config.has_own_model and (unused := [name for name in _NETWORK if name in table]):
         raise UserError(f"{path} sets {unused[0]}, which has no effect on {config.model}: leave it out.")
-    if (method := config.build_method()).needs_agreeing_labels:
+    if (method := config.build_method()).needs_agreeing_labels and config.align == "off":
         raise UserError(f"Nothing says that sites number their classes alike. {label_refusal(method)}")
     if config.align == "true":
         raise UserError(f"{path} sets align to the true names of classes, which stay at the sites: use statistics.")

@@ -8,6 +8,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from factorized_fl.config import Config
+from factorized_fl.core.classes import with_room
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.core.ledger import CIPHERTEXTS, CLAIMED_WEIGHTS, EXTRA
@@ -71,7 +72,10 @@ def _largest(config: Config) -> int:
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
     alignment = network_alignment(config, method, model, 2)
     shared = frozenset(travelling(method, model, False, alignment)[1])
-    up, down = method.extra_up(tensors, shared), method.extra_down(tensors, shared)
+    up, down = (
+        with_room(hook(tensors, shared), method.class_payloads, config.align_classes if alignment else 0)
+        for hook in (method.extra_up, method.extra_down)
+    )
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}
     if alignment:
         of_classes = alignment.sharing().up(tensors) | alignment.down(tensors)

@@ -53,6 +53,7 @@ class Memory:
             min_peers=config.min_peers,
             robust=config.robust,
             classes=alignment.sharing() if alignment else None,
+            room=alignment.rows.most if alignment else 0,
             blind=self.blind,
         )
         self.received = self.server.received  # whether each site's last update is used: bool [K]

@@ -85,7 +85,7 @@ def network_alignment(config: Config, method: Method, model: nn.Module, classes:
 def alignment_of(
     config: Config, method: Method, model: nn.Module, classes: int, most: int, labels: torch.Tensor | None = None
 ) -> Alignment | None:
-    """How a run shares its classifiers; None if it does not, because the method shares nothing that belongs to a class.
+    """How a run shares what belongs to single classes; None if the method shares nothing of this kind.
 
     `model` is a network for so many `classes`; `most` is the largest number of classes of a client; `labels` are
     the true matches, if they are used.
@@ -96,7 +96,7 @@ def alignment_of(
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     names = class_tensors(role_of, {name: t.shape for name, t in tensors.items()}, layer, classes)
     names = [name for name in names if name not in frozen and method.shares(role_of[name])]
-    if not names or len(dense) != classes:
+    if not method.class_payloads and (not names or len(dense) != classes):
         if any(map(method.shares, role_of.values())):
             warnings.warn(
                 f"align = '{config.align}' has no effect: {method.name} shares no rows of a classifier.", stacklevel=2

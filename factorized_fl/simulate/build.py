@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from factorized_fl.config import Config
+from factorized_fl.core.classes import with_room
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.frozen import mark_of_frozen
@@ -212,6 +213,12 @@ def build_federation(
     if alignment:
         described = described_classes(alignment, scenario, partial(model_inputs, scenario), seed)
     layouts = {classes: training.optimizer.layout(model.to(device)) for classes, model in models.items()}
+    # Payloads with a row for each class are described by the classifier, whose shape may differ between clients.
+    known = common | state.own[0] if method.class_payloads else common
+    room = 0 if scenario.labels_agree else config.align_classes or max(len(each.classes) for each in scenario.clients)
+    extra_up, extra_down = (
+        with_room(hook(known, shared), method.class_payloads, room) for hook in (method.extra_up, method.extra_down)
+    )
     clients = (RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
@@ -224,8 +231,8 @@ def build_federation(
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
         kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
         models=method.further_models,
-        extra_up=method.extra_up(common, shared),
-        extra_down=method.extra_down(common, shared),
+        extra_up=extra_up,
+        extra_down=extra_down,
         classes=alignment.rows if alignment else None,
         class_down=alignment.down(state.client(0)) if alignment else None,
         described=described,
@@ -249,6 +256,7 @@ def build_federation(
             start={name: stacked[ks] for name, stacked in clients.start.common.items()},
             aliased=blind is None,
             classes=alignment.sharing() if alignment else None,
+            room=room,
             min_peers=config.min_peers,
             robust=config.robust,
             blind=blind,
@@ -285,7 +293,7 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
         scenario = align_labels(scenario)
     if config.oracle == "centralised":
         scenario = pool_domains(scenario)
-    if method.needs_agreeing_labels and not scenario.labels_agree:
+    if method.needs_agreeing_labels and not scenario.labels_agree and config.align == "off":
         raise UserError(f"The clients of this scenario number their classes differently. {label_refusal(method)}")
     if config.has_own_model:
         return scenario

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.methods import correspondence
+from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.alignment import dense_rows, true_labels
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import download, run_round
@@ -53,13 +55,19 @@ def test_a_run_without_any_match_trains_as_one_that_does_not_align() -> None:
 
 
 @pytest.mark.parametrize("align", ["statistics", "classifier"])
-def test_an_aligned_run_resumes_bit_for_bit(align: str, images: Path, tmp_path: Path) -> None:
+def test_an_aligned_run_resumes_bit_for_bit(
+    align: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        correspondence, "direction_evidence", lambda rows, owner: 30 * rows @ rows.T
+    )  # so few rounds prove nothing
     config = tiny_config("factorized-peers", align=align, rounds=4, align_confidence=0.0, seed=2)
     run_federation(config, tmp_path / "a", data=images)
     with pytest.raises(KeyboardInterrupt):
         run_federation(config, tmp_path / "b", data=images, observers=[StopIn(4)])
     run_federation(config, tmp_path / "b", data=images, resume=True)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert RunDirectory(tmp_path / "a").summary()["matches"]["matched"] > 0
 
 
 def test_the_control_of_an_aligned_run_is_that_of_the_run() -> None:
@@ -83,3 +91,37 @@ def test_alignment_is_refused_where_it_has_no_effect() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tiny_federation("stand-alone", align="true")
+
+
+def test_prototypes_are_the_means_over_clients_with_the_class() -> None:
+    """FedProto with domains of 3 and 5 classes, each numbered differently by each client."""
+    config = tiny_config("fedproto", align="true")
+    agreeing = tiny_federation("fedavg").scenario  # the usual one of the tests, which FedProto gets only if told so
+    federation = build_federation(config, agreeing, torch.device("cpu"))
+    run_round(federation, 1)
+    sent = federation.server.extra["prototypes"].clone()
+    labels = true_labels(federation.scenario, 5)
+    assert sent.shape[:2] == (4, 5)
+    assert labels[0].tolist() != labels[1].tolist()
+    mixing = federation.server.prepare(2, range(4), lambda k, tensors: []).mixing
+    assert mixing is not None
+    for k in range(4):
+        for c, label in enumerate(labels[k].tolist()):
+            same = [sent[i, j] for i in range(4) for j in range(5) if labels[i, j] == label >= 0]
+            assert bool(mixing.extra["known"][k, c]) == bool(same)
+            if same:
+                assert len(same) == 2
+                assert torch.allclose(mixing.extra["prototypes"][k, c], sum(same) / 2, atol=1e-6)
+    run_round(federation, 2)
+    assert federation.server.classes is not None
+    assert federation.server.classes.reports[0]["class/taken"].tolist() == pytest.approx([0.5] * 3 + [0] * 2)
+
+
+def test_a_class_without_a_match_has_the_prototype_of_its_client() -> None:
+    config = tiny_config("fedproto", align="statistics", align_confidence=1.0)
+    federation = build_federation(config, tiny_federation("fedavg").scenario, torch.device("cpu"))
+    run_round(federation, 1)
+    sent = federation.server.extra["prototypes"].clone()
+    mixing = federation.server.prepare(2, [1, 3], lambda k, tensors: []).mixing
+    assert mixing is not None
+    assert torch.equal(mixing.extra["prototypes"], sent[[1, 3]])
