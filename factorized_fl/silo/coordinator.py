@@ -116,7 +116,7 @@ class Coordinator:
         return True
 
     def _rounds_done(self) -> int:
-        """The last complete round; raises CannotContinue if the configuration has changed since the start."""
+        """The last complete round; raises CannotContinue for another configuration, UserError for a full disk."""
         try:
             path = self.directory.path / CONFIG
             before = self.directory.config() if path.exists() else self.config
@@ -125,7 +125,7 @@ class Coordinator:
                 write_atomically(path, self.config.to_toml().encode())
             return self.directory.rounds_done(self.config, resume=True)
         except UserError as error:
-            raise CannotContinue(str(error)) from None
+            raise error if isinstance(error.__cause__, OSError) else CannotContinue(str(error)) from None
 
     def _count_on(self) -> None:
         """Adds the bytes that earlier processes of this coordinator counted, if their status can be read."""

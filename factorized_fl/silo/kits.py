@@ -49,7 +49,7 @@ def make_kits(sites: Path, out: Path, own_keys: bool = False) -> Agreement:
             else:
                 write_kit(Kit(out / party, party, agreement, asdict(config)))
         for folder in (COORDINATOR, *agreement.sites, AUTHORITY):
-            write_atomically(out / folder / "README.md", readme(folder, agreement, config).encode())
+            write_atomically(out / folder / "README.md", readme(folder, agreement, config, own_keys).encode())
         for path, _, files in os.walk(out):
             os.chmod(path, 0o700)
             for file in files:
@@ -58,11 +58,12 @@ def make_kits(sites: Path, out: Path, own_keys: bool = False) -> Agreement:
 
 
 def write_keyless(kit: Kit, root: bytes) -> None:
-    """Write a kit that holds the authority's certificate and no key."""
+    """Write a kit that holds the authority's certificate, a README and no key."""
     place = network().credentials(kit).root
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(place, root)
     write_kit(kit)
+    write_atomically(kit.path / "README.md", readme(kit.party, kit.agreement, kit.config, own_keys=True).encode())
 
 
 def _largest(config: Config) -> int:
@@ -91,7 +92,7 @@ def _largest(config: Config) -> int:
     return largest_message(tensors | extra)
 
 
-def readme(party: str, agreement: Agreement, config: Config) -> str:
+def readme(party: str, agreement: Agreement, config: Config, own_keys: bool = False) -> str:
     """The README of a party's kit, or of the authority's folder."""
     card = METHODS[config.method].card
     travels = card.row[2]
@@ -113,4 +114,6 @@ def readme(party: str, agreement: Agreement, config: Config) -> str:
         f"{card.title}, {config.rounds} rounds of {config.epochs} epochs, on {inputs}."
     )
     terms = {**asdict(agreement), "needed": agreement.needed, "deadline": f"{agreement.deadline:g}"}
-    return template.render(terms, party=party, what=what, travels=travels, arrays=bool(config.inputs))
+    return template.render(
+        terms, own_keys=own_keys, party=party, what=what, travels=travels, arrays=bool(config.inputs)
+    )

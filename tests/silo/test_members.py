@@ -81,6 +81,10 @@ def test_no_private_key_is_in_a_file_of_another_party(root: Path) -> None:
 def test_a_kit_without_a_certificate_says_what_to_do(root: Path) -> None:
     with pytest.raises(UserError, match=r"aster has no certificate yet: `ffl federation request .*aster`"):
         check_kit(kit_in(root, "aster"))
+    for party in ("aster", COORDINATOR):
+        about = (root / party / "README.md").read_text()
+        assert "ffl federation request .  " in about
+        assert "is your private key" not in about  # there is none yet
 
 
 def test_requests_that_are_not_what_they_claim(root: Path, tmp_path: Path) -> None:
