@@ -20,7 +20,7 @@ def classes_command(
 
     from factorized_fl.core.files import write_atomically
     from factorized_fl.report.exports import as_csv, class_rows
-    from factorized_fl.results.classes import matched_classes, run_and_sites
+    from factorized_fl.results.classes import judge_rows, matched_classes, run_and_sites
 
     path, sites = run_and_sites(run)
     rows = matched_classes(path, sites)
@@ -37,16 +37,25 @@ def classes_command(
         print_json([asdict(row) for row in rows])
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("client", "class", "matched with", "confidence", "from peers"):
-        table.add_column(title, justify="right" if title in ("confidence", "from peers") else "left", overflow="fold")
+    named = any(row.name for row in rows)  # a coordinator knows no names
+    numbers = ("class", "confidence", "from peers")
+    for title in (
+        *(() if client else ("client",)),
+        "class",
+        *(("name",) if named else ()),
+        "matched with",
+        "confidence",
+        "from peers",
+    ):
+        table.add_column(title, justify="right" if title in numbers else "left", overflow="fold")
     for own in dict.fromkeys((row.client, row.number, row.name) for row in rows):
         peers = [row for row in rows if (row.client, row.number, row.name) == own]
         matched = ", ".join(f"{row.peer}: {row.peer_number}" for row in peers if row.peer) or "no class"
         found = [f"{peers[0].confidence:.2f}", f"{peers[0].taken:.0%}"] if peers[0].peer else ["", ""]
-        table.add_row(own[0], f"{own[1]} {own[2]}".strip(), matched, *found)
+        table.add_row(*(() if client else own[:1]), str(own[1]), *((own[2],) if named else ()), matched, *found)
     console.print(table)
-    judged = [row.right for row in rows if row.right is not None]
+    right, judged = judge_rows(rows)
     if judged:
-        console.print(f"{sum(judged)} of {len(judged)} matches are right, by the names that this simulation knows.")
+        console.print(f"{right} of {judged} matches are right, by the names that this simulation knows.")
     if csv:
         console.print(f"CSV: {csv}", highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.report.exports import as_csv, class_rows
-from factorized_fl.results.classes import matched_classes, run_and_sites
+from factorized_fl.results.classes import judge_rows, matched_classes, run_and_sites
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.references import is_control
 
@@ -23,7 +23,7 @@ def class_panel(run: RunFiles) -> dict[str, Any] | None:
     peers: dict[tuple[str, int], list[str]] = {key: [] for key in own}
     for row in found:
         peers[row.client, row.number] += [f"{row.peer}: {row.peer_number}"] if row.peer else []
-    judged = [row.right for row in found if row.right is not None]
+    right, judged = judge_rows(found)
     return {
         "rows": [
             {
@@ -36,6 +36,6 @@ def class_panel(run: RunFiles) -> dict[str, Any] | None:
             }
             for key, row in reversed(own.items())
         ],
-        "right": [sum(judged), len(judged)] if judged else None,
+        "right": [right, judged] if judged else None,
         "files": {f"{run.method}-seed{run.seed}-classes.csv": as_csv(class_rows(found))},
     }

@@ -4,7 +4,7 @@ Classes are written by number: a site knows the names of its own classes only, a
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +97,16 @@ def matched_classes(run: Path, sites: Sequence[str] = ()) -> list[MatchedClass]:
             if not entry["peers"]:
                 found.append(MatchedClass(*own))
     return found
+
+
+def judge_rows(rows: Iterable[MatchedClass]) -> tuple[int, int]:
+    """How many matches are right, of how many that can be judged; both sides of a match count once."""
+    judged = {
+        frozenset([(row.client, row.number), (row.peer, row.peer_number)]): row.right
+        for row in rows
+        if row.right is not None
+    }
+    return sum(judged.values()), len(judged)
 
 
 def _same_class(client: Record, peer: Record, name: str, number: int) -> bool:

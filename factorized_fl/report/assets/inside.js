@@ -121,7 +121,7 @@ function classesCard(run) {
         { title: "client", ...text("client") },
         { title: "class", value: (row) => row.number, show: (row) => String(row.number) },
         { title: "name", ...text("name") },
-        { title: "matched with", ...text("matched") },
+        { title: "matched with", ...text("matched"), show: (row) => row.matched || "no class" },
         { title: "confidence", ...share("confidence") },
         { title: "from peers", ...share("taken") },
       ],
