@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from factorized_fl.cli.common import parse_numbers
+from factorized_fl.cli.completion import entries_like, methods_like, settings_like
 from factorized_fl.core.errors import unknown
 from factorized_fl.methods import METHODS, Method, sentence_of
 from factorized_fl.presets import PRESETS
@@ -77,6 +78,7 @@ def test_the_comparison_shows_whole_names_and_all_numbers_at_80_columns() -> Non
     text = "\n".join(lines)
     assert text.count("43.21%") == text.count("15.4 MB") == text.count("230.7 kB") == len(rows)
     assert max(map(len, lines)) <= 80
+    assert not any("Stand-Alone  " in line for line in lines if line.startswith("method"))
     wide = printed(comparison_table(rows, "demo, 3 seeds"), 140)
     assert len(wide) == 1 + 2 + len(rows)
 
@@ -188,3 +190,7 @@ def test_a_shell_completes_commands_and_presets() -> None:
 
     assert completed("ffl pre", 1) == ["presets", "predict"]
     assert completed("ffl run digits-p", 2) == ["digits-permuted-iid"]
+    assert completed("ffl run demo --method factorized-p", 4) == ["factorized-peers"]
+    assert set(methods_like("")) == set(METHODS)
+    assert entries_like("fedavg,pfedp") == ["fedavg,pfedpara"]
+    assert settings_like("rou") == ["rounds="]

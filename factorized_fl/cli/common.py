@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from factorized_fl.cli.completion import presets_like, settings_like
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.toml_text import parse_setting
 
@@ -49,20 +50,16 @@ console = _PlainConsole(width=_width(), markup=False, quiet=FOLLOWS)
 notes = _PlainConsole(stderr=True, markup=False)  # no markup: names may contain square brackets
 
 
-def _presets_like(incomplete: str) -> list[str]:
-    """The names of presets that a shell completes to."""
-    from factorized_fl.presets import PRESETS
-
-    return [name for name in PRESETS if name.startswith(incomplete)]
-
-
 Preset = Annotated[
-    str, typer.Argument(metavar="PRESET|file.toml", help="See `ffl presets`.", autocompletion=_presets_like)
+    str, typer.Argument(metavar="PRESET|file.toml", help="See `ffl presets`.", autocompletion=presets_like)
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")]
-Setting = Annotated[list[str] | None, typer.Option("--set", help="An option as key=value; can be repeated.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="An option as key=value; can be repeated.", autocompletion=settings_like),
+]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, but no progress.")]
 

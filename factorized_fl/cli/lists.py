@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl.cli.common import AsJson, console, print_json
+from factorized_fl.cli.completion import methods_like
 
 
 def presets_command(as_json: AsJson = False) -> None:
@@ -37,7 +38,10 @@ def methods_command(
 
 
 def options_command(
-    method: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="Also the options of this method.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Argument(metavar="[METHOD]", help="Also the options of this method.", autocompletion=methods_like),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List every option of a run, and of a method: default, meaning, limits. Use: --set NAME=VALUE."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from factorized_fl.cli.common import Data, console, notes
 from factorized_fl.core.errors import UserError
@@ -81,6 +80,7 @@ def evaluate_command(
 ) -> None:
     """Measure a model on test images: AUROC, sensitivity, calibration and more, with 95% intervals."""
     from factorized_fl.export.clinical_report import rows_by_class, rows_by_group, rows_overall, write_clinical
+    from factorized_fl.report.listing import NamedTable
     from factorized_fl.report.progress import images_told
     from factorized_fl.silo.evaluation import evaluate_folder
 
@@ -95,7 +95,7 @@ def evaluate_command(
         (("subgroup", "images", "accuracy", "balanced accuracy"), rows_by_group(report)),
     ):
         if rows:
-            table = Table(*titles)
+            table = NamedTable(titles)
             for row in rows:
                 table.add_row(*map(str, row))
             console.print(table)

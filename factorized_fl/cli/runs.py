@@ -27,6 +27,7 @@ from factorized_fl.cli.common import (
     print_json,
     resumable,
 )
+from factorized_fl.cli.completion import entries_like, methods_like
 from factorized_fl.cli.report import Watch, end_with_page, page_while_running
 from factorized_fl.presets import DEMO_METHODS
 
@@ -54,7 +55,9 @@ def _print_comparison(rows: "list[Comparison]", title: str) -> None:
 @resumable()
 def run_command(
     preset: Preset,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="See `ffl methods`.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="See `ffl methods`.", autocompletion=methods_like)
+    ] = None,
     settings: Setting = None,
     out: Out = None,
     data: Data = None,
@@ -115,6 +118,7 @@ def compare_command(
         typer.Option(
             "--methods",
             help="Names, separated by commas; default: all. A name may have settings: fedavg,fedavg:lr=0.1:epochs=2.",
+            autocompletion=entries_like,
         ),
     ] = None,
     seeds: Annotated[
@@ -174,7 +178,7 @@ def demo_command(
 
     console.print(
         "Twelve clients hold handwritten digits, drawn shapes or textures, and each numbers its classes in its own "
-        "order.\nNo client shares images or labels. Does training together help? Each method runs with three seeds,\n"
+        "order. No client shares images or labels. Does training together help? Each method runs with three seeds, "
         "beside its control, in which every client aggregates with itself alone.\n"
     )
     with page_while_running(out, watch):

@@ -15,7 +15,8 @@ from factorized_fl.results.schema import Record, inactivity_line
 from factorized_fl.results.statistic import Word
 from factorized_fl.results.words import divergence_line, method_title
 
-HEADINGS = ("accuracy", "± seeds", "over its control", "helped", "harmed", "over Stand-Alone", "up", "down")
+_ALONE = "over Stand-Alone"
+HEADINGS = ("accuracy", "± seeds", "over its control", "helped", "harmed", _ALONE, "up", "down")
 _NAMED: tuple[Word, Word] = ("helped", "harmed")
 _right = partial(Column, justify="right")
 
@@ -89,13 +90,14 @@ def _gain(effect: Effect | None) -> str:
 
 
 def comparison_table(rows: Sequence[Comparison], title: str) -> NamedTable:
-    """Return the comparison as a table for a terminal."""
-    table = NamedTable(("method", *HEADINGS), title)
+    """Return the comparison as a table for a terminal; without Stand-Alone there is no column of it."""
+    headings = [name for name in HEADINGS if name != _ALONE or any(row.alone for row in rows)]
+    table = NamedTable(("method", *headings), title)
     best = max(row.accuracy for row in rows)
     for row in rows:
-        accuracy, *cells = comparison_cells(row)
-        style = "bold" if row.accuracy == best else ""
-        table.add_row(method_title(row.method), Text(f"{accuracy}%", style=style), *cells)
+        cells = dict(zip(HEADINGS, comparison_cells(row), strict=True))
+        accuracy = Text(f"{cells[HEADINGS[0]]}%", style="bold" if row.accuracy == best else "")
+        table.add_row(method_title(row.method), accuracy, *(cells[name] for name in headings[1:]))
     return table
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.filesize import decimal
-from rich.table import Table
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import write_atomically
+from factorized_fl.report.listing import NamedTable
 from factorized_fl.silo.agreement import Kit, read_json
 from factorized_fl.silo.sharing import shared_with
 
@@ -98,12 +98,13 @@ def run_lines(kit: Kit, name: str) -> list[dict[str, Any]]:
         raise UserError(f"'{kit.run / name}' cannot be read ({error}): restore it from a copy.") from None
 
 
-def sites_table(kit: Kit, runs: bool = True) -> Table | None:
+def sites_table(kit: Kit, runs: bool = True) -> NamedTable | None:
     """The coordinator's table of sites, None before it has started or at a site."""
     status = read_status(kit)
     if status is None or not kit.is_coordinator:
         return None
-    table = Table("site", "connected", "doing", "images", "bad in a row", "peers", "reported accuracy", "up", "down")
+    headings = ("connected", "doing", "images", "bad in a row", "peers", "reported accuracy", "up", "down")
+    table = NamedTable(("site", *headings), left=headings[:2])
     fresh = runs and time.time() - status["updated"] < _STALE  # a killed coordinator leaves its last status
     for site in status["sites"]:
         accuracy, peers = site["accuracy"], site.get("peers")
