@@ -32,6 +32,9 @@ from studies.runner import Clock, Job, as_record, run_jobs, write_measured, writ
 
 PRESETS = ("mini-domains", "mini-domains-dirichlet", "mini-domains-unequal", "mini-domains-30")
 ALIGNED = ("off", "statistics", "classifier", "true")
+# A frozen pretrained backbone and two trainable layers, as in the suite mini-pacs of `ffl bench`.
+PACS = {"model": "benchmarks.pacs:NormalisedNet", "image_size": 128, "augment": "none"}
+PACS |= {"rounds": 10, "epochs": 3, "batch_size": 24}
 LEAST = (0.0, 0.1, 0.3, 0.5, 0.9)  # confidence; 0.3 is the default
 NOISES = (0.0, 0.1, 0.2, 0.5, 1.0)
 DRAWS = 20
@@ -234,7 +237,7 @@ def run_lines(folder: Path) -> list[str]:
         record = json.loads(path.read_text(encoding="utf-8"))
         if "configuration" in record and "correct" in record:
             config = record["configuration"]
-            ways = found.setdefault((config["preset"] or "pacs", config["method"]), {})
+            ways = found.setdefault((config["preset"], config["method"]), {})
             ways.setdefault(config["align"], {})[config["seed"]] = record
     lines = []
     for (preset, method), ways in sorted(found.items()):
@@ -281,7 +284,8 @@ def plan_runs(
 ) -> Iterator[Job]:
     """The runs, the most important ones first."""
     for seed, preset, method, align in itertools.product(seeds, presets, methods, aligned):
-        config: Config = configure(preset, method, seed=seed, align=align, recalibrate=True, **settings)
+        chosen = {**PACS, **settings} if preset == "mini-pacs" else settings
+        config: Config = configure(preset, method, seed=seed, align=align, recalibrate=True, **chosen)
         name = name_of({"preset": preset, "method": method, "align": align, "seed": seed}, settings)
         yield Job(name, out / f"{name}.json", config, measure_run)
 
