@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,12 @@ LEAST = (0.0, 0.1, 0.3, 0.5, 0.9)  # confidence; 0.3 is the default
 NOISES = (0.0, 0.1, 0.2, 0.5, 1.0)
 DRAWS = 20
 Described = dict[str, torch.Tensor]
+
+
+@lru_cache(maxsize=4)
+def scenario_of(preset: str, seed: int, data: Path) -> Scenario:
+    """The scenario of a preset, kept for the next measurement."""
+    return build_scenario_of(configure(preset, seed=seed), data)
 
 
 def describe_all(scenario: Scenario, seed: int, noise: float = 0.0, chosen: Sequence[Sequence[int]] = ()) -> Described:
@@ -74,7 +80,7 @@ def score(found: Matches, truth: torch.Tensor) -> Record:
 
 def match_preset(preset: str, seed: int, data: Path, noise: float = 0.0) -> Record:
     """The score of matching all clients of a preset at once."""
-    scenario = build_scenario_of(configure(preset, seed=seed), data)
+    scenario = scenario_of(preset, seed, data)
     extra = describe_all(scenario, seed, noise)
     truth = true_labels(scenario, extra[MEANS].shape[1]).where(extra[MEANS][:, :, -1] > 0, -1)
     found = StatisticsMatcher().match(extra, torch.ones(len(truth), dtype=torch.bool))
@@ -83,7 +89,7 @@ def match_preset(preset: str, seed: int, data: Path, noise: float = 0.0) -> Reco
 
 def match_groups(preset: str, seed: int, data: Path) -> Record:
     """The score if the true domains were known: matching each alone, and assigning inside each by evidence from all."""
-    scenario = build_scenario_of(configure(preset, seed=seed), data)
+    scenario = scenario_of(preset, seed, data)
     extra = describe_all(scenario, seed)
     there = extra[MEANS][:, :, -1] > 0
     truth = true_labels(scenario, there.shape[1]).where(there, -1)
@@ -141,9 +147,9 @@ def match_unlike(draw: int, split: bool, data: Path) -> Record:
 def measure_matching(data: Path, seeds: Sequence[int]) -> Record:
     """Everything that needs no training."""
     return {
+        "noise": [match_preset(PRESETS[0], seed, data, noise) for seed in seeds for noise in NOISES],
         "presets": [match_preset(preset, seed, data) for preset in PRESETS for seed in seeds],
         "groups": [match_groups(preset, seed, data) for preset in PRESETS[:2] for seed in seeds],
-        "noise": [match_preset(PRESETS[0], seed, data, noise) for noise in NOISES for seed in seeds],
         "unlike": [match_unlike(draw, split, data) for split in (False, True) for draw in range(DRAWS)],
     }
 
