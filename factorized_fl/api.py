@@ -271,7 +271,7 @@ def export(
     data, columns = chosen_data(kit, data)
     if control:
         scenario = site_scenario(kit, data, columns)
-        return export_control(kit, scenario, out or kit.path / "model-control")
+        return export_control(kit, scenario, out or kit.path / "model-control", columns.window)
     return export_now(kit, data, out, columns)
 
 

@@ -73,6 +73,12 @@ def evaluate_command(
     data: Annotated[
         Path | None, typer.Option("--data", help="Images with known classes; default for a kit: the site's data.")
     ] = None,
+    image: Annotated[str, typer.Option("--image", help="Of a table: the column of images.")] = "",
+    label: Annotated[str, typer.Option("--label", help="Of a table: the column of labels; default: label.")] = "",
+    split: Annotated[str, typer.Option("--split", help="Of a table: the column of train, validation, test.")] = "",
+    subgroup: Annotated[
+        list[str] | None, typer.Option("--subgroup", help="Of a table: a column to divide the metrics by, repeatable.")
+    ] = None,
     threshold: Annotated[
         float, typer.Option("--threshold", help="Probability from which an image counts as positive for a class.")
     ] = 0.5,
@@ -82,10 +88,12 @@ def evaluate_command(
     from factorized_fl.export.clinical_report import rows_by_class, rows_by_group, rows_overall, write_clinical
     from factorized_fl.report.listing import NamedTable
     from factorized_fl.report.progress import images_told
+    from factorized_fl.silo.columns import TableColumns
     from factorized_fl.silo.evaluation import evaluate_folder
 
+    columns = TableColumns(label=label, image=image, split=split, subgroups=tuple(subgroup or ()))
     with images_told(notes):
-        report = evaluate_folder(model, data, threshold)
+        report = evaluate_folder(model, data, threshold, columns)
     console.print(f"{report.whole.cases:,} test images", highlight=False)
     for line in report.warnings:
         notes.print(f"Warning: {line}", highlight=False, soft_wrap=not notes.is_terminal)

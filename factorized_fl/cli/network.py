@@ -37,6 +37,18 @@ Feature = Annotated[
     typer.Option("--feature", help="Of a table: a column of numbers, repeated for each; or one column of arrays."),
 ]
 Split = Annotated[str | None, typer.Option("--split", help="Of a table: the column of train, validation, test.")]
+GroupColumn = Annotated[
+    str | None,
+    typer.Option("--group", help="Of a table: the column of patients, never divided between training and test."),
+]
+Subgroup = Annotated[
+    list[str] | None,
+    typer.Option("--subgroup", help="Of a table: a column by which your model's metrics are divided, repeatable."),
+]
+WindowChoice = Annotated[
+    str | None,
+    typer.Option("--window", help="LEVEL/WIDTH of grey values in pictures of more than 8 bits, as 40/400."),
+]
 Report = Annotated[
     bool | None,
     typer.Option("--report-accuracy/--keep-accuracy", help="Let the coordinator see your accuracies; default: no."),
@@ -122,6 +134,9 @@ def join(
     image: ImageColumn = None,
     feature: Feature = None,
     split: Split = None,
+    group: GroupColumn = None,
+    subgroup: Subgroup = None,
+    window: WindowChoice = None,
     report_accuracy: Report = None,
     share_metrics: Shared = None,
     alone: Alone = None,
@@ -135,6 +150,7 @@ def join(
         raise UserError(f"'{kit}' is the coordinator's kit: use `ffl serve`.")
     if not status.is_done(party):
         columns = {"label": label, "image": image, "features": tuple(feature or ()), "split": split}
+        columns |= {"group": group, "subgroups": tuple(subgroup or ()), "window": window}
         named = {name: value for name, value in columns.items() if value}
         shared = None if share_metrics is None else check_shared(share_metrics)
         choices = site_choices(party, data, report_accuracy, alone, device, limit, named, shared=shared)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.images import ImageSet
+from factorized_fl.data.windows import current_window
 
 # Increase this number whenever decoding, scaling or the layout of the file changes.
 _VERSION = 3
@@ -49,7 +50,9 @@ def cached(key_files: Sequence[Path], params: dict[str, Any], build: Callable[[]
 
 def _key(files: Sequence[Path], params: dict[str, Any]) -> str:
     """Return a digest of the parameters and of the files' contents, so that an edited file is decoded again."""
-    key = sha256(json.dumps([_VERSION, params], sort_keys=True).encode())
+    window = current_window()
+    chosen = [_VERSION, params] if window is None else [_VERSION, params, [window.level, window.width]]
+    key = sha256(json.dumps(chosen, sort_keys=True).encode())
     for file in files:
         try:
             with file.open("rb") as opened:

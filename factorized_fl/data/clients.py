@@ -10,6 +10,7 @@ from torch import Tensor
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.seeds import numpy_rng
+from factorized_fl.data.groups import split_groups
 from factorized_fl.data.rows import Pool, Rows
 from factorized_fl.data.scenarios import FEWEST_IMAGES, Client, Scenario
 
@@ -31,6 +32,8 @@ class ClientData:
         name: the client's name; by default its number.
         classes: the names of the classes in the order of the labels, or their number, or None for as many as the
             labels show. Clients share their classifiers only if all of them give the same names.
+        groups: the group of each example of `x`, such as its patient, where a test part is split off: all examples of a
+            group come into the same part.
     """
 
     x: Any
@@ -39,6 +42,7 @@ class ClientData:
     validation: Pair | None = None
     name: str = ""
     classes: Sequence[str] | int | None = None
+    groups: Sequence[Any] | None = None
 
     def __repr__(self) -> str:
         shape = list(getattr(self.x, "shape", ())) or f"{type(self.x).__name__}"
@@ -88,9 +92,9 @@ def own_scenario(
         for part, (x, y) in parts.items():
             places[part] = pool.place(tuple(map(id, raw[part] or ())), x, y)
         if "test" not in places:
-            places |= _split(places["train"], train_share, seed, k, name, "validation" in places)
+            places |= _split(places["train"], train_share, seed, k, name, "validation" in places, given.groups)
         elif validated and "validation" not in places:
-            split = _split(places["train"], train_share, seed, k, name, validated=True)
+            split = _split(places["train"], train_share, seed, k, name, True, given.groups)
             places |= {"train": split["train"], "validation": split["test"]}
         for part in ("validation", "test") if test_images else ():
             order = numpy_rng(seed, "own test images", k, part).permutation(len(places.get(part, ())))
@@ -232,8 +236,12 @@ def _same_labels(first: Tensor, y: Tensor, name: str, part: str) -> None:
         )
 
 
-def _split(at: Tensor, share: float, seed: int, k: int, name: str, validated: bool) -> dict[str, Tensor]:
+def _split(
+    at: Tensor, share: float, seed: int, k: int, name: str, validated: bool, groups: Sequence[Any] | None
+) -> dict[str, Tensor]:
     """Return the positions of training, validation and test examples; no validation part if there is one already."""
+    if groups is not None:
+        return split_groups(at, groups, share, numpy_rng(seed, "own split", k), name, validated)
     order = at[torch.from_numpy(numpy_rng(seed, "own split", k).permutation(len(at)))]
     train = int(share * len(order))
     test = len(order) if validated else train + (len(order) - train) // 2

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.data.dicom import NotReadable, is_dicom, read_dicom
+from factorized_fl.data.windows import Window, current_window
 
 Pixels = NDArray[np.uint8]
 
@@ -38,6 +40,10 @@ class Unreadable(StrEnum):
 
     DAMAGED = "holds no readable image: repair or replace it"
     UNKNOWN_WHITE = "has 32-bit or signed pixels, whose white level is unknown: save it with 8 or 16 bits, unsigned"
+    NO_PYDICOM = 'is a DICOM file: pip install "factorized-fl[dicom]"'
+    FRAMES = "is a DICOM file with several frames: save the frame to use as a file of its own"
+    NO_WINDOW = "is a DICOM file without a window: choose one for all files with --window LEVEL/WIDTH"
+    PACKED = "is a compressed DICOM file that pydicom cannot decode here: save it uncompressed, or install its decoder"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +89,13 @@ def check_shape(size: int | None, channels: int) -> None:
         raise UserError(f"The image size must be a positive number of pixels, not {size}.")
 
 
-def to_array(image: Image.Image, size: int | None, channels: int) -> Pixels:
-    """Return an image as uint8 [C, H, W]: upright, on white, and with a `size` its centre square, scaled to that."""
+def to_array(image: Image.Image, size: int | None, channels: int, window: Window | None = None) -> Pixels:
+    """Return an image as uint8 [C, H, W]: upright, on white, and with a `size` its centre square, scaled to that.
+
+    A window decides which values of 16-bit grey are black and white; it leaves 8-bit images as they are.
+    """
     if image.mode.startswith("I;16"):
-        image = _to_eight_bits(image)
+        image = _to_eight_bits(image, window)
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
     image = _flatten(image, "L" if channels == 1 else "RGB")
@@ -113,11 +122,11 @@ def place_image(images: Pixels | None, index: int, pixels: Pixels, total: int, n
     return images
 
 
-def _to_eight_bits(image: Image.Image) -> Image.Image:
+def _to_eight_bits(image: Image.Image, window: Window | None) -> Image.Image:
     """Return 16-bit grey as 8 bits by the file's metadata, which Pillow's conversion ignores; it also clips at 255."""
     deep, tags = np.asarray(image), getattr(image, "tag_v2", {})  # the tags of a TIFF
     white = 2 ** tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 1
-    grey = (deep.astype(np.uint32) * 255 // white).astype(np.uint8)
+    grey = window.grey(deep) if window else (deep.astype(np.uint32) * 255 // white).astype(np.uint8)
     if tags.get(ExifTags.Base.PhotometricInterpretation) == _WHITE_IS_ZERO:
         grey = 255 - grey
     if (clear := image.info.get("transparency")) is not None:
@@ -140,7 +149,7 @@ def decode_each(
     sources: Sequence[bytes | Path | None], size: int | None, channels: int
 ) -> Iterator[Pixels | Unreadable]:
     """Yield the decoded image of each source (bytes or a file) in order, or the reason why it cannot be decoded."""
-    report, decode = _after_each.get(), partial(_decode, size=size, channels=channels)
+    report, decode = _after_each.get(), partial(_decode, size=size, channels=channels, window=current_window())
     small = all(isinstance(source, bytes) and len(source) < _SMALL for source in sources)
     with nullcontext() if small else ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for i in range(0, len(sources), _IN_FLIGHT):
@@ -160,14 +169,18 @@ def counting(report: Callable[[int], None]) -> Iterator[None]:
         _after_each.reset(token)
 
 
-def _decode(source: bytes | Path | None, size: int | None, channels: int) -> Pixels | Unreadable:
+def _decode(source: bytes | Path | None, size: int | None, channels: int, window: Window | None) -> Pixels | Unreadable:
     if source is None:
         return Unreadable.DAMAGED
     try:
+        if is_dicom(source):
+            return to_array(read_dicom(source, window), size, channels)
         with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
             if image.mode in ("I", "F"):
                 return Unreadable.UNKNOWN_WHITE
-            return to_array(image, size, channels)
+            return to_array(image, size, channels, window)
+    except NotReadable as error:
+        return Unreadable[str(error)]
     except Exception:
         # Pillow's readers raise many exceptions on damaged bytes: OSError, SyntaxError, ValueError, struct.error.
         return Unreadable.DAMAGED

@@ -1,44 +1,22 @@
 """Clients from tables: CSV, parquet and npz files, and datasets of the Hugging Face library."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pcsv
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.errors import UserError
 from factorized_fl.data.cache import cached
 from factorized_fl.data.clients import ClientData
+from factorized_fl.data.columns import Columns, missing_in, read_columns, words_of
+from factorized_fl.data.groups import check_groups
 from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each, place_image
 from factorized_fl.data.rows import Rows
 
 _SPLITS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2, "testing": 2}
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """A table's columns by name, what its messages call it, and where its images are."""
-
-    name: str
-    columns: Mapping[str, Any]  # Arrow columns, or NumPy arrays with the rows along the first axis
-    rows: int
-    folder: Path
-    files: tuple[Path, ...] = ()  # decides whether images were decoded before, with `mark`
-    mark: str = ""
-    classes: tuple[str, ...] | None = None
-
-    def get(self, name: str) -> Any:
-        """Return a column as an array with the rows along the first axis; raise UserError if there is none."""
-        if name not in self.columns:
-            raise unknown(f"column of {self.name}", name, self.columns)
-        found = self.columns[name]
-        return found if isinstance(found, np.ndarray) else found.to_numpy(zero_copy_only=False)
 
 
 def from_file(
@@ -49,6 +27,7 @@ def from_file(
     features: str | Sequence[str] = (),
     client: str | None = None,
     split: str | None = None,
+    group: str | None = None,
     test: str | Path | None = None,
     classes: Sequence[str] | None = None,
     size: int | None = None,
@@ -67,13 +46,30 @@ def from_file(
             series or token ids. Either `image` or `features` is needed.
         client: the column that names the client of each row. Without it there is one client; see `ffl.partition`.
         split: the column with the words train, validation and test.
+        group: the column of patients or other groups, which are never divided between training, validation and test.
         test: a file of the same kind to test on. With `client` it has each client's rows, else all clients share it.
         classes: the classes in order; by default the values of the label column, sorted.
         size: images are cropped to a square and scaled to so many pixels; without it they must be equal squares.
         channels: 3 for colour, 1 for grey.
     """
-    tables = [_read(Path(each)) for each in (path, test) if each is not None]
-    return _clients(tables, label, image, features, client, split, classes, size, channels)
+    tables = [read_columns(Path(each)) for each in (path, test) if each is not None]
+    return _clients(tables, label, image, features, client, split, classes, size, channels, group)
+
+
+def read_image_table(
+    path: Path, image: str, label: str, split: str, *, size: int, channels: int, classes: Sequence[str]
+) -> ImageSet:
+    """Return the images of a table in the order of its rows; the names of its classes may be others than `classes`.
+
+    Classes of the table that are not among `classes` come after those.
+    """
+    table = read_columns(path)
+    words = words_of(table, label)
+    names = [*classes, *sorted({*words.tolist()} - {*classes})]
+    numbers = {name: number for number, name in enumerate(names)}
+    pixels = _images(table, image, size, channels)
+    parts = torch.from_numpy(splits_of(table, split)).to(torch.uint8) if split else None
+    return ImageSet(path.name, pixels[:], torch.tensor([numbers[word] for word in words]), tuple(names), parts)
 
 
 def from_hf(
@@ -132,7 +128,7 @@ def from_hf(
     return _clients(tables, label, image, features, client, split, classes, size, channels)
 
 
-def _of_dataset(dataset: Any, label: str | Sequence[str]) -> _Columns:
+def _of_dataset(dataset: Any, label: str | Sequence[str]) -> Columns:
     """Return the columns of a datasets.Dataset, with class numbers replaced by the names of the classes."""
     table = dataset.with_format("arrow")[:]
     columns: dict[str, Any] = {name: table.column(name) for name in table.column_names}
@@ -140,38 +136,11 @@ def _of_dataset(dataset: Any, label: str | Sequence[str]) -> _Columns:
     if names:
         numbers = columns[str(label)].to_pylist()
         columns[str(label)] = np.array([None if n is None or n < 0 else names[n] for n in numbers], dtype=object)
-    return _Columns("the dataset", columns, len(table), Path(), mark=str(dataset._fingerprint))
-
-
-def _read(path: Path) -> _Columns:
-    """Return the columns of a file."""
-    kind = path.suffix.lower()
-    try:
-        if kind == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                columns = {name: arrays[name] for name in arrays.files}
-            lengths = {name: len(array) if array.ndim else 0 for name, array in columns.items()}
-            if len({*lengths.values()}) != 1:
-                found = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-                raise UserError(f"The arrays of '{path}' must have equal numbers of rows, but {found}.")
-            return _Columns(f"'{path}'", columns, next(iter(lengths.values())), path.parent, (path,))
-        if kind == ".csv":
-            table = pcsv.read_csv(path)
-        elif kind == ".parquet":
-            table = pq.read_table(path)
-        else:
-            raise UserError(f"'{path}' is no table: give a file that ends in .csv, .parquet or .npz.")
-    except FileNotFoundError:
-        raise UserError(f"There is no file '{path}'.") from None
-    except (OSError, ValueError, pa.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise UserError(f"'{path}' cannot be read as a table: {reason}.") from None
-    columns = {name: table.column(name) for name in table.column_names}
-    return _Columns(f"'{path}'", columns, len(table), path.parent, (path,))
+    return Columns("the dataset", columns, len(table), Path(), mark=str(dataset._fingerprint))
 
 
 def _clients(
-    tables: Sequence[_Columns],
+    tables: Sequence[Columns],
     label: str | Sequence[str],
     image: str | None,
     features: str | Sequence[str],
@@ -180,6 +149,7 @@ def _clients(
     classes: Sequence[str] | None,
     size: int | None,
     channels: int,
+    group: str | None = None,
 ) -> list[ClientData]:
     """Return the clients of a table, and of a second one to test on."""
     for table in tables:
@@ -191,10 +161,14 @@ def _clients(
     inputs = [
         _images(table, image, size, channels) if image is not None else _features(table, features) for table in tables
     ]
-    groups = [_text(table, client) if client else np.full(table.rows, "") for table in tables]
+    groups = [words_of(table, client) if client else np.full(table.rows, "") for table in tables]
     order = list(dict.fromkeys(groups[0].tolist()))
     found = []
-    parts = [_splits(tables[0], split) if split else np.zeros(tables[0].rows, np.int64)]
+    parts = [splits_of(tables[0], split) if split else np.zeros(tables[0].rows, np.int64)]
+    together = [words_of(table, group) for table in tables] if group else []
+    if group:
+        ends = [np.full(table.rows, 2) for table in tables[1:]]  # the second table is for the test
+        check_groups(np.concatenate(together).tolist(), np.concatenate([*parts, *ends]).tolist(), tables[0].name, group)
     for name in order:
         held: list[tuple[Any, Tensor] | None] = []
         for part in range(3):
@@ -209,7 +183,8 @@ def _clients(
             held[2] = _take(inputs[1], at), labels[1][at]
         elif len(tables) > 1:
             held[2] = _take(inputs[1], torch.arange(tables[1].rows)), labels[1]
-        found.append(ClientData(*held[0], validation=held[1], test=held[2], name=name, classes=names))
+        stay = together[0][(groups[0] == name) & (parts[0] == 0)] if group else None
+        found.append(ClientData(*held[0], validation=held[1], test=held[2], name=name, classes=names, groups=stay))
     return found
 
 
@@ -219,14 +194,14 @@ def _take(inputs: Tensor | Rows, at: Tensor) -> Tensor | Rows:
 
 
 def _labels(
-    tables: Sequence[_Columns], label: str | Sequence[str], classes: Sequence[str] | None
+    tables: Sequence[Columns], label: str | Sequence[str], classes: Sequence[str] | None
 ) -> tuple[list[Tensor], list[str] | None]:
     """Return the labels of each table, and the names of their classes or numbers."""
     if not isinstance(label, str):
         return [_numbers(table, label).float() for table in tables], list(label)
     columns = [table.get(label) for table in tables]
     for table, column in zip(tables, columns, strict=True):
-        if column.ndim == 1 and (empty := _missing(column)).any():
+        if column.ndim == 1 and (empty := missing_in(column)).any():
             raise UserError(f"Row {int(empty.argmax()) + 1} of {table.name} has no value in the column '{label}'.")
     if columns[0].ndim > 1 or (columns[0].dtype.kind == "f" and classes is None):
         return [torch.from_numpy(column.astype(np.float32)) for column in columns], None
@@ -246,31 +221,16 @@ def _order(value: Any) -> tuple[bool, Any]:
     return isinstance(value, str), value
 
 
-def _missing(column: Any) -> Any:
-    """Return which entries of a column are missing."""
-    if column.dtype.kind == "f":
-        return np.isnan(column)
-    return np.array([value is None or value == "" for value in column]) if column.dtype == object else np.zeros(1, bool)
-
-
-def _text(table: _Columns, name: str) -> Any:
-    """Return a column as words; raise UserError if a row has none."""
-    column = table.get(name)
-    if (empty := _missing(column)).any():
-        raise UserError(f"Row {int(empty.argmax()) + 1} of {table.name} has no value in the column '{name}'.")
-    return np.array([str(value) for value in column.tolist()])
-
-
-def _splits(table: _Columns, name: str) -> Any:
+def splits_of(table: Columns, name: str) -> Any:
     """Return 0 for training, 1 for validation and 2 for test rows."""
-    words = _text(table, name)
+    words = words_of(table, name)
     for row, word in enumerate(words):
         if word.lower() not in _SPLITS:
             raise UserError(f"Row {row + 1} of {table.name} has '{word}' in '{name}': use train, validation or test.")
     return np.array([_SPLITS[word.lower()] for word in words])
 
 
-def _features(table: _Columns, names: str | Sequence[str]) -> Tensor:
+def _features(table: Columns, names: str | Sequence[str]) -> Tensor:
     """Return the inputs from columns of numbers, or from one column of lists or arrays."""
     if not isinstance(names, str) and len(names) == 1:
         names = names[0]
@@ -289,7 +249,7 @@ def _features(table: _Columns, names: str | Sequence[str]) -> Tensor:
     return found.float() if found.is_floating_point() else found
 
 
-def _numbers(table: _Columns, names: Sequence[str]) -> Tensor:
+def _numbers(table: Columns, names: Sequence[str]) -> Tensor:
     """Return columns of numbers side by side, float32 [N, columns]."""
     found = []
     for name in names:
@@ -303,7 +263,7 @@ def _numbers(table: _Columns, names: Sequence[str]) -> Tensor:
     return torch.stack(found, 1)
 
 
-def _images(table: _Columns, name: str, size: int | None, channels: int) -> Rows:
+def _images(table: Columns, name: str, size: int | None, channels: int) -> Rows:
     """Return the decoded images of a column, from the cache if the same files were decoded in this way before."""
     check_shape(size, channels)
     sources = [_source(table, name, row, value) for row, value in enumerate(table.get(name).tolist())]
@@ -327,7 +287,7 @@ def _images(table: _Columns, name: str, size: int | None, channels: int) -> Rows
     return Rows(pool, torch.arange(len(pool)))
 
 
-def _source(table: _Columns, name: str, row: int, value: Any) -> bytes | Path:
+def _source(table: Columns, name: str, row: int, value: Any) -> bytes | Path:
     """Return the bytes or the path of an image: a path, bytes, or a struct of both as the hub has it."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")

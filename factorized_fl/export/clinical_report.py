@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.files import plain_errors, write_atomically
 from factorized_fl.tasks.clinical import FEW, ClassMetrics, ClinicalMetrics, Measured, clinical_metrics
 
+T = TypeVar("T", bound=Sequence[str])
 JSON_FILE, CSV_FILE = "metrics.json", "metrics.csv"
 OVERALL = ("accuracy", "balanced_accuracy", "brier", "calibration_error")
 OF_A_CLASS = ("auroc", "sensitivity", "specificity")
@@ -83,17 +84,22 @@ def clinical_report(
     probabilities = scores.double().softmax(1).numpy()
     truth = labels.numpy()
     groups = [Group("", "", clinical_metrics(probabilities, truth, threshold))]
-    for column, values in (subgroups or {}).items():
-        names = sorted(set(values))
-        if len(names) > _MOST_GROUPS:
-            raise UserError(
-                f"The column '{column}' has {len(names)} different values, and at most {_MOST_GROUPS} can be "
-                "subgroups: put its values into fewer groups, such as decades of age."
-            )
-        for name in names:
+    for column, values in check_subgroups(subgroups or {}).items():
+        for name in sorted(set(values)):
             chosen = np.array([value == name for value in values])
             groups.append(Group(column, name, clinical_metrics(probabilities[chosen], truth[chosen], threshold)))
     return ClinicalReport(tuple(classes), tuple(groups))
+
+
+def check_subgroups(subgroups: Mapping[str, T]) -> dict[str, T]:
+    """Return the values of each column; raise UserError for a column with too many different ones."""
+    for column, values in subgroups.items():
+        if (count := len(set(values))) > _MOST_GROUPS:
+            raise UserError(
+                f"The column '{column}' has {count} different values, and at most {_MOST_GROUPS} can be subgroups: put "
+                "its values into fewer groups, such as decades of age."
+            )
+    return dict(subgroups)
 
 
 def write_clinical(report: ClinicalReport, folder: Path) -> None:

@@ -1,13 +1,17 @@
 """The clinical metrics of an exported model on images with known classes."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.data.columns import read_words
 from factorized_fl.data.images import ImageSet
 from factorized_fl.data.local_images import SPLITS, read_local_images
+from factorized_fl.data.tables import read_image_table
+from factorized_fl.data.windows import windowing
 from factorized_fl.export.clinical_report import ClinicalReport, clinical_report
 from factorized_fl.export.package import PIXELS, Package, read_package
 from factorized_fl.export.predict import find_runtime
@@ -24,17 +28,45 @@ def check_threshold(threshold: float) -> float:
 
 
 def evaluate_model(
-    folder: Path, data: Path, *, threshold: float = 0.5, runtime: str = "auto", factory: Factory | None = None
+    folder: Path,
+    data: Path,
+    *,
+    threshold: float = 0.5,
+    image: str = "",
+    label: str = "label",
+    split: str = "",
+    subgroups: Sequence[str] = (),
+    runtime: str = "auto",
+    factory: Factory | None = None,
 ) -> ClinicalReport:
-    """Return the metrics of an exported model on the test images of a folder, or on all if they are not split.
+    """Return the metrics of an exported model on test images, or on all images if they are not split.
 
     Raise UserError if the model takes no images or the images have a class that it does not know.
+
+    Args:
+        folder: the exported model.
+        data: a folder of images per class, parquet files, or with `image` a table beside the images.
+        threshold: the probability from which an image counts as positive for a class.
+        image: the column of a table with the images.
+        label: the column of a table with the classes.
+        split: the column of a table with the words train, validation and test.
+        subgroups: the columns of a table by whose values the metrics are divided.
+        runtime: onnx, torch or auto.
+        factory: makes a network that is neither built in nor declared by an installed package.
     """
     check_threshold(threshold)
     package = read_package(folder)
     if package.inputs != PIXELS or package.shape:
         raise UserError(f"The model in '{folder}' takes no square images, so it cannot be tested on those in '{data}'.")
-    images = read_local_images(data, data.resolve().name, size=package.image_size, channels=package.channels)
+    if not image and (split or subgroups):
+        raise UserError(f"'{data}' has no columns without --image: name the column of images of a table.")
+    with windowing(package.window):
+        if image:
+            images = read_image_table(
+                data, image, label, split, size=package.image_size, channels=package.channels, classes=package.classes
+            )
+        else:
+            images = read_local_images(data, data.resolve().name, size=package.image_size, channels=package.channels)
     chosen = torch.arange(len(images))
     if images.split is None:
         warnings.warn(
@@ -44,9 +76,12 @@ def evaluate_model(
         )
     else:
         chosen = chosen[images.split == SPLITS.index("test")]
+    if not len(chosen):
+        raise UserError(f"'{data}' has no test images: name some 'test', or leave the column of the split out.")
     labels = _labels(package, images, data)[chosen]
     scores = scores_of(folder, images.images[chosen], runtime, factory)
-    return clinical_report(scores, labels, package.classes, threshold)
+    groups = {name: read_words(data, name)[chosen.numpy()].tolist() for name in subgroups}
+    return clinical_report(scores, labels, package.classes, threshold, groups)
 
 
 @torch.no_grad()

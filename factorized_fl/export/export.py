@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -159,16 +159,17 @@ def export_client(
     factory: Factory | None = None,
     shared: str = "",
     subgroups: Mapping[str, Sequence[str]] | None = None,
+    window: str = "",
 ) -> Exported:
     """Fold client k's model, compare it with the trained one on all test images, and write it to `out`.
 
     The client has trained in `trained` of the `rounds` rounds. `effect` is what the run gained. `subgroups` has, by
-    column, the value of each test image.
+    column, the value of each test image; `window` is that by which images of more than 8 bits were decoded.
     """
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
     model = _trained(federation, k, rounds, factory)
-    package = _package(federation, k, name)
+    package = replace(_package(federation, k, name), window=window)
     images = scenario.images[client.test]
     labels = client.labelling[scenario.labels[client.test]]
     # The fingerprint describes the client's images, so it is not part of the exported model.

@@ -51,6 +51,7 @@ class Package:
     version: str = ""
     inputs: str = PIXELS  # the kind of input: raw pixels, or numbers or tokens that the network takes as they are
     shape: tuple[int, ...] = ()  # of one input; empty for square images of image_size
+    window: str = ""  # LEVEL/WIDTH of grey values in pictures with more than 8 bits, where one was chosen
 
     @property
     def input_shape(self) -> tuple[int, ...]:

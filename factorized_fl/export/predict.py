@@ -12,6 +12,7 @@ import torch
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.folder import image_files, subfolders
 from factorized_fl.data.images import Unreadable, decode_each
+from factorized_fl.data.windows import windowing
 from factorized_fl.export.onnx import Scores, onnx_scores
 from factorized_fl.export.package import INPUTS, ONNX, PIXELS, Package, load_network, read_package
 from factorized_fl.nn.own import Factory
@@ -52,7 +53,9 @@ def predict(
     for first in range(0, len(files), _BATCH):
         batch = files[first : first + _BATCH]
         decoded: list[tuple[Path, torch.Tensor]] = []
-        for file, pixels in zip(batch, decode_each(batch, package.image_size, package.channels), strict=True):
+        with windowing(package.window):
+            each = list(decode_each(batch, package.image_size, package.channels))
+        for file, pixels in zip(batch, each, strict=True):
             if isinstance(pixels, Unreadable):
                 unreadable.append((file, pixels))
             else:

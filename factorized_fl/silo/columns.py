@@ -1,6 +1,6 @@
 """The columns of a site's table. Without PyTorch: a supervisor stores them and does not read the table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from factorized_fl.core.options import check, option
 
@@ -13,6 +13,9 @@ class TableColumns:
     image: str = option("", "column of images: paths relative to the table, or the bytes of image files")
     features: tuple[str, ...] = option((), "columns of numbers, or one column of arrays")
     split: str = option("", "column with the words train, validation and test")
+    group: str = option("", "column of patients or other groups, never divided between training, validation and test")
+    subgroups: tuple[str, ...] = option((), "columns by which the metrics of the model are divided")
+    window: str = option("", "LEVEL/WIDTH of grey values in pictures with more than 8 bits; also of a folder")
 
     def __post_init__(self) -> None:
         check(self)
@@ -20,4 +23,4 @@ class TableColumns:
     @property
     def given(self) -> bool:
         """True if any column is named."""
-        return self != TableColumns()
+        return replace(self, window="") != TableColumns()

@@ -36,7 +36,7 @@ from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
 from factorized_fl.silo.own_part import noise_seed_of, restore, site_federation
 from factorized_fl.silo.secret import SecretKeeper, read_table_of
 from factorized_fl.silo.sharing import shared_with
-from factorized_fl.silo.site_data import NO_COLUMNS, site_scenario
+from factorized_fl.silo.site_data import NO_COLUMNS, site_scenario, subgroups_tested
 from factorized_fl.silo.site_export import effect_over_alone, export_control
 from factorized_fl.silo.transport import network
 from factorized_fl.simulate.analysis import analyse
@@ -63,7 +63,8 @@ class Site:
         self.metrics = metrics  # those that the coordinator may see after the last round
         self.kit, self.log, self.report, self.device = kit, log, report, device
         self.config = kit.config
-        self.scenario = site_scenario(kit, data, columns)
+        self.columns, self.scenario = columns, site_scenario(kit, data, columns)
+        self.subgroups = subgroups_tested(data, columns, self.scenario)
         self.secret = SecretKeeper(kit, network().credentials(kit)) if self.config.encrypts else None
         self.federation = self._start()
         self.directory = RunDirectory(kit.run)
@@ -315,10 +316,12 @@ class Site:
             told = shared_with(self.directory.timing(), self.kit.party).words
             self.log(f"{self.kit.party} {told}")
             place, party, effect = self.kit.model, self.kit.party, effect_over_alone(self.kit) if alone else None
-            exported = export_client(self.federation, 0, self.done, trained, place, party, effect, shared=told)
+            made = (self.federation, 0, self.done, trained, place, party, effect)
+            window, groups = self.columns.window, self.subgroups
+            exported = export_client(*made, shared=told, subgroups=groups, window=window)
         elif alone:
             self.log("took part in no round: the model is the one that was trained alone")
-            exported = export_control(self.kit, self.scenario, self.kit.model)
+            exported = export_control(self.kit, self.scenario, self.kit.model, self.columns.window)
         else:
             self.log("took part in no round and trained none alone: there is no model")
             return None

@@ -3,13 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.shapes import input_kind
 from factorized_fl.data.clients import own_scenario
+from factorized_fl.data.columns import read_columns, words_of
 from factorized_fl.data.local_images import read_local_images
 from factorized_fl.data.scenarios import Scenario, build_scenario
 from factorized_fl.data.sources import normalisation
-from factorized_fl.data.tables import from_file
+from factorized_fl.data.tables import from_file, splits_of
+from factorized_fl.data.windows import windowing
+from factorized_fl.export.clinical_report import check_subgroups
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.columns import TableColumns
 
@@ -22,18 +27,35 @@ def site_scenario(kit: Kit, data: Path, columns: TableColumns = NO_COLUMNS) -> S
 
     Raise UserError if the data cannot be used, or are not of the kind that the agreement names.
     """
-    if _is_table(kit, data, columns):
-        scenario = _table(kit, data, columns)
-    else:
-        config = kit.config
-        images = read_local_images(data, kit.party, size=config.image_size, channels=config.channels)
-        scaling = normalisation("folder", config.channels)
-        scenario = build_scenario([images], scaling, clients=1, train_share=config.train_share, seed=config.seed)
+    with windowing(columns.window):
+        scenario = _scenario(kit, data, columns)
     (client,) = scenario.clients
     if not len(client.test):
         raise UserError(f"{data} has no test examples: without any, there is no verdict on whether federation helps.")
+    subgroups_tested(data, columns, scenario)  # a mistake is told now, and not after the last round
     own = replace(client, name=kit.party, domain=kit.party, seat=kit.seat)
     return replace(scenario, clients=(own,), labels_agree=False)
+
+
+def subgroups_tested(data: Path, columns: TableColumns, scenario: Scenario) -> dict[str, list[str]]:
+    """Return by column of subgroups the value of each test example of a site; raise UserError for a missing value."""
+    if not columns.subgroups:
+        return {}
+    table, (client,) = read_columns(data), scenario.clients
+    rows = np.arange(table.rows)
+    if columns.split and not columns.image:  # vectors lie in the order of their parts, images in that of the table
+        rows = np.argsort(splits_of(table, columns.split), kind="stable")
+    found = {name: words_of(table, name)[rows[client.test.numpy()]].tolist() for name in columns.subgroups}
+    return check_subgroups(found)
+
+
+def _scenario(kit: Kit, data: Path, columns: TableColumns) -> Scenario:
+    if _is_table(kit, data, columns):
+        return _table(kit, data, columns)
+    config = kit.config
+    images = read_local_images(data, kit.party, size=config.image_size, channels=config.channels)
+    scaling = normalisation("folder", config.channels)
+    return build_scenario([images], scaling, clients=1, train_share=config.train_share, seed=config.seed)
 
 
 def _is_table(kit: Kit, data: Path, columns: TableColumns) -> bool:
@@ -67,6 +89,7 @@ def _table(kit: Kit, data: Path, columns: TableColumns) -> Scenario:
         image=image or None,
         features=features,
         split=columns.split or None,
+        group=columns.group or None,
         size=config.image_size or None,
         channels=config.channels or 3,
     )

@@ -17,13 +17,14 @@ from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.own_part import restore, site_federation
 from factorized_fl.silo.pinned import check_model
 from factorized_fl.silo.sharing import shared_with
-from factorized_fl.silo.site_data import NO_COLUMNS, site_scenario
+from factorized_fl.silo.site_data import NO_COLUMNS, site_scenario, subgroups_tested
 from factorized_fl.simulate.build import build_federation
 
 
 def export_now(kit: Kit, data: Path, out: Path | None = None, columns: TableColumns = NO_COLUMNS) -> Exported:
     """Exports a site's model after its last round, without disturbing running processes."""
-    federation = site_federation(kit, site_scenario(kit, data, columns))
+    scenario = site_scenario(kit, data, columns)
+    federation = site_federation(kit, scenario)
     rounds = restore(kit, federation, lambda line: warnings.warn(line, stacklevel=2))
     directory = RunDirectory(kit.run)
     if not rounds:
@@ -34,7 +35,10 @@ def export_now(kit: Kit, data: Path, out: Path | None = None, columns: TableColu
     effect = effect_over_alone(kit) if ended else None
     count = directory.rounds_trained(0, rounds)
     told = shared_with(directory.timing(), kit.party).words
-    return export_client(federation, 0, rounds, count, out or kit.model, kit.party, effect, shared=told)
+    groups, place = subgroups_tested(data, columns, scenario), out or kit.model
+    return export_client(
+        *(federation, 0, rounds, count, place, kit.party, effect), shared=told, subgroups=groups, window=columns.window
+    )
 
 
 def effect_over_alone(kit: Kit) -> Effect | None:
@@ -46,7 +50,7 @@ def effect_over_alone(kit: Kit) -> Effect | None:
     return measure_effect([read_run(kit.run)], [reference], reference_name(reference))
 
 
-def export_control(kit: Kit, scenario: Scenario, out: Path) -> Exported:
+def export_control(kit: Kit, scenario: Scenario, out: Path, window: str = "") -> Exported:
     """Exports the site's control, the model that it trained without the other sites; raises UserError without one."""
     directory = RunDirectory(kit.alone)
     if not kit.alone.exists() or directory.summary() is None:
@@ -56,4 +60,4 @@ def export_control(kit: Kit, scenario: Scenario, out: Path) -> Exported:
     federation = build_federation(config, scenario, torch.device("cpu"), "reference")
     with directory.reading_checkpoint():
         federation.load(directory.load_checkpoint())
-    return export_client(federation, 0, config.rounds, config.rounds, out, kit.party)
+    return export_client(federation, 0, config.rounds, config.rounds, out, kit.party, window=window)
