@@ -75,6 +75,17 @@ class Config:
     rounds: int = option(50, "communication rounds", low=1)
     epochs: int = option(5, "local epochs per round", low=1)
     fraction: float = option(1.0, "share of the clients that is sampled in a round", above=0, high=1)
+    stale: str = option(
+        "keep",
+        "whether an aggregation counts the last updates of clients that sat out the last round (keep) or not (forget)",
+        choices=("keep", "forget"),
+    )
+    store: str = option(
+        "auto",
+        "where the tensors of clients lie: memory, or a file on disk, of which a round touches its participants alone; "
+        "auto: disk from 2000 clients on",
+        choices=("auto", "memory", "disk"),
+    )
     dropout: float = option(0.0, "probability that a sampled client fails in a round", low=0, high=0.95)
     batch_size: int = option(256, "images per step; the last incomplete batch of an epoch is dropped", low=2)
     optimizer: str = option("sgd", "sgd, adamw or another of torch.optim in small letters, or package.module:name")

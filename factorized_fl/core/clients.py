@@ -68,9 +68,9 @@ class ClientState:
         trained: Iterable[str],
         started: Iterable[str],
         reset: Iterable[str] = (),
-        kept: Sequence[Tensors] = (),
+        kept: Sequence[Tensors] | ClientStack = (),
         models: Sequence[str] = (),
-        memory: Sequence[Tensors] = (),
+        memory: Sequence[Tensors] | ClientStack = (),
         averages: Iterable[str] = (),
         extra_up: Tensors | None = None,
         extra_down: Tensors | None = None,
@@ -82,12 +82,12 @@ class ClientState:
         self.method, self.roles, self.shared = method, roles, shared
         self.state, self.momentum = state, state.made(torch.zeros_like, trained)
         self.start = state.made(torch.clone, started)  # where each client's last training began
-        self.initial = {name: state.common[name].clone() for name in sorted(reset)}
-        self.kept = ClientStack.of(kept) if kept else ClientStack({}, [{} for _ in range(len(state))])
+        self.initial = {name: state.begun(name) for name in sorted(reset)}
+        self.kept = _stacked(kept) if len(kept) else ClientStack({}, [{} for _ in range(len(state))])
         self.models = {name: state.made(torch.clone, state.client(0)) for name in models}
         self.momenta = {name: self.momentum.made(torch.zeros_like, self.momentum.client(0)) for name in models}
         # The state of another optimiser than SGD, for the clients' own models ("") and for the further ones.
-        self.memories = {name: ClientStack.of(memory) for name in ("", *models)} if memory else {}
+        self.memories = {name: _stacked(memory) for name in ("", *models)} if len(memory) else {}
         self.average = state.made(torch.clone, averages)  # averaged weights, which are tested in place of the last
         self.expected_up, self.expected_down = extra_up or {}, extra_down or {}
         self.classes, self.class_down = classes, class_down or {}
@@ -216,3 +216,8 @@ class ClientState:
         """Goes back to where `tensors` was taken."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
+
+
+def _stacked(given: Sequence[Tensors] | ClientStack) -> ClientStack:
+    """A stack of its own: of single clients' tensors, or like a given one."""
+    return given.made(torch.clone, given.client(0)) if isinstance(given, ClientStack) else ClientStack.of(given)

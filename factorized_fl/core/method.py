@@ -31,6 +31,7 @@ class Method:
     # The class's own `gradient` is made of operations on tensors alone and reads none of their values in Python, nor
     # any number of `Local` but `epoch_steps` with `counts_steps`. What is `side_by_side` is so in any case.
     capturable: ClassVar[bool] = True
+    follows_clients: ClassVar[bool] = False  # `Mixing.state` has numbers of every client, besides "row"
     further_models: ClassVar[tuple[str, ...]] = ()  # models that each client keeps beside its own
 
     def __post_init__(self) -> None:

@@ -135,6 +135,7 @@ class ServerState:
         min_peers: float = 0.0,
         blind: Blind | None = None,
         robust: str = "none",
+        forgets: bool = False,
     ) -> None:
         count = len(sizes)
         self.method, self.roles, self.seed, self.aliased = method, roles, seed, aliased
@@ -147,17 +148,28 @@ class ServerState:
         self.start = start or {}
         self.received = torch.zeros(count, dtype=torch.bool)
         self.updated = torch.zeros(count, dtype=torch.bool)
+        self.forgets = forgets  # only the updates of the last round in which there were any count
+        self.recent = torch.zeros(count, dtype=torch.bool)  # the clients that sent these
         self.state: Tensors = {}
         self._prepared = 0  # the round that was last prepared
         self._before: Tensors = {}  # the method's state before that round
         vector = method.fingerprint(initial, roles) if stack else None
-        self.vectors = None if vector is None else vector.expand(count, -1).clone()
+        self.vectors = None if vector is None else self._first_vectors(vector, count)
         shared = frozenset(self.seen)
         self.classes = classes
         up = with_room(method.extra_up(initial, shared), method.class_payloads, room)
         up |= {} if classes is None else classes.up(initial)
         self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in up.items()}
         self.extra_down = with_room(method.extra_down(initial, shared), method.class_payloads, room)
+
+    def _first_vectors(self, vector: torch.Tensor, count: int) -> torch.Tensor | None:
+        """What clients are matched by before they have sent anything, [K, D]."""
+        return vector.expand(count, -1).clone()
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """The clients whose last update counts, bool [K]."""
+        return self.recent if self.forgets else self.received
 
     @property
     def sends_fingerprints(self) -> bool:
@@ -183,12 +195,12 @@ class ServerState:
             start=self.start,
             fingerprints=self.vectors,
             sizes=self.sizes,
-            received=self.received,
+            received=self.counted,
             state=self._before,
             rng=numpy_rng(self.seed, "mix", round_number),
             validation_losses=losses,
             initial={name: self.initial[name] for name in self.seen},
-            updated=self.updated & self.received,
+            updated=self.updated & self.counted,
             extra={name: tensor for name, tensor in self.extra.items() if not name.startswith(CLASS)},
             labels=None if self.classes is None else self.classes.matches.labels,
         )
@@ -227,9 +239,15 @@ class ServerState:
             elif not self.aliased:
                 self.stack[name][places] = rows
         self._read_shared_vectors(places)
-        self.received[places] = True
-        self.updated[places] = True
+        self._note(places)
         return sent.loads()
+
+    def _note(self, places: list[int]) -> None:
+        """Notes that these clients have sent an update."""
+        if not self.updated.any():  # the first of this round
+            self.recent = torch.zeros_like(self.recent)
+        for flags in (self.received, self.updated, self.recent):
+            flags[places] = True
 
     def _read_shared_vectors(self, clients: Iterable[int]) -> None:
         """Takes the vectors of some clients from their shared tensors, if they are part of these."""
@@ -252,6 +270,7 @@ class ServerState:
     def tensors(self) -> Tensors:
         """All that changes from round to round, under distinct names; what is aliased belongs to the clients."""
         own = {"received": self.received, "updated": self.updated}
+        own |= {"recent": self.recent} if self.forgets else {}
         own |= {f"extra/{name}": tensor for name, tensor in self.extra.items()}
         own |= {} if self.classes is None else self.classes.tensors
         if not self.aliased:

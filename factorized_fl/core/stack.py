@@ -81,6 +81,10 @@ class ClientStack:
         common, *own = ({n: make(t) for n, t in part.items() if n in wanted} for part in (self.common, *self.own))
         return ClientStack(common, own)
 
+    def begun(self, name: str) -> torch.Tensor:
+        """What all clients began with under this name, [K, ...], if it is asked before any of them trains."""
+        return self.common[name].clone()
+
     def take(self, other: "ClientStack", clients: Sequence[int]) -> None:
         """Copy in what another stack has of some clients, as far as the names here go."""
         places = list(clients)

@@ -19,17 +19,18 @@ def build_engine(name: str, work: Work) -> Engine:
     """
     if work.device.type == "cuda":  # for all engines; PyTorch's own choice is TF32
         torch.backends.cudnn.allow_tf32 = work.config.precision != "fp32"
-    if name == "compiled":
+    if name == "compiled" and work.budget is None:
         return CompiledEngine(work)
     if name == "reference" or work.device.type != "cuda":
         return ReferenceEngine(work)
     reason = _why_not(work)
-    if reason and capturable(work.method):
+    if reason and work.budget is None and capturable(work.method):
         return CompiledEngine(work)
     if reason:
         instead = ", with TF32 convolutions" if work.config.precision == "bf16" else ""
-        method = f"the gradient of {work.method.name} does not say capturable = True"
-        warnings.warn(f"The reference engine runs this{instead}, as {reason} and {method}.", stacklevel=2)
+        if work.budget is None:
+            reason += f" and the gradient of {work.method.name} does not say capturable = True"
+        warnings.warn(f"The reference engine runs this{instead}, as {reason}.", stacklevel=2)
         return ReferenceEngine(work)
     from factorized_fl.engine.resnet9_cuda.engine import CudaEngine
 

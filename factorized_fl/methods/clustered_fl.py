@@ -24,6 +24,7 @@ class ClusteredFL(FedAvg):
 
     name = "clustered-fl"
     card = card_of("clustered-fl")
+    follows_clients = True
     needs_start = True
 
     rule: str = option(

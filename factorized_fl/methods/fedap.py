@@ -27,6 +27,7 @@ class FedAP(FedBN):
 
     name = "fedap"
     card = card_of("fedap")
+    follows_clients = True
 
     own: float = option(0.5, "lambda: the client's own weight", low=0, high=1)
     warm_up: int = option(3, "rounds of FedBN before the statistics are compared", low=1)

@@ -55,6 +55,7 @@ class Memory:
             classes=alignment.sharing() if alignment else None,
             room=alignment.rows.most if alignment else 0,
             blind=self.blind,
+            forgets=config.stale == "forget",
         )
         self.received = self.server.received  # whether each site's last update is used: bool [K]
         self.sizes = self.server.sizes  # the number of training images of each site, float64 [K]

@@ -1,7 +1,7 @@
 """From a configuration to a federation at its start: scenario, method, models, stacked state, engine."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import nn
 from factorized_fl.config import Config
 from factorized_fl.core.classes import with_room
 from factorized_fl.core.clients import ClientState, Engine
+from factorized_fl.core.disk import DiskStack
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.frozen import mark_of_frozen
 from factorized_fl.core.named import NOTHING, Brought, import_named, is_named
@@ -46,6 +47,7 @@ from factorized_fl.simulate.alignment import dense_rows, described_classes, find
 from factorized_fl.simulate.encryption import refuse_extra_payloads, simulated_sealer
 from factorized_fl.simulate.features import with_features
 from factorized_fl.simulate.networks import initial_models, model_inputs, travelling
+from factorized_fl.simulate.population import Population, PopulationServer, on_disk
 from factorized_fl.simulate.private import budget_of
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
@@ -195,20 +197,28 @@ def build_federation(
     task, training = task_of(config, scenario, brought), training_of(config, brought)
     models = initial_models(config, scenario, factory)
     initial = {classes: client_state(model) for classes, model in models.items()}
-    state = ClientStack.of([initial[len(client.classes)] for client in scenario.clients])
+    disk = on_disk(config, len(scenario.clients), device, ranks.size)
+    kinds = [len(client.classes) for client in scenario.clients]
+    state = DiskStack(initial, kinds) if disk else ClientStack.of([initial[kind] for kind in kinds])
     model = next(iter(models.values()))
     alignment = find_alignment(config, method, models, scenario)
     role_of, names = travelling(method, model, scenario.labels_agree, alignment)
     shared = frozenset(names)
-    state = ClientStack(
-        {name: t.to(device) for name, t in state.common.items()},
-        [{name: t.to(device) for name, t in own.items()} for own in state.own],
-    )
+    if not isinstance(state, DiskStack):
+        state = ClientStack(
+            {name: t.to(device) for name, t in state.common.items()},
+            [{name: t.to(device) for name, t in own.items()} for own in state.own],
+        )
     # Every client begins with these; a fingerprint of images is not known to the server before the first update.
-    common = {name: stacked[0].clone() for name, stacked in state.common.items()}
+    common = {name: state.begun(name)[0].clone() for name in state.common}
     seed = config.seed if noise_seed is None else noise_seed
-    if method.looks_at_images:
-        _fingerprint_images(seed, config, method, scenario, models, state)
+
+    def look(k: int) -> None:
+        _fingerprint_images(seed, config, method, scenario, models, state, k)
+
+    if method.looks_at_images and not disk:
+        for k in range(len(state)):
+            look(k)
     described: Tensors = {}
     if alignment:
         described = described_classes(alignment, scenario, partial(model_inputs, scenario), seed)
@@ -219,17 +229,24 @@ def build_federation(
     extra_up, extra_down = (
         with_room(hook(known, shared), method.class_payloads, room) for hook in (method.extra_up, method.extra_down)
     )
-    clients = (RankedClients if ranks.size > 1 else ClientState)(
+    kept: Sequence[Tensors] | ClientStack = (
+        [method.keeps(state.client(k), shared) for k in range(len(state))] if not disk else ()
+    )
+    memory: Sequence[Tensors] | ClientStack = [layouts[kind] for kind in kinds] if training.optimizer.build else ()
+    if disk:
+        kept = DiskStack({kind: method.keeps(own, shared) for kind, own in initial.items()}, kinds)
+        memory = DiskStack(layouts, kinds) if training.optimizer.build else ()
+    clients = (Population if disk else RankedClients if ranks.size > 1 else ClientState)(
         method,
         role_of,
         shared,
         state=state,
         trained=trainable(model) if training.optimizer.build is None else (),
-        memory=[layouts[len(client.classes)] for client in scenario.clients] if training.optimizer.build else (),
+        memory=memory,
         averages=trainable(model) if config.ema else (),
         started=set(role_of) if method.keeps_start else shared if method.needs_start else set(),
         reset=[name for name, role in role_of.items() if scenario.labels_agree and method.resets(role)],
-        kept=[method.keeps(state.client(k), shared) for k in range(len(state))],
+        kept=kept,
         models=method.further_models,
         extra_up=extra_up,
         extra_down=extra_down,
@@ -239,6 +256,8 @@ def build_federation(
         dense_rows=dense_rows(models) if alignment and config.align == "classifier" else None,
     )
 
+    if isinstance(clients, Population) and method.looks_at_images:
+        clients.look = look
     templates = {name: tensor for name, tensor in common.items() if name in shared}
     encrypted = simulated and config.encrypts and bool(templates)
     if encrypted:
@@ -246,7 +265,8 @@ def build_federation(
     blind = BlindSums(Layout(templates)) if encrypted else None
 
     def server_of(ks: slice) -> ServerState:
-        return ServerState(
+        made = partial(PopulationServer, clients=clients) if isinstance(clients, Population) else ServerState
+        return made(
             method,
             role_of,
             seed=config.seed,
@@ -260,6 +280,7 @@ def build_federation(
             min_peers=config.min_peers,
             robust=config.robust,
             blind=blind,
+            forgets=config.stale == "forget",
         )
 
     apart = separate_clients(config, scenario)
@@ -308,27 +329,30 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
 
 
 def _fingerprint_images(
-    seed: int, config: Config, method: Method, scenario: Scenario, models: Mapping[int, nn.Module], state: ClientStack
+    seed: int,
+    config: Config,
+    method: Method,
+    scenario: Scenario,
+    models: Mapping[int, nn.Module],
+    state: ClientStack,
+    k: int,
 ) -> None:
-    """Fills in the fingerprint of every client's training images."""
-    for k, client in enumerate(scenario.clients):
-        tensors = state.client(k)
-        device = tensors[fingerprints.NAME].device
-        images = model_inputs(scenario, scenario.images[client.train].to(device))
-        if config.privacy_epsilon:
-            noise, draws = (
-                release_noise(config.privacy_epsilon, config.privacy_delta),
-                Draws(seed, "release", client.draws_as(k)),
-            )
-            found = method.look_privately(
-                models[len(client.classes)], tensors, images, noise, partial(draws.normal, "noise")
-            )
-            tensors[fingerprints.NAME].copy_(found)
-            continue
-        labels = scenario.targets(k, client.train).to(device)
-        classes = len(client.classes)
-        if labels.is_floating_point():  # no classes whose means could be compared
-            labels, classes = torch.zeros_like(labels[:, 0], dtype=torch.int64), 1
-        found = method.look(models[len(client.classes)], tensors, images, labels, classes)
-        generator = torch_rng(seed, "fingerprint", client.draws_as(k))
-        tensors[fingerprints.NAME].copy_(method.hide(found, generator))
+    """Fills in the fingerprint of a client's training images."""
+    client, tensors = scenario.clients[k], state.client(k)
+    device = tensors[fingerprints.NAME].device
+    images = model_inputs(scenario, scenario.images[client.train].to(device))
+    if config.privacy_epsilon:
+        noise = release_noise(config.privacy_epsilon, config.privacy_delta)
+        draws = Draws(seed, "release", client.draws_as(k))
+        found = method.look_privately(
+            models[len(client.classes)], tensors, images, noise, partial(draws.normal, "noise")
+        )
+        tensors[fingerprints.NAME].copy_(found)
+        return
+    labels = scenario.targets(k, client.train).to(device)
+    classes = len(client.classes)
+    if labels.is_floating_point():  # no classes whose means could be compared
+        labels, classes = torch.zeros_like(labels[:, 0], dtype=torch.int64), 1
+    found = method.look(models[len(client.classes)], tensors, images, labels, classes)
+    generator = torch_rng(seed, "fingerprint", client.draws_as(k))
+    tensors[fingerprints.NAME].copy_(method.hide(found, generator))

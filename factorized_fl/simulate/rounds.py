@@ -9,6 +9,7 @@ from factorized_fl.core.ledger import Traffic, count_traffic
 from factorized_fl.core.server import Downloads, Sampling
 from factorized_fl.core.views import Evaluated, Mixing, Tensors, Trained
 from factorized_fl.simulate.build import Federation
+from factorized_fl.simulate.population import Population, tested_at_end
 from factorized_fl.simulate.private import reserve
 from factorized_fl.simulate.separate import SeparateDownloads
 
@@ -66,9 +67,13 @@ def run_round(
     tested = [] if round_number % federation.config.test_every else list(answering)
     if round_number == federation.last_round:
         tested = server.received.nonzero().flatten().tolist()
+        if isinstance(clients, Population):
+            tested = tested_at_end(server.received, answering, federation.config.seed)
     evaluated = engine.evaluate(round_number, tested, clients) if tested else {}
     scored = all_scores(federation, round_number, evaluated) if round_number == federation.last_round else {}
     keep(evaluated)
+    if isinstance(clients, Population):
+        clients.release()
     records = []
     for k in sorted({*sampled, *tested}):
         traffic = Traffic()

@@ -131,7 +131,11 @@ def test_a_gpu_gets_the_compiled_engine_for_other_networks(monkeypatch: pytest.M
     object.__setattr__(work, "method", METHODS["apfl"]())
     with pytest.warns(UserWarning, match="does not say capturable = True"):
         choice.build_engine("auto", work)
-    assert made == ["compiled", "reference"]
+    object.__setattr__(work, "method", METHODS["fedavg"]())
+    object.__setattr__(work, "budget", object())
+    with pytest.warns(UserWarning, match="training is differentially private"):
+        choice.build_engine("auto", work)
+    assert made == ["compiled", "reference", "reference"]
 
 
 @pytest.mark.parametrize("honest", [True, False])
