@@ -12,7 +12,7 @@ test: $(VENV)/installed-for-test lint chromium
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --hypothesis-profile ci -m "not gpu and not network_full"
 
 test-network: $(VENV)/installed-for-test
-	OMP_NUM_THREADS=1 FFL_RESULTS=results/network $(BIN)/pytest -n 1 --dist loadgroup -m network_full tests/silo
+	OMP_NUM_THREADS=1 FFL_RESULTS=results/network $(BIN)/pytest -n 1 --dist loadgroup -m network_full tests/silo tests/simulate
 
 lint: $(VENV)/installed-for-test
 	$(BIN)/ruff format --check -q .

@@ -80,7 +80,7 @@ class Config:
         "whether an aggregation counts the last updates of clients that sat out the last round (keep) or not (forget)",
         choices=("keep", "forget"),
     )
-    store: str = option(
+    storage: str = option(
         "auto",
         "where the tensors of clients lie: memory, or a file on disk, of which a round touches its participants alone; "
         "auto: disk from 2000 clients on",

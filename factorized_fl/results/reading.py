@@ -220,7 +220,7 @@ def round_file(run: Path, folder: str, round_number: int) -> Path:
 def load_round(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a file of `mixing` or `traces`; weights of an aggregation are the dense `matrix`.
 
-    A run with `store = disk` has only `rows` of the `clients` that took part, over the `members` that counted.
+    A run with `storage = disk` has only `rows` of the `clients` that took part, over the `members` that counted.
     """
     tensors = safetensors.torch.load_file(path)
     if path.parent.name == schema.MIXING and not tensors.keys() & {"matrix", "members"}:

@@ -1,4 +1,4 @@
-"""Federations of very many clients, of whom few take part in a round (`store = disk`).
+"""Federations of very many clients, of whom few take part in a round (`storage = disk`).
 
 The tensors of clients lie in a file. A round touches its participants and the clients whose last update counts: the
 server's half of a round sees these alone, so no step of a round grows with the number of all clients except counters of
@@ -30,7 +30,7 @@ _ROW = "row"  # the one entry of a method's state that has a number for each cli
 
 def on_disk(config: Config, clients: int, device: torch.device, ranks: int) -> bool:
     """Whether the clients' tensors lie in a file; raises UserError if that is asked for and impossible."""
-    if config.store == "memory":
+    if config.storage == "memory":
         return False
     method = config.build_method()
     reasons = {
@@ -45,9 +45,9 @@ def on_disk(config: Config, clients: int, device: torch.device, ranks: int) -> b
         f"does not serve {method.name}, whose server keeps numbers of every client": method.follows_clients,
     }
     reason = next((text for text, applies in reasons.items() if applies), "")
-    if config.store == "disk" and reason:
-        raise UserError(f"store = 'disk' {reason}: use store = 'memory'.")
-    return config.store == "disk" or (clients >= MANY and not reason)
+    if config.storage == "disk" and reason:
+        raise UserError(f"storage = 'disk' {reason}: use storage = 'memory'.")
+    return config.storage == "disk" or (clients >= MANY and not reason)
 
 
 def sends_more(method: Method) -> bool:
@@ -143,7 +143,7 @@ class PopulationServer(ServerState):
             whole = torch.zeros(len(self.sizes), dtype=self.state[_ROW].dtype)
             whole[members] = self.state[_ROW]
             self.state[_ROW] = whole
-        return PartDownloads(found, clients, members)
+        return DownloadsOfSome(found, clients, members)
 
     def _first_vectors(self, vector: torch.Tensor, count: int) -> torch.Tensor | None:
         """None: they are made from the clients' records whenever they are needed."""
@@ -169,7 +169,7 @@ class PopulationServer(ServerState):
         return sent.loads()
 
 
-class PartDownloads(Downloads):
+class DownloadsOfSome(Downloads):
     """The downloads of a round, made among the clients `members` that count in it."""
 
     def __init__(self, inside: Downloads, clients: Sequence[int], members: torch.Tensor) -> None:
@@ -179,7 +179,9 @@ class PartDownloads(Downloads):
     def _part(self, mixing: Mixing) -> Mixing:
         """The weights of the participants alone, for the run directory."""
         rows = mixing.weights.rows(self.inside.clients[: 1 if isinstance(mixing.weights, Mean) else None])
-        return Mixing(Part(torch.tensor(self.clients), self.members, rows.float().clone()), downloads=mixing.downloads)
+        return Mixing(
+            WeightsOfSome(torch.tensor(self.clients), self.members, rows.float().clone()), downloads=mixing.downloads
+        )
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor's name and rows, [n, ...]."""
@@ -201,7 +203,7 @@ class PartDownloads(Downloads):
         return {int(self.members[k]): value for k, value in found.items()}
 
 
-class Part(Weights):
+class WeightsOfSome(Weights):
     """Some rows and columns of the weights: those of `clients`, one row for all where they are equal, and `members`."""
 
     def __init__(self, clients: torch.Tensor, members: torch.Tensor, some: torch.Tensor) -> None:

@@ -38,7 +38,7 @@ def federation(method: str, **settings: Any) -> Federation:
     ],
 )
 def test_rounds_are_those_of_clients_in_memory(method: str, settings: dict[str, Any]) -> None:
-    theirs, ours = (federation(method, store=s, fraction=0.5, rounds=4, **settings) for s in ("memory", "disk"))
+    theirs, ours = (federation(method, storage=s, fraction=0.5, rounds=4, **settings) for s in ("memory", "disk"))
     assert isinstance(ours.clients, Population)
     for round_number in range(1, 5):
         wanted, found = (run_round(each, round_number)[0] for each in (theirs, ours))
@@ -56,7 +56,7 @@ def test_rounds_are_those_of_clients_in_memory(method: str, settings: dict[str, 
 
 
 def test_only_participants_have_records() -> None:
-    ours = federation("factorized-peers", store="disk", fraction=0.25)
+    ours = federation("factorized-peers", storage="disk", fraction=0.25)
     records, mixing = run_round(ours, 1)
     (participant,) = {record["client"] for record in records}
     assert isinstance(ours.clients, Population)
@@ -66,7 +66,7 @@ def test_only_participants_have_records() -> None:
 
 
 def test_files_of_a_round_hold_the_participants(tmp_path: Path) -> None:
-    config = tiny_config("factorized-peers", store="disk", fraction=0.5, rounds=2)
+    config = tiny_config("factorized-peers", storage="disk", fraction=0.5, rounds=2)
     run_federation(config, tmp_path / "run", scenario=tiny_scenario(config))
     mixing = load_round(round_file(tmp_path / "run", "mixing", 2))
     assert set(mixing) == {"clients", "members", "rows"}
@@ -88,7 +88,7 @@ def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> N
             if round_number == 2:
                 raise Stopped
 
-    config = tiny_config(method, store="disk", fraction=0.5, rounds=4)
+    config = tiny_config(method, storage="disk", fraction=0.5, rounds=4)
     scenario = tiny_scenario(config)
     whole = run_federation(config, tmp_path / "whole", scenario=scenario)
     with pytest.raises(Stopped):
@@ -124,7 +124,7 @@ def test_a_run_takes_in_only_the_last_round_if_it_forgets() -> None:
 )
 def test_what_a_file_does_not_serve_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        federation(store="disk", **settings)
+        federation(storage="disk", **settings)
 
 
 def test_a_stack_on_disk_is_the_stack_in_memory() -> None:
@@ -153,6 +153,6 @@ def test_a_stack_on_disk_is_the_stack_in_memory() -> None:
 def test_very_many_clients_lie_on_disk_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("factorized_fl.simulate.population.MANY", 4)
     assert isinstance(federation("fedavg").clients, Population)
-    assert not isinstance(federation("scaffold", store="memory").clients, Population)
+    assert not isinstance(federation("scaffold", storage="memory").clients, Population)
     assert METHODS["clustered-fl"].follows_clients
     assert not isinstance(federation("clustered-fl").clients, Population)
