@@ -46,12 +46,13 @@ def continue_from_sites(coordinator: "Coordinator", done: int) -> int:
     rounds, agreement, mailbox = coordinator.config.rounds, coordinator.agreement, coordinator.mailbox
     if done == rounds:
         return done
+    members = [site for site in coordinator.sites if site not in mailbox.revoked]
     until = time.monotonic() + REJOIN
     while not coordinator.stop.is_set() and time.monotonic() < until:
-        there = sum(mailbox.connected(site) for site in coordinator.sites)
-        if there == len(coordinator.sites):
+        there = sum(mailbox.connected(site) for site in members)
+        if there == len(members):
             break
-        coordinator.tell(f"waiting for sites: {there} of {len(coordinator.sites)} are here")
+        coordinator.tell(f"waiting for sites: {there} of {len(members)} are here")
         coordinator.stop.wait(0.1)
     theirs = reached((line.done for line in mailbox.lines.values()), agreement.needed, rounds)
     if theirs <= done + (HELD if done else HELD - 1):

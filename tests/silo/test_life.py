@@ -130,3 +130,69 @@ def contents(kit: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(kit)): path.read_bytes() for path in sorted((kit / "run").rglob("*")) if path.is_file()
     }
+
+
+def test_a_new_site_tries_a_finished_federation_and_then_joins_more_rounds(tmp_path: Path) -> None:
+    data = write_hospitals(tmp_path / "data")
+    (data / "dahlia").symlink_to(data / "cedar")
+    sites = write_sites(tmp_path / "sites.toml", rounds=2, quorum=2, method="fedavg", deadline=120.0)
+    ffl("federation", "new", sites, "--out", "kits", "--own-keys", folder=tmp_path)
+    kits = {party: tmp_path / "kits" / party for party in PARTIES}
+
+    def certify(party: str) -> None:
+        ffl("federation", "request", f"kits/{party}", folder=tmp_path)
+        ffl("federation", "approve", "kits/authority", party, f"kits/{party}/{party}.request", folder=tmp_path)
+        ffl("federation", "install", f"kits/{party}", f"{party}.approval", folder=tmp_path)
+
+    def run_all(*names: str) -> None:
+        choices = ("--device", "cpu", "--no-alone")
+        parties = [Party(kits[COORDINATOR]), *(Party(kits[n], "--data", data / n, *choices) for n in names)]
+        try:
+            for each in parties:
+                each.start()
+            for each in parties:
+                assert each.wait(240) == 0, each.console
+        finally:
+            for each in parties:
+                each.end()
+
+    for party in (COORDINATOR, *NAMES):
+        certify(party)
+    run_all(*NAMES)
+    ffl("federation", "add", "kits/authority", "dahlia", "--out", "kits", folder=tmp_path)
+    certify("dahlia")
+    ffl("federation", "install", "kits/coordinator", "kits/members.json", folder=tmp_path)
+    coordinator = Party(kits[COORDINATOR], "--visitors").start()
+    try:
+        visitor = Party(kits["dahlia"])
+        visitor.arguments = [
+            "federation",
+            "try",
+            str(kits["dahlia"]),
+            "--data",
+            str(data / "dahlia"),
+            "--device",
+            "cpu",
+        ]
+        visitor.start()
+        try:
+            assert visitor.wait(240) == 0, visitor.console
+        finally:
+            visitor.end()
+        assert coordinator.process is not None
+        assert coordinator.process.poll() is None
+    finally:
+        coordinator.end()
+    print(visitor.console)
+    assert "With the federation: " in visitor.console
+    assert "alone, after as much training: " in visitor.console
+    assert (kits["dahlia"] / "trial" / "model" / "model.safetensors").is_file()
+    assert not list((kits["dahlia"] / "trial").rglob("*.key"))
+    run = RunDirectory(kits[COORDINATOR] / "run")
+    assert run.checkpoint_round() == len(run.timing()) == 2
+    ffl("federation", "extend", "kits/authority", "--rounds", "3", "--out", "kits", folder=tmp_path)
+    for party in PARTIES:
+        ffl("federation", "install", f"kits/{party}", "kits/members.json", folder=tmp_path)
+    run_all(*NAMES, "dahlia")
+    assert run.checkpoint_round() == 3
+    assert sorted(r["client"] for r in run.metrics() if r["round"] == 3 and r["steps"]) == [0, 1, 2, 3]

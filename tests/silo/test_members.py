@@ -15,6 +15,7 @@ from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo import authority
 from factorized_fl.silo.agreement import Kit, read_kit
+from factorized_fl.silo.audit import audit_path
 from factorized_fl.silo.authority import approve, found, read_register, write_notice
 from factorized_fl.silo.finish import has_ended, remember_end
 from factorized_fl.silo.keys import NOTICE, ExpiryWarning, fingerprint, install, make_request, read_notice, read_request
@@ -231,6 +232,7 @@ def test_a_site_is_added_renewed_and_revoked_while_the_coordinator_dies(root: Pa
         journal.extend(parties.journal)
         return parties
 
+    run_until(1)
     run_until(2)
     authority.add(office, "dahlia")
     write_notice(office, root / NOTICE)
@@ -255,12 +257,19 @@ def test_a_site_is_added_renewed_and_revoked_while_the_coordinator_dies(root: Pa
     install(kits[COORDINATOR], root / NOTICE)
     before = sites["cedar"].done
     revoked = sites.pop("cedar")
+    files = {path: path.read_bytes() for path in kits["cedar"].run.rglob("*") if path.is_file()}
+    sent = audit_path(kits[COORDINATOR]).read_text().count('"to": "cedar"')
+    assert sent == 4
+    run_until(5)
     last = run_until(6)
     news = Message("ready", kits["cedar"].agreement.id, {"train": revoked.train_images})
     last.sites["cedar"] = revoked
     reply = last.ask("cedar", news)
     assert (reply.kind, reply.fields["revoked"], reply.payload) == ("refused", True, b"")
     assert revoked.done == before == 4
+    assert {path: path.read_bytes() for path in files} == files
+    assert audit_path(kits[COORDINATOR]).read_text().count('"to": "cedar"') == sent
+    assert foreign_secrets(root, private_keys(root)) == []
     assert not last.coordinator.memory.received[2]
     assert len(last.coordinator.timing[-1]["from_others"]) == 3
     assert any("cedar: revoked by the authority" in line for line in journal)
