@@ -19,10 +19,13 @@ from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.methods import INSTALLED
 from factorized_fl.simulate import build
 from tests.methods.hand import Numbers, compare, federation_of
-from tests.methods.test_by_hand import AGREE, PARTICIPATION
+from tests.methods.test_by_hand import EVERYONE, SOME
 from tests.methods.test_personal_by_hand import Known
 
 pytestmark = pytest.mark.usefixtures("doubled")
+BOTH = pytest.mark.parametrize(
+    ("agree", "participation"), [(True, EVERYONE), (False, SOME)], ids=["shared-labels-everyone", "own-labels-some"]
+)
 Row = dict[int, float]
 SPARSITY, MARK = 0.01, ".parametrizations.weight."
 V = f"conv3.conv{MARK}0.v"  # of the layer before the classifier
@@ -40,17 +43,9 @@ def without_mu(parts: Numbers) -> torch.Tensor:
 
 def low_rank(parts: Numbers) -> torch.Tensor:
     """W1 * (W2 + 1), each of which sums T[a, b] X[a, o] Y[b, i] over a and b."""
-    halves = []
-    for at in (0, 3):
-        x, y, core = (parts[f"original{at + j}"] for j in range(3))
-        halves.append(
-            sum(
-                x[a][:, None, None, None] * y[b][:, None, None] * core[a, b]
-                for a in range(len(x))
-                for b in range(len(y))
-            )
-        )
-    return halves[0] * (halves[1] + 1)
+    x1, y1, core1, x2, y2, core2 = (parts[f"original{at}"] for at in range(6))
+    first, second = (torch.einsum("ao,bi,abhw->oihw", *half) for half in ((x1, y1, core1), (x2, y2, core2)))
+    return first * (second + 1)
 
 
 def dense(named: Numbers, weight: Callable[[Numbers], torch.Tensor]) -> Numbers:
@@ -159,8 +154,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Known, int, int], Row], Callabl
 
 
 @pytest.mark.parametrize("method", CASES)
-@PARTICIPATION
-@AGREE
+@BOTH
 def test_whole_rounds(method: str, agree: bool, participation: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = build.model_inputs
     monkeypatch.setattr(build, "model_inputs", lambda *given: inputs(*given).double())
@@ -198,8 +192,7 @@ def halves(hand: Known, updates: dict[int, torch.Tensor], members: list[int]) ->
     return groups[0], groups[1]
 
 
-@PARTICIPATION
-@AGREE
+@BOTH
 def test_clustered_fl(agree: bool, participation: dict[str, Any]) -> None:
     options = {"rule": "norms", "eps1": 1e6, "eps2": 0.0, "warm_up": 0}
     federation = federation_of("clustered-fl", agree, options=options, **participation)
@@ -227,8 +220,7 @@ def test_clustered_fl(agree: bool, participation: dict[str, Any]) -> None:
     assert len(clusters) > 1
 
 
-@PARTICIPATION
-@AGREE
+@BOTH
 @pytest.mark.parametrize("method", ["fedprox", "per-fedavg"])
 def test_fedprox_and_per_fedavg(method: str, agree: bool, participation: dict[str, Any]) -> None:
     options = {"proximal": 0.3} if method == "fedprox" else {"inner": 0.2}
@@ -263,8 +255,7 @@ def test_fedprox_and_per_fedavg(method: str, agree: bool, participation: dict[st
         compare(federation, hand, number, one_client)
 
 
-@PARTICIPATION
-@AGREE
+@BOTH
 def test_fedfomo(agree: bool, participation: dict[str, Any]) -> None:
     federation = federation_of("fedfomo", agree, options={"explore": 0.0, "statistics": "own"}, **participation)
     hand = Known(federation)
