@@ -40,6 +40,7 @@ from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.settings import chosen_data
 from factorized_fl.silo.site_data import site_scenario
 from factorized_fl.silo.site_export import export_control, export_now
+from factorized_fl.simulate.build import build_scenario_of, scenario_for
 from factorized_fl.simulate.callbacks import Callback, observers_of
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation
@@ -209,6 +210,7 @@ def compare(
     refuse_losing(root / COMPARISON, methods, seeds)
     of_seed: dict[int, RunDirectory] = {}
     plan = plan_runs(configs, control)
+    _refuse_disagreeing([planned.config for planned in plan], Path(data) if data else None)
     done: dict[str, RunFiles] = {}
     with watch([planned.config for planned in plan]) if watch else nullcontext() as observer:
         observers = [observer] if observer else []
@@ -234,6 +236,15 @@ def compare(
     rows = compare_methods(runs, controls)
     write_atomically(root / COMPARISON, comparison_json(rows))
     return rows
+
+
+def _refuse_disagreeing(configs: Sequence[Config], data: Path | None) -> None:
+    """Raise UserError if a method of one of the runs compares class numbers and clients number classes differently."""
+    checked = set[str]()
+    for config in configs:
+        if (method := config.build_method()).needs_agreeing_labels and config.method not in checked:
+            checked.add(config.method)
+            scenario_for(method, config, build_scenario_of(config, data))
 
 
 def report(

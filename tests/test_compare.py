@@ -63,3 +63,10 @@ def test_a_damaged_comparison_can_be_made_again(tmp_path: Path, text: str) -> No
     refuse_losing(file, ["a"], [1])
     file.write_text(text)
     refuse_losing(file, ["a"], [1])
+
+
+def test_a_method_that_cannot_serve_is_refused_before_any_training(capsys, tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    code, _, err = ffl(capsys, "compare", "demo", "--methods", "fedavg,fedproto", "--seeds", "1", "--out", out)
+    assert (code, "fedproto compares classes by their numbers, so it cannot be used: choose" in err) == (2, True)
+    assert not out.exists()
