@@ -175,15 +175,20 @@ def measure_run(directory: RunDirectory, start: float) -> Record:
 
 
 def from_cell(cell: Record) -> Record:
-    """The results of one run as `measure_run` gives them, from a record of `ffl bench`."""
-    summary = cell["summary"]
+    """The results of one run as `measure_run` gives them, from a record of `ffl bench`, with a summary or without."""
+    summary = cell.get("summary", cell)
+    counts = [
+        (client["correct"], client["total"]) if "correct" in client else client["recalibrated"]["test"]
+        for client in summary["clients"]
+    ]
+    domains = [client["domain"] for client in summary["clients"]]
     record: Record = {
         "commit": cell["commit"],
         "environment": cell["machine"],
         "configuration": cell["configuration"],
-        "clients": {"domain": cell["domains"], "scored": [client["total"] for client in summary["clients"]]},
-        "correct": [client["correct"] for client in summary["clients"]],
-        "accuracy": summary["accuracy_mean"],
+        "clients": {"domain": domains, "scored": [total for _, total in counts]},
+        "correct": [correct for correct, _ in counts],
+        "accuracy": float(np.mean([correct / total for correct, total in counts])),
         "seconds": cell["seconds"],
     }
     return record | {name: summary[name] for name in ("matches",) if name in summary}
@@ -200,7 +205,7 @@ def collect(folder: Path, out: Path) -> list[str]:
     names = []
     for path in sorted(folder.rglob("*.json")):
         cell = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(cell, dict) and {"configuration", "summary", "domains"} <= cell.keys():
+        if isinstance(cell, dict) and {"configuration", "machine", "commit"} <= cell.keys():
             name = name_of(cell["configuration"], {})
             write_record(out / f"{name}.json", from_cell(cell))
             names.append(name)

@@ -87,6 +87,7 @@ def record_of(cell: Cell, directory: RunDirectory) -> Record:
         "up_bytes": summary["up_bytes"],
         "down_bytes": summary["down_bytes"],
         "activated": summary.get("activated"),
+        **{name: summary[name] for name in ("matches",) if name in summary},
         "configuration": json.loads(json.dumps(asdict(cell.config))),
         "clients": [_compact(client) for client in summary["clients"]],
     }
@@ -118,7 +119,7 @@ def _summary_of(record: Record) -> Record:
         }
         for kind in KINDS
     }
-    totals = {name: record[name] for name in ("up_bytes", "down_bytes", "activated")}
+    totals = {name: record[name] for name in ("up_bytes", "down_bytes", "activated", "matches") if name in record}
     return {"method": record["configuration"]["method"], "clients": clients, "score_means": means, **totals}
 
 
