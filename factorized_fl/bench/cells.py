@@ -119,7 +119,8 @@ def _summary_of(record: Record) -> Record:
         }
         for kind in KINDS
     }
-    totals = {name: record[name] for name in ("up_bytes", "down_bytes", "activated", "matches") if name in record}
+    names = ("up_bytes", "down_bytes", "activated", "matches")
+    totals: Record = {name: record[name] for name in names if name in record}
     return {"method": record["configuration"]["method"], "clients": clients, "score_means": means, **totals}
 
 
