@@ -72,6 +72,7 @@ class Exported:
     majority: float  # share of the largest class among the test images
     client: int = 0  # counted from 0
     effect: Effect | None = None  # of the run on all its clients, over a control or Stand-Alone, where there is one
+    epsilon: float | None = None  # that differentially private training spent
 
     @property
     def accuracy(self) -> float:
@@ -193,10 +194,13 @@ def export_client(
     correct = int((got.argmax(1) == labels).sum())
     majority = int(labels.bincount().max()) / len(images)
     exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, majority, k, effect)
+    exported = replace(exported, epsilon=federation.spent(k).get("epsilon"))
     numbers = ("accuracy", "correct", "images", "largest_difference", "same_class")
     results = {name: getattr(exported, name) for name in numbers}
     if verdict := exported.verdict:
         results |= {"reference": verdict.reference, "verdict": verdict.word, "seeds": exported.seeds}
+    if exported.epsilon is not None:
+        results |= {"epsilon": exported.epsilon, "delta": config.privacy_delta}
     about = json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False)
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
     write_atomically(out / ABOUT, about.encode())

@@ -20,6 +20,7 @@ from factorized_fl.report.comparison import comparison_document
 from factorized_fl.report.exports import client_rows, downloads, verdict_rows
 from factorized_fl.report.matrices import collect_matrices, to_base64
 from factorized_fl.report.peers import peers_sentence
+from factorized_fl.report.privacy import privacy_sentence
 from factorized_fl.results.control import BASELINE
 from factorized_fl.results.effect import Effect, measure_effect
 from factorized_fl.results.reading import RunFiles, find_runs, read_run, recorded_rounds
@@ -122,6 +123,7 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         "curves": _curves(run),
         "traffic": _traffic(run),
         "peers": peers_sentence(run),
+        "privacy": privacy_sentence(run),
         "matrices": matrices.pop("shown"),
         **matrices,
         "confusion": _confusion(run),

@@ -183,6 +183,8 @@ def clean_metrics(line: Mapping[str, Any], clients: int = MOST_CLIENTS) -> Metri
     found: MetricsLine = _clean(line, MetricsLine)
     if whole(line.get("client")) is None or not (1 <= found["round"] <= MOST_ROUNDS and 0 <= found["client"] < clients):
         return None
+    if (spent := number(line.get("epsilon"))) is not None:
+        found["epsilon"] = spent
     correct, total = found["correct"], found["total"]
     if "score" in line:  # the primary metric is not accuracy
         found["accuracy"], found["correct"] = number(line["score"]) if total else None, None

@@ -79,7 +79,17 @@ def status_lines(kit: Kit, runs: bool = True) -> list[str]:
         share = f"{100 * last['accuracy']:.2f}% of own test images"
         lines.append(f"round {last['round']} of {kit.table['rounds']}: {share}; up {up}, down {down}")
         lines.append(shared_with(run_lines(kit, "timing.jsonl"), kit.party).words)
-    return lines
+    return lines + _privacy_lines(kit)
+
+
+def _privacy_lines(kit: Kit) -> list[str]:
+    """What was spent of the privacy budget, at the coordinator by the site that spent most; empty without a budget."""
+    found = [line["epsilon"] for line in run_lines(kit, "metrics.jsonl") if line.get("epsilon") is not None]
+    if not found:
+        return []
+    budget, delta = kit.table.get("privacy_epsilon", 0.0), kit.table.get("privacy_delta", 0.0)
+    who = "a site spent at most" if kit.is_coordinator else "spent"
+    return [f"differential privacy: {who} epsilon {max(found):.2f} of {budget:g} (delta {delta:g})"]
 
 
 def _tested(kit: Kit) -> list[dict[str, Any]]:

@@ -324,3 +324,15 @@ def test_effective_peers_are_a_sentence_and_a_dominating_peer_a_warning(tmp_path
         line["effective_peers"] = 0.0
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert only(path)["peers"] == "No client received tensors of another client."
+
+
+def test_the_privacy_budget_that_was_spent_is_a_sentence(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", rounds=2)
+    assert only(path)["privacy"] == ""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["epsilon"] = 0.5 * line["round"] + line["client"]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = (path / "config.toml").read_text().replace("privacy_epsilon = 0.0", "privacy_epsilon = 8.0")
+    (path / "config.toml").write_text(config)
+    assert "clients spent epsilon 1.00 to 4.00 of 8, with delta 1e-05." in only(path)["privacy"]

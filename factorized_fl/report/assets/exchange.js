@@ -41,6 +41,7 @@ function mixingCard(run) {
                 run.peers
               : "This run directory holds no aggregation matrices.",
       ),
+      run.privacy ? soft(run.privacy) : null,
     );
   if (!kinds.includes(state.matrix)) state.matrix = kinds[0];
   const slider = el("input", { type: "range", id: "round", min: 0, step: 1, "aria-label": "round" }),
@@ -93,6 +94,7 @@ function mixingCard(run) {
     "Who learned from whom",
     soft("Rows receive, columns give. Lines separate domains. Values are rounded to 1/254 of the scale."),
     run.peers ? soft(run.peers) : null,
+    run.privacy ? soft(run.privacy) : null,
     el("div", { class: "row" }, kind, el("label", { class: "slide" }, "Round", slider, shown)),
     el("div", { class: graph ? "pair" : null }, map.node, graph && graph.node),
   );
