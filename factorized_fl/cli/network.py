@@ -14,7 +14,7 @@ from factorized_fl.cli.common import console, show_warnings_as_notes
 from factorized_fl.cli.members import add_commands
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.schema import COORDINATOR
-from factorized_fl.silo import audit, control, journal, live, status, supervise, watch
+from factorized_fl.silo import audit, control, journal, status, supervise, watch
 from factorized_fl.silo.agreement import AUTHORITY, LOOPBACK, Kit, read_kit
 from factorized_fl.silo.clinical import check_shared, reported_table
 from factorized_fl.silo.columns import TableColumns
@@ -259,18 +259,9 @@ def try_federation(
 
 
 @app.command("status")
-def show_status(
-    kit: KitFolder,
-    ready: Annotated[
-        bool, typer.Option("--ready", help="Exit with 1 unless the party can take part now: for health checks.")
-    ] = False,
-) -> None:
+def show_status(kit: KitFolder) -> None:
     """Show the sites, the round, reported accuracies and the time left."""
     party = read_kit(kit)
-    if ready:
-        why = live.readiness(party)
-        _show(f"{party.party} is not ready: {why}" if why else f"{party.party} is ready")
-        raise typer.Exit(1 if why else 0)
     runs = supervise.is_running(party)
     _show("\n".join(status.status_lines(party, runs)))
     for table in (status.sites_table(party, runs), reported_table(party)):

@@ -12,13 +12,12 @@ from factorized_fl import __version__
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.journal import last_lines
 from factorized_fl.silo.sharing import shared_with
-from factorized_fl.silo.status import read_status, run_lines
+from factorized_fl.silo.status import problem, read_status, run_lines
 from factorized_fl.silo.supervise import is_running
 
 _STALE = 30.0  # seconds after which a status no longer counts as current
 _JOURNAL = 60  # lines
 _ENDED = ("complete", "done")
-_READY_SITE = ("waiting for the coordinator", "at work on ", "making the model")  # what a connected site does
 
 
 def live_document(kit: Kit) -> dict[str, Any]:
@@ -87,26 +86,10 @@ def _spent(kit: Kit, records: list[dict[str, Any]]) -> dict[str, float] | None:
     return {"epsilon": max(spent.values()), **{name: limit for name, limit in limits.items() if limit}}
 
 
-def is_healthy(kit: Kit) -> bool:
-    """Return whether the party's process runs, or has nothing left to do."""
-    return is_running(kit) or (read_status(kit) or {}).get("note") in _ENDED
-
-
-def readiness(kit: Kit) -> str:
-    """Return why a party cannot take part now, or "" if it can: a site needs a connection, a coordinator its start."""
-    status = read_status(kit)
-    if status is None:
-        return "it has not started"
-    note = str(status["note"])
-    if note in _ENDED:
-        return ""
-    if not is_running(kit):
-        return "it does not run"
-    if (age := time.time() - status["updated"]) > _STALE:
-        return f"it has said nothing for {age:.0f} s"
-    if kit.is_coordinator:
-        return "it is starting" if note == "starting" else ""
-    return "" if note.startswith(_READY_SITE) else note
+def check_now(kit: Kit, ready: bool = False) -> str:
+    """Return what a health check finds wrong with a party that is not done, "" for nothing; `ready` as in `problem`."""
+    ended = (read_status(kit) or {}).get("note") in _ENDED
+    return "" if ended else problem(kit, is_running(kit), ready)
 
 
 def prometheus_text(kit: Kit) -> str:
@@ -126,7 +109,7 @@ def _families(kit: Kit, document: dict[str, Any]) -> Iterator[tuple[str, str, st
         return [({}, value)]
 
     yield "ffl_up", "gauge", "Whether the party's process runs.", single(document["runs"])
-    yield "ffl_ready", "gauge", "Whether the party can take part.", single(not readiness(kit))
+    yield "ffl_ready", "gauge", "Whether the party can take part.", single(not check_now(kit, ready=True))
     yield "ffl_rounds_total", "counter", "Rounds that this party has completed.", single(document["done"])
     yield "ffl_rounds_planned", "gauge", "Rounds of the federation.", single(document["rounds"] or 0)
     seconds = sum(line["seconds"] for line in document["timing"])

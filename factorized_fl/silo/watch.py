@@ -10,7 +10,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.loopback import LoopbackServer, Reply
 from factorized_fl.report.single_file import page_asset, single_file
 from factorized_fl.silo.agreement import Kit
-from factorized_fl.silo.live import is_healthy, live_document, prometheus_text, readiness
+from factorized_fl.silo.live import check_now, live_document, prometheus_text
 
 _SCRIPTS = ("tools.js", "charts.js", "parts.js")  # of the report's page
 _PROMETHEUS = "text/plain; version=0.0.4"
@@ -42,13 +42,16 @@ def _reply(kit: Kit, path: str) -> Reply | None:
     if path == "/document.json":
         return Reply(json.dumps(live_document(kit), allow_nan=False).encode(), "application/json", tagged=True)
     if path == "/healthz":
-        return Reply(b"ok\n") if is_healthy(kit) else Reply(b"it does not run\n", status=503)
+        return _health(check_now(kit), "ok")
     if path == "/readyz":
-        why = readiness(kit)
-        return Reply(f"{why}\n".encode(), status=503) if why else Reply(b"ready\n")
+        return _health(check_now(kit, ready=True), "ready")
     if path == "/metrics":
         return Reply(prometheus_text(kit).encode(), _PROMETHEUS)
     return None
+
+
+def _health(why: str, words: str) -> Reply:
+    return Reply(f"{why}\n".encode(), status=503) if why else Reply(f"{words}\n".encode())
 
 
 @contextmanager

@@ -3,19 +3,16 @@
 import http.client
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from factorized_fl.cli import app
 from factorized_fl.core.errors import UserError
 from factorized_fl.silo.agreement import Kit, write_kit
 from factorized_fl.silo.journal import Journal
-from factorized_fl.silo.live import is_healthy, live_document, prometheus_text, readiness
+from factorized_fl.silo.live import check_now, live_document, prometheus_text
 from factorized_fl.silo.status import write_status
 from factorized_fl.silo.supervise import exclusive_use
 from factorized_fl.silo.watch import party_server, serving
@@ -164,50 +161,15 @@ def test_prometheus_metrics_of_a_site(kits: dict[str, Kit]) -> None:
     assert not any("sites" in name or "refused" in name for name in found)
 
 
-@pytest.mark.parametrize(
-    ("note", "words"),
-    [
-        ("waiting for the coordinator", ""),
-        ("at work on round-2", ""),
-        ("making the model", ""),
-        ("the coordinator is out of reach", "the coordinator is out of reach"),
-    ],
-)
-def test_a_site_is_ready_while_it_is_connected(kits: dict[str, Kit], note: str, words: str) -> None:
-    kit = take_part(kits, note)
-    assert readiness(kit) == "it does not run"
-    assert not is_healthy(kit)
+def test_health_and_readiness_are_those_of_the_command(kits: dict[str, Kit]) -> None:
+    """A party that is done counts as healthy although it does not run; tests/silo/test_health.py has the rest."""
+    kit = take_part(kits, "the coordinator is out of reach")
+    assert check_now(kit) == "it does not run"
     with exclusive_use(kit):
-        assert readiness(kit) == words
-        assert is_healthy(kit)
-
-
-def test_a_party_that_has_ended_is_ready_and_healthy(kits: dict[str, Kit]) -> None:
-    kit = take_part(kits, "done")
-    assert readiness(kit) == ""
-    assert is_healthy(kit)
-
-
-def test_a_party_is_not_ready_before_its_start_or_after_a_long_silence(
-    kits: dict[str, Kit], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert readiness(kits["birch"]) == "it has not started"
-    kit = coordinate(kits, "starting")
-    with exclusive_use(kit):
-        assert readiness(kit) == "it is starting"
-        later = time.time() + 100
-        monkeypatch.setattr(time, "time", lambda: later)
-        assert readiness(kit) == "it has said nothing for 100 s"
-        assert is_healthy(kit)  # a long computation is no reason to restart it
-
-
-def test_the_command_for_health_checks(kits: dict[str, Kit]) -> None:
-    kit = take_part(kits)
-    done = CliRunner().invoke(app, ["federation", "status", str(kit.path), "--ready"])
-    assert (done.exit_code, done.stdout) == (1, "aster is not ready: it does not run\n")
-    with exclusive_use(kit):
-        done = CliRunner().invoke(app, ["federation", "status", str(kit.path), "--ready"])
-    assert (done.exit_code, done.stdout) == (0, "aster is ready\n")
+        assert check_now(kit) == ""
+        assert check_now(kit, ready=True) == "the coordinator is out of reach"
+    write_status(kit, "done")
+    assert check_now(kit, ready=True) == ""
 
 
 # -- the server
