@@ -19,6 +19,14 @@ Verdict = Literal["better", "worse", "undecided"]
 
 
 @dataclass(frozen=True)
+class Gap:
+    """The mean difference of two entries, and the number of seeds that both have."""
+
+    estimate: Estimate
+    seeds: int
+
+
+@dataclass(frozen=True)
 class Results:
     """The finished runs of a suite by entry and seed, and the runs that are missing."""
 
@@ -31,7 +39,7 @@ class Results:
         """Return the mean accuracy of an entry over its clients and seeds."""
         return statistics.fmean(mean_accuracy(run, kind) for run in self.runs[entry].values())
 
-    def difference(self, ours: str, theirs: str, kind: str = "recalibrated") -> Estimate | None:
+    def difference(self, ours: str, theirs: str, kind: str = "recalibrated") -> Gap | None:
         """Return the mean difference of two entries over the seeds that both have; None for one entry or no such seed.
 
         With recalibration it is known which image was classified right, without only how many.
@@ -40,7 +48,8 @@ class Results:
             return None
         runs, others = self.runs.get(ours, {}), self.runs.get(theirs, {})
         seeds = sorted(runs.keys() & others.keys())
-        return mean_difference(*([tests_of(of[seed], kind) for seed in seeds] for of in (runs, others)))
+        found = mean_difference(*([tests_of(of[seed], kind) for seed in seeds] for of in (runs, others)))
+        return None if found is None else Gap(found, len(seeds))
 
 
 def read_results(suite: Suite, results: Path) -> Results:
@@ -68,11 +77,19 @@ def control_entry(entry: str) -> str:
     return ALONE if control == ALONE else f"{control}:control=true"
 
 
-def verdicts(estimates: Mapping[tuple[str, str], Estimate | None]) -> dict[tuple[str, str], Verdict]:
-    """Return what each difference of a family decides, by Holm's procedure over the family."""
-    known = {key: estimate for key, estimate in estimates.items() if estimate is not None}
-    adjusted = holm({key: estimate.p for key, estimate in known.items()})
+def is_real(entry: str) -> bool:
+    """Return whether a federation could run an entry: it is no control and uses no oracle."""
+    return not {"oracle", "control"} & parse_entry(entry).own.keys()
+
+
+def verdicts(gaps: Mapping[tuple[str, str], Gap | None]) -> dict[tuple[str, str], Verdict]:
+    """Return what each difference of a family decides, by Holm's procedure over those of several seeds.
+
+    One seed decides nothing: other seeds may give another sign.
+    """
+    known = {key: gap for key, gap in gaps.items() if gap is not None}
+    adjusted = holm({key: gap.estimate.p for key, gap in known.items() if gap.seeds > 1})
     return {
-        key: "undecided" if adjusted[key] > LEVEL else "better" if estimate.value > 0 else "worse"
-        for key, estimate in known.items()
+        key: "undecided" if adjusted.get(key, 1.0) > LEVEL else "better" if gap.estimate.value > 0 else "worse"
+        for key, gap in known.items()
     }

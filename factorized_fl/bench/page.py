@@ -7,15 +7,17 @@ from factorized_fl.bench.cells import Record
 from factorized_fl.bench.differences import (
     ALONE,
     REFERENCE,
+    Gap,
     Results,
+    Verdict,
     control_entry,
+    is_real,
     read_results,
     verdicts,
 )
 from factorized_fl.bench.suites import Choice, Suite, choice_of
 from factorized_fl.results.entries import parse_entry
 from factorized_fl.results.schema import KINDS
-from factorized_fl.results.statistic import Estimate
 from factorized_fl.results.words import method_title
 
 ASKED = ("fedap", "pacfl", "fedbn", "fedrep", "ditto")  # that the question on the page is about
@@ -29,8 +31,9 @@ commit, machine, configuration and seed. `ffl bench --page docs/benchmarks.md` w
   BatchNorm statistics that each client computes again on its training images, *plain* without that
   ([why](methods.md#recalibration)). Differences are between recalibrated runs where nothing else is said.
 - Differences are in percentage points with 95% intervals over test images and seeds ([verdict.md](verdict.md)). A
-  difference counts as decided if its p-value is at most 0.05 after Holm's correction for all comparisons of its table.
-  With one seed the interval is that of the test images only.
+  difference is marked *better* or *worse* if its p-value is at most 0.05 after Holm's correction for all comparisons of
+  its column, or of the whole table in the answer below. With one seed the interval is that of the test images only, and
+  nothing is decided. Rows with different numbers of seeds compare in their differences only.
 - Learning rates, and the threshold of PACFL, were chosen for each entry on validation images of seed 1, with
   recalibration (`ffl bench SUITE --tune`, `results/bench/rates/`). All other options have their defaults.
 - *Control* is what the method reaches while each client aggregates with itself alone. Rows with `oracle` use knowledge
@@ -62,11 +65,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return _row(heads) + f"|{'---|' * len(heads)}\n" + "".join(map(_row, rows))
 
 
-def _points(estimate: Estimate | None, word: str = "") -> str:
-    if estimate is None:
+def _points(gap: Gap | None, word: str = "") -> str:
+    if gap is None:
         return "-"
+    estimate = gap.estimate
     interval = f"{100 * estimate.value:+.2f} [{100 * estimate.low:+.2f}, {100 * estimate.high:+.2f}]"
-    return f"{interval} {word}".rstrip()
+    return interval if word in ("", "undecided") else f"{interval} {word}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -102,15 +106,18 @@ def _answer_of(found: Sequence[Results], kind: str) -> str:
     }
     decided = verdicts(estimates)
     sentences = [f"**{kind.capitalize()}.** Of {_count(len(estimates), 'comparison')}, {len(decided)} have runs."]
-    for word, says in (("better", "is better"), ("worse", "is worse"), ("undecided", "is neither better nor worse")):
+    for word, says in (
+        ("better", "is better"),
+        ("worse", "is worse"),
+        ("undecided", "is neither, as far as can be decided,"),
+    ):
         keys = [key for key, verdict in decided.items() if verdict == word]
         sentences.append(f"It {says} in {len(keys)}{_where(keys)}.")
     if without := [key for key, estimate in estimates.items() if estimate is None]:
         sentences.append(f"Not run{_where(without)}.")
     seeds = {each.suite.name: len(each.runs.get(REFERENCE, {})) for each in found}
     rows = [
-        [suite, str(seeds[suite])]
-        + [_points(estimates.get((suite, e)), decided.get((suite, e), "").replace("undecided", "")) for e in ASKED]
+        [suite, str(seeds[suite])] + [_points(estimates.get((suite, e)), decided.get((suite, e), "")) for e in ASKED]
         for suite in dict.fromkeys(suite for suite, _ in decided)
     ]
     heads = ("Factorized-Peers is better by", "seeds", *(f"than {method_title(entry)}" for entry in ASKED))
@@ -128,13 +135,22 @@ def _where(keys: Sequence[tuple[str, str]]) -> str:
 # -- when to use which, and what did not work
 
 
-def _is_real(entry: str) -> bool:
-    return not {"oracle", "control"} & parse_entry(entry).own.keys()
-
-
 def _ranked(results: Results) -> list[str]:
     """Return the entries that a federation could use, best first."""
-    return sorted(filter(_is_real, results.runs), key=lambda entry: -results.mean(entry))
+    return sorted(filter(is_real, results.runs), key=lambda entry: -results.mean(entry))
+
+
+def _columns(results: Results) -> list[tuple[dict[tuple[str, str], Gap | None], dict[tuple[str, str], Verdict]]]:
+    """Return the differences of all entries from Stand-Alone and from their controls, and of the reference from them.
+
+    With each column go its verdicts, which are on entries that a federation could run.
+    """
+    name, entries = results.suite.name, list(results.runs)
+    alone = {(name, entry): results.difference(entry, ALONE) for entry in entries}
+    control = {(name, e): results.difference(e, control_entry(e)) for e in entries if control_entry(e) != ALONE}
+    reference = {(name, entry): results.difference(REFERENCE, entry) for entry in entries}
+    columns = (alone, control, reference)
+    return [(gaps, verdicts({key: gap for key, gap in gaps.items() if is_real(key[1])})) for gaps in columns]
 
 
 def _which(found: Sequence[Results]) -> str:
@@ -165,13 +181,9 @@ def _failures(found: Sequence[Results]) -> str:
     """Return what did not work: entries below Stand-Alone or their control, diverged clients, inactive methods."""
     lines = []
     for each in found:
-        name, real = each.suite.name, _ranked(each)
-        for other, says in ((lambda entry: ALONE, "Stand-Alone"), (control_entry, "their controls")):
-            gaps = {
-                (name, e): each.difference(e, other(e)) for e in real if says != "their controls" or other(e) != ALONE
-            }
-            worse = [entry for (_, entry), verdict in verdicts(gaps).items() if verdict == "worse"]
-            if worse:
+        name = each.suite.name
+        for (_, words), says in zip(_columns(each), ("Stand-Alone", "their controls"), strict=False):
+            if worse := [entry for (_, entry), verdict in words.items() if verdict == "worse"]:
                 lines.append(f"- {name}: below {says}: {', '.join(worse)}.")
         lost = [
             f"{entry} ({_count(count, 'client')})"
@@ -193,39 +205,39 @@ def _failures(found: Sequence[Results]) -> str:
 
 
 def _section(results: Results) -> str:
-    """Return the table of a suite, best first, and its commits."""
+    """Return the tables of a suite, best first: what a federation could run, then ceilings and controls."""
     entries = sorted(results.runs, key=lambda entry: -results.mean(entry))
-    name = results.suite.name
-    alone = {(name, entry): results.difference(entry, ALONE) for entry in entries}
-    control = {(name, e): results.difference(e, control_entry(e)) for e in entries if control_entry(e) != ALONE}
-    reference = {(name, entry): results.difference(REFERENCE, entry) for entry in entries}
-    columns = [(estimates, verdicts(estimates)) for estimates in (alone, control, reference)]
-    rows = []
-    for entry in entries:
-        runs = results.runs[entry].values()
-        megabytes = sum(run["summary"]["up_bytes"] + run["summary"]["down_bytes"] for run in runs) / len(runs) / 1e6
-        key = (name, entry)
-        rows.append(
-            [
-                entry,
-                _chosen(next(iter(runs))["configuration"]["lr"], choice_of(entry, results.choices)),
-                str(len(runs)),
-                *(f"{100 * results.mean(entry, kind):.2f}" for kind in reversed(KINDS)),
-                *(
-                    _points(of.get(key), "" if words.get(key) == "undecided" else words.get(key, ""))
-                    for of, words in columns
-                ),
-                f"{megabytes:,.1f}",
-            ]
-        )
+    columns = _columns(results)
     heads = ["run", "rate", "seeds", "recalibrated", "plain", "over Stand-Alone", "over its control"]
     heads += ["Factorized-Peers over it", "MB"]
+    parts = [f"## {results.suite.name}"]
+    for title, real in (("", True), ("Ceilings and controls:", False)):
+        rows = [_entry_row(results, entry, columns) for entry in entries if is_real(entry) == real]
+        parts += [*([title] if title else []), _table(heads, rows)] if rows else []
     commits = ", ".join(sorted({str(record["commit"])[:9] for record in _records(results)}))
     minutes = sum(record["seconds"] for record in _records(results)) / 60
-    return (
-        f"## {name}\n\n{_table(heads, rows)}\nCommits: {commits}. {minutes:.0f} minutes of computation in all. "
-        f"The control of an entry without a value in *over its control* is Stand-Alone, or was not run.\n"
+    parts.append(
+        f"Commits: {commits}. {minutes:.0f} minutes of computation in all. The control of an entry without a value in "
+        "*over its control* is Stand-Alone, or was not run.\n"
     )
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _entry_row(
+    results: Results,
+    entry: str,
+    columns: Sequence[tuple[dict[tuple[str, str], Gap | None], dict[tuple[str, str], Verdict]]],
+) -> list[str]:
+    runs, key = list(results.runs[entry].values()), (results.suite.name, entry)
+    megabytes = sum(run["summary"]["up_bytes"] + run["summary"]["down_bytes"] for run in runs) / len(runs) / 1e6
+    return [
+        entry,
+        _chosen(runs[0]["configuration"]["lr"], choice_of(entry, results.choices)),
+        str(len(runs)),
+        *(f"{100 * results.mean(entry, kind):.2f}" for kind in reversed(KINDS)),
+        *(_points(gaps.get(key), words.get(key, "")) for gaps, words in columns),
+        f"{megabytes:,.1f}",
+    ]
 
 
 def _chosen(rate: float, choice: Choice) -> str:

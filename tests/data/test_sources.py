@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from factorized_fl.core.errors import UserError
-from factorized_fl.data import parquet
+from factorized_fl.data import parquet, sources
+from factorized_fl.data.images import ImageSet
 from factorized_fl.data.parquet import read_rows
 from factorized_fl.data.sources import DOMAINS, load, normalisation
 
@@ -258,3 +259,24 @@ def test_the_real_class_names() -> None:
     cifar100 = names("cifar100-domains")
     assert len(cifar100) == 100
     assert set(DOMAIN_CLASSES) <= set(cifar100)
+
+
+def test_the_mixture_keeps_some_classes_of_each_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four classes, of which the mixture keeps the last and the first, in this order; the split follows."""
+    images = torch.arange(8, dtype=torch.uint8).view(8, 1, 1, 1)
+    split = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2], dtype=torch.uint8)
+    whole = ImageSet("s", images, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3]), ("a", "b", "c", "d"), split)
+    monkeypatch.setattr(sources, "MIXTURE", {"s": "d a"})
+    monkeypatch.setattr(sources, "cached_parquet", lambda *given: whole)
+    monkeypatch.setattr(sources, "_parquet_files", lambda *given: [])
+    monkeypatch.setitem(sources.HUB, "s", {})
+    monkeypatch.setattr(sources, "DATASETS", (*sources.DATASETS, "s"))
+    (found,) = sources.load("mixture")
+    assert found.classes == ("d", "a")
+    assert found.images.flatten().tolist() == [0, 3, 4, 7]
+    assert found.labels.tolist() == [1, 0, 1, 0]
+    assert found.split is not None
+    assert found.split.tolist() == [0, 0, 1, 2]
+    monkeypatch.setattr(sources, "MIXTURE", {"s": "e"})
+    with pytest.raises(UserError, match="The classes of 's' do not include 'e'"):
+        sources.load("mixture")
