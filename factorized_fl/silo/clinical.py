@@ -7,9 +7,8 @@ PyTorch.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.report.listing import NamedTable
 from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.status import run_lines
@@ -90,15 +89,16 @@ def _is_measured(value: object) -> bool:
 # -- the coordinator's table
 
 
-def reported_table(kit: Kit) -> Table | None:
+def reported_table(kit: Kit) -> NamedTable | None:
     """Return the coordinator's table of the metrics that sites report, None if no site does."""
     if not kit.is_coordinator:
         return None
-    table = Table("site", "metric", "of", "value (95% interval)", "cases", title="Metrics that sites report")
+    headings = ("site", "metric", "of", "value (95% interval)", "cases")
+    table = NamedTable(headings, "Metrics that sites report", left=headings[:3])
     for row in run_lines(kit, "metrics.jsonl"):
         for cells in _rows(row.get(CLINICAL) or {}):
             table.add_row(str(row["domain"]), *cells)
-    return table if table.row_count else None
+    return table if table.rows else None
 
 
 def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:

@@ -13,6 +13,8 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.silo.agreement import Kit, write_kit
 from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.live import check_now, live_document, prometheus_text
+from factorized_fl.silo.mailbox import Mailbox
+from factorized_fl.silo.messages import Message, pack
 from factorized_fl.silo.status import write_status
 from factorized_fl.silo.supervise import exclusive_use
 from factorized_fl.silo.watch import party_server, serving
@@ -217,3 +219,18 @@ def test_a_damaged_file_is_named(port: int, kits: dict[str, Kit]) -> None:
 def test_a_port_in_use_is_refused(port: int, kits: dict[str, Kit]) -> None:
     with pytest.raises(UserError, match=f"Cannot listen on port {port} .* choose another"):
         party_server(kits["coordinator"], port)
+
+
+# -- the counter of refused messages
+
+
+def test_refused_messages_are_counted_across_restarts() -> None:
+    mailbox = Mailbox("f" * 16, ("aster", "birch"), agreement="a", largest=1000)
+    for content in (b"no message", pack(Message("poll", "e" * 16)), "text", pack(Message("poll", "f" * 16))):
+        mailbox.answer("aster", (), content, hold=0.0)
+    assert [line.bad for line in mailbox.lines.values()] == [3, 0]  # the last one is in order
+    later = Mailbox("f" * 16, ("aster", "birch"))
+    later.lines["aster"].count_on({"up_bytes": 10, "down_bytes": 20, "refused": 3})
+    later.lines["aster"].count_on({"up_bytes": 1, "down_bytes": 2})  # the status of an earlier version
+    line = later.lines["aster"]
+    assert (line.up, line.down, line.bad) == (11, 22, 3)
