@@ -194,6 +194,8 @@ def _try(cell: Cell, place: Place) -> str:
         run_or_read(cell, place)
     except UserError as error:
         return str(error)
+    except Exception as error:  # of one run, which must not end the others
+        return f"stopped by {type(error).__name__}: {error}"
     return "done"
 
 

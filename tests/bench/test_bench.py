@@ -184,3 +184,12 @@ def test_rates_are_those_that_were_best_on_validation(tiny: Suite, file: Path, t
     rates = {cell.entry: cell.config.lr for cell in cells_of(tiny, read_rates(tiny, tmp_path), [1])}
     assert rates["stand-alone"] == rates["stand-alone:oracle=centralised"] == 0.02
     assert rates["fedavg:oracle=groups"] == make_cell(tiny, "fedavg:oracle=groups", 1).config.lr
+
+
+def test_a_run_that_breaks_does_not_end_the_others(tiny: Suite, tmp_path: Path, monkeypatch) -> None:
+    def broken(*given, **named):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(cells, "run", broken)
+    found = [state for _, state in run_cells(cells_of(tiny, {}, [1])[:2], place(tmp_path))]
+    assert found == ["stopped by ZeroDivisionError: by zero"] * 2
