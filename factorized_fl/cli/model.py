@@ -25,7 +25,7 @@ def export_command(
 
     exported = api.export(run, client, out, data=data, alone=alone, control=control)
     console.print(
-        f"{exported.folder}: accuracy {100 * exported.accuracy:.2f}% on {exported.images:,} test images; "
+        f"{exported.folder}: {exported.words} on {exported.images:,} test examples; "
         f"scores equal the trained model's to {exported.largest_difference:.1e}"
         f"{', also for ONNX' if exported.onnx else ''}",
         highlight=False,
@@ -56,14 +56,17 @@ def predict_command(
         predictions = predict(folder, images, runtime)
     if form == "json":
         records = [
-            {"image": str(found.image), "classes": dict(found.classes)}
+            {"image": str(found.image), "numbers" if found.numbers else "classes": dict(found.classes)}
             | ({} if found.row is None else {"row": found.row})
             for found in predictions
         ]
         typer.echo(json.dumps(records, indent=1))
         return
     for found in predictions:
-        shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in found.classes[:top])
+        if found.numbers:
+            shares = ", ".join(f"{name} {value:.6g}" for name, value in found.classes)
+        else:
+            shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in found.classes[:top])
         place = found.image if found.row is None else f"{found.image} [{found.row}]"
         console.print(f"{place}: {shares}", highlight=False, soft_wrap=True)
 

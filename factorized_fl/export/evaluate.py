@@ -13,7 +13,7 @@ from factorized_fl.data.local_images import SPLITS, read_local_images
 from factorized_fl.data.tables import read_image_table
 from factorized_fl.data.windows import windowing
 from factorized_fl.export.clinical_report import ClinicalReport, clinical_report
-from factorized_fl.export.package import PIXELS, Package, read_package
+from factorized_fl.export.package import CLASSES, PIXELS, Package, read_package
 from factorized_fl.export.predict import find_runtime
 from factorized_fl.nn.own import Factory
 
@@ -56,6 +56,7 @@ def evaluate_model(
     """
     check_threshold(threshold)
     package = read_package(folder)
+    refuse_other_targets(package, folder)
     if package.inputs != PIXELS or package.shape:
         raise UserError(f"The model in '{folder}' takes no square images, so it cannot be tested on those in '{data}'.")
     if not image and (split or subgroups):
@@ -82,6 +83,12 @@ def evaluate_model(
     scores = scores_of(folder, images.images[chosen], runtime, factory)
     groups = {name: read_words(data, name)[chosen.numpy()].tolist() for name in subgroups}
     return clinical_report(scores, labels, package.classes, threshold, groups)
+
+
+def refuse_other_targets(package: Package, folder: Path) -> None:
+    """Raise UserError unless the model gives one class for each example."""
+    if package.targets != CLASSES:
+        raise UserError(f"The model in '{folder}' gives {package.targets}, and these metrics are those of classes.")
 
 
 @torch.no_grad()

@@ -2,16 +2,14 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from importlib import resources
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
-from jinja2 import Environment, StrictUndefined
 from torch import nn
 
 from factorized_fl.config import Config
@@ -21,12 +19,9 @@ from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.stack import load_untied, untied_state
 from factorized_fl.data.clients import OWN
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.export.card import model_card
 from factorized_fl.export.clinical_report import (
-    ClinicalReport,
     clinical_report,
-    rows_by_class,
-    rows_by_group,
-    rows_overall,
     write_clinical,
 )
 from factorized_fl.export.onnx import Scores, onnx_scores, warn_without_onnx, write_onnx
@@ -34,15 +29,17 @@ from factorized_fl.export.package import (
     ABOUT,
     ARCHITECTURE,
     CARD,
-    INPUTS,
+    CLASSES,
+    LABELS,
     NUMBERS,
     ONNX,
     PIXELS,
     TOKENS,
+    VALUES,
     WEIGHTS,
     Package,
 )
-from factorized_fl.methods import METHODS, fingerprints
+from factorized_fl.methods import fingerprints
 from factorized_fl.nn import fold
 from factorized_fl.nn.installed import find_installed
 from factorized_fl.nn.models import MODELS
@@ -54,6 +51,8 @@ from factorized_fl.results.rundir import RunDirectory, describe_clients
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.networks import initial_models
 from factorized_fl.tasks.clinical import ClinicalMetrics, clinical_metrics
+from factorized_fl.tasks.metrics import METRICS
+from factorized_fl.tasks.task import kind_of
 
 _BATCH = 500
 _TOLERANCE = 1e-4  # of a class score, between the trained, the folded and the ONNX model
@@ -73,11 +72,19 @@ class Exported:
     client: int = 0  # counted from 0
     effect: Effect | None = None  # of the run on all its clients, over a control or Stand-Alone, where there is one
     epsilon: float | None = None  # that differentially private training spent
+    values: Mapping[str, float] = field(default_factory=dict)  # metrics of a model that gives labels or numbers
 
     @property
     def accuracy(self) -> float:
-        """Return the exported model's accuracy on the client's test images."""
+        """Return the exported classifier's accuracy on the client's test images."""
         return self.correct / self.images
+
+    @property
+    def words(self) -> str:
+        """Return how good the model is on the client's test examples."""
+        if self.values:
+            return ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
+        return f"accuracy {100 * self.accuracy:.2f}%"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -121,8 +128,6 @@ def export_run(
             f"'{run}' has data from Python: export there, with ffl.export(ffl.run(..., resume=True), client=1)."
         )
     count = len(directory.clients())
-    if scenario is not None and scenario.labels.is_floating_point():
-        raise UserError(f"An exported folder describes a classifier, and '{run}' trained none: use run.model(k).")
     if not 1 <= client <= count:
         wrong = f"There is no client {client}" if client else "This run has a model for every client"
         raise UserError(f"{wrong}: name one of '{run}' with --client, 1 to {count}.")
@@ -172,7 +177,7 @@ def export_client(
     model = _trained(federation, k, rounds, factory)
     package = replace(_package(federation, k, name), window=window)
     images = scenario.images[client.test]
-    labels = client.labelling[scenario.labels[client.test]]
+    labels = scenario.targets(k, client.test)
     # The fingerprint describes the client's images, so it is not part of the exported model.
     folded = untied_state(fold(model.eval()))
     weights = {key: tensor.contiguous() for key, tensor in folded.items() if key != fingerprints.NAME}
@@ -191,12 +196,20 @@ def export_client(
         difference = max(difference, float((wanted - theirs).abs().max()))
         same &= wanted.argmax(1) == theirs.argmax(1)
     onnx = (out / ONNX).exists()
-    correct = int((got.argmax(1) == labels).sum())
-    majority = int(labels.bincount().max()) / len(images)
-    exported = Exported(out, onnx, len(images), difference, int(same.sum()), correct, majority, k, effect)
+    checked = (out, onnx, len(images), difference)
+    results: dict[str, Any]
+    if package.targets == CLASSES:
+        correct = int((got.argmax(1) == labels).sum())
+        majority = int(labels.bincount().max()) / len(images)
+        exported = Exported(*checked, int(same.sum()), correct, majority, k, effect)
+        numbers = ("accuracy", "correct", "images", "largest_difference", "same_class")
+        results = {name: getattr(exported, name) for name in numbers}
+    else:
+        measured = {name: metric.compute(got, labels) for name, metric in METRICS[package.targets].items()}
+        exported = Exported(*checked, len(images), 0, 0.0, k, effect, values=measured)
+        known = {name: value if math.isfinite(value) else None for name, value in measured.items()}
+        results = {"metrics": known, "images": len(images), "largest_difference": difference}
     exported = replace(exported, epsilon=federation.spent(k).get("epsilon"))
-    numbers = ("accuracy", "correct", "images", "largest_difference", "same_class")
-    results = {name: getattr(exported, name) for name in numbers}
     if verdict := exported.verdict:
         results |= {"reference": verdict.reference, "verdict": verdict.word, "seeds": exported.seeds}
     if exported.epsilon is not None:
@@ -204,9 +217,11 @@ def export_client(
     about = json.dumps({**asdict(package), "results": results}, indent=2, ensure_ascii=False)
     write_atomically(out / WEIGHTS, safetensors.torch.save(weights))
     write_atomically(out / ABOUT, about.encode())
-    clinical = clinical_report(got, labels, package.classes, subgroups=subgroups)
-    write_clinical(clinical, out)
-    card = _model_card(package, config, trained, len(client.train), exported, shared, clinical)
+    clinical = None
+    if package.targets == CLASSES:
+        clinical = clinical_report(got, labels, package.classes, subgroups=subgroups)
+        write_clinical(clinical, out)
+    card = model_card(package, config, trained, len(client.train), exported, shared, clinical)
     write_atomically(out / CARD, card.encode())
     return exported
 
@@ -253,7 +268,14 @@ def _package(federation: Federation, k: int, name: str) -> Package:
         version=version,
         inputs=kind,
         shape=() if square else tuple(images.shape[1:]),
+        targets=_targets(config, scenario),
     )
+
+
+def _targets(config: Config, scenario: Scenario) -> str:
+    """Return what the outputs of a run's networks stand for."""
+    kind = kind_of(scenario.labels)
+    return VALUES if kind == LABELS and config.loss == "squared-error" else kind
 
 
 def _scores_of_onnx(path: Path, package: Package, inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor | None:
@@ -284,51 +306,3 @@ def _compare(wanted: torch.Tensor, got: torch.Tensor, what: str) -> float:
             f"The {what} model's class scores differ from the trained model's by {largest:g}: not exported."
         )
     return largest
-
-
-def _model_card(
-    package: Package,
-    config: Config,
-    trained: int,
-    train: int,
-    exported: Exported,
-    shared: str,
-    clinical: ClinicalReport,
-) -> str:
-    """Return the content of README.md, from the numbers of rounds and of images that the client trained with."""
-    template = resources.files("factorized_fl.export").joinpath("card.md.jinja").read_text(encoding="utf-8")
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # of Markdown
-    environment.filters |= {
-        "form": lambda value, form: format(value, form),
-        "quote": _quote,
-        "text": _text,
-    }
-    card = METHODS[config.method].card
-    return environment.from_string(template).render(
-        package=package,
-        config=config,
-        card=card,
-        trained=trained,
-        train=train,
-        exported=exported,
-        built_in=package.model in MODELS,
-        shared=shared,
-        threshold=clinical.whole.threshold,
-        overall=rows_overall(clinical),
-        by_class=rows_by_class(clinical),
-        by_group=rows_by_group(clinical),
-        warnings=clinical.warnings,
-        name=PIXELS if package.inputs == PIXELS else "inputs",
-        dtype=str(INPUTS[package.inputs]).removeprefix("torch."),
-    )
-
-
-def _quote(name: str) -> str:
-    """Return a class name as a quoted text of Markdown: HTML, links and unprintable characters in it stay text."""
-    return json.dumps(_text(name), ensure_ascii=False)
-
-
-def _text(words: str) -> str:
-    """Return words as text of Markdown: HTML, links and unprintable characters in it stay text."""
-    printable = "".join(char if char.isprintable() else "?" for char in words)
-    return re.sub(r"([<>&*_`\[\]|#])", lambda found: f"&#{ord(found[0])};", printable)

@@ -27,6 +27,7 @@ from factorized_fl.tasks.augment import normalise
 
 PIXELS, NUMBERS, TOKENS = "pixels", "numbers", "tokens"
 INPUTS = {PIXELS: torch.uint8, NUMBERS: torch.float32, TOKENS: torch.int64}  # the types of a model's inputs
+CLASSES, LABELS, VALUES = "classes", "labels", "numbers"  # what a model gives: one class, several labels, numbers
 WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "model.json", "README.md"
 ARCHITECTURE = ("width", "head_layers", "head_norm", "head_width")  # options of a network
 
@@ -52,6 +53,7 @@ class Package:
     inputs: str = PIXELS  # the kind of input: raw pixels, or numbers or tokens that the network takes as they are
     shape: tuple[int, ...] = ()  # of one input; empty for square images of image_size
     window: str = ""  # LEVEL/WIDTH of grey values in pictures with more than 8 bits, where one was chosen
+    targets: str = CLASSES  # what the outputs, named by `classes`, stand for
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -116,6 +118,8 @@ def read_package(folder: Path | str) -> Package:
         package = make(Package, {name: content[name] for name in known}, "entry")
         if package.inputs not in INPUTS:
             raise ValueError(f"inputs = {package.inputs!r} must be one of {', '.join(INPUTS)}")
+        if package.targets not in (CLASSES, LABELS, VALUES):
+            raise ValueError(f"targets = {package.targets!r} must be {CLASSES}, {LABELS} or {VALUES}")
         if package.inputs == PIXELS and {len(package.mean), len(package.std)} != {package.channels}:
             raise ValueError("mean and std must have a number for each channel")
         return package

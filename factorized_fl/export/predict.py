@@ -14,7 +14,7 @@ from factorized_fl.data.folder import image_files, subfolders
 from factorized_fl.data.images import Unreadable, decode_each
 from factorized_fl.data.windows import windowing
 from factorized_fl.export.onnx import Scores, onnx_scores
-from factorized_fl.export.package import INPUTS, ONNX, PIXELS, Package, load_network, read_package
+from factorized_fl.export.package import CLASSES, INPUTS, ONNX, PIXELS, VALUES, Package, load_network, read_package
 from factorized_fl.nn.own import Factory
 
 _BATCH = 64
@@ -23,11 +23,12 @@ RUNTIMES = ("auto", "onnx", "torch")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Every class with its probability for one image, most likely first."""
+    """Every class or label with its probability for one input, most likely first; or numbers in the model's order."""
 
     image: Path  # or the .npy file
     classes: tuple[tuple[str, float], ...]
     row: int | None = None  # the position in a .npy file
+    numbers: bool = False  # whether these are numbers, not probabilities
 
 
 def predict(
@@ -62,7 +63,10 @@ def predict(
                 decoded.append((file, torch.from_numpy(pixels.copy())))
         if decoded:
             found = _ranked(package, scores, torch.stack([pixels for _, pixels in decoded]))
-            predictions += [Prediction(file, classes) for (file, _), classes in zip(decoded, found, strict=True)]
+            numbers = package.targets == VALUES
+            predictions += [
+                Prediction(file, classes, None, numbers) for (file, _), classes in zip(decoded, found, strict=True)
+            ]
     if not predictions:
         file, why = unreadable[0]
         raise UserError(f"None of the {len(unreadable)} images can be read; {file} {why}.")
@@ -86,14 +90,17 @@ def _predict_arrays(package: Package, scores: Scores, files: Sequence[Path]) -> 
             found = f"{inputs.dtype} {list(inputs.shape)}".removeprefix("torch.")
             raise UserError(f"'{file}' holds {found}, but this model takes {wanted}.")
         classes = [ranks for batch in inputs.split(_BATCH) if len(batch) for ranks in _ranked(package, scores, batch)]
-        predictions += [Prediction(file, each, row) for row, each in enumerate(classes)]
+        predictions += [Prediction(file, each, row, package.targets == VALUES) for row, each in enumerate(classes)]
     return predictions
 
 
 def _ranked(package: Package, scores: Scores, inputs: torch.Tensor) -> list[tuple[tuple[str, float], ...]]:
-    """Return the classes of each input with their probabilities, most likely first."""
+    """Return the classes or labels of each input with their probabilities, most likely first; or its numbers."""
     with torch.no_grad():
-        shares = torch.softmax(scores(inputs).double(), dim=1)
+        outputs = scores(inputs).double()
+    if package.targets == VALUES:
+        return [tuple(zip(package.classes, row, strict=True)) for row in outputs.tolist()]
+    shares = torch.softmax(outputs, dim=1) if package.targets == CLASSES else torch.sigmoid(outputs)
     order = shares.argsort(dim=1, descending=True, stable=True).tolist()
     return [tuple((package.classes[c], float(row[c])) for c in ranks) for row, ranks in zip(shares, order, strict=True)]
 

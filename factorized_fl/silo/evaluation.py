@@ -6,7 +6,7 @@ from pathlib import Path
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.export.clinical_report import ClinicalReport, clinical_report
-from factorized_fl.export.evaluate import check_threshold, evaluate_model, scores_of
+from factorized_fl.export.evaluate import check_threshold, evaluate_model, refuse_other_targets, scores_of
 from factorized_fl.export.package import read_package
 from factorized_fl.results.schema import FEDERATION
 from factorized_fl.silo.agreement import Kit, read_kit
@@ -58,6 +58,7 @@ def _evaluate_site(kit: Kit, data: Path | None, threshold: float, columns: Table
     columns = replace(own, **named)
     scenario = site_scenario(kit, place, columns)
     package = read_package(kit.model)
+    refuse_other_targets(package, kit.model)
     (client,) = scenario.clients
     if client.classes != package.classes:
         raise UserError(

@@ -325,7 +325,7 @@ class Site:
         else:
             self.log("took part in no round and trained none alone: there is no model")
             return None
-        self.log(f"model: {100 * exported.accuracy:.2f}% on {exported.images} own test images")
+        self.log(f"model: {exported.words} on {exported.images} own test examples")
         return exported
 
     def _train_alone(self, rounds: int) -> None:

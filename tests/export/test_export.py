@@ -15,7 +15,7 @@ from PIL import Image
 
 from factorized_fl import api
 from factorized_fl.core.errors import UserError
-from factorized_fl.export import export, predict
+from factorized_fl.export import card, export, predict
 from factorized_fl.export.package import load_network, read_package
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.simulate.build import Federation
@@ -280,7 +280,7 @@ def test_mistakes_are_one_sentence(run: Path, images: Path, tmp_path: Path) -> N
 
 def test_a_class_name_on_the_card_is_text(run: Path) -> None:
     """HTML, links and escape sequences of a class name must not reach the reader's browser or terminal."""
-    shown = export._quote("<img src=x onerror=alert(1)> [a](http://b)\x1b[31m")
+    shown = card._quote("<img src=x onerror=alert(1)> [a](http://b)\x1b[31m")
     assert not set(shown) & set("<>[]\x1b")
     assert shown.startswith('"&#60;img src=x')
 
