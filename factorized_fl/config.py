@@ -82,8 +82,7 @@ class Config:
     )
     storage: str = option(
         "auto",
-        "where the tensors of clients lie: memory, or a file on disk, of which a round touches its participants alone; "
-        "auto: disk from 2000 clients on",
+        "where clients' tensors lie; auto: on disk from 2000 clients on, where a round touches participants only",
         choices=("auto", "memory", "disk"),
     )
     dropout: float = option(0.0, "probability that a sampled client fails in a round", low=0, high=0.95)
@@ -108,8 +107,9 @@ class Config:
     class_weights: tuple[float, ...] = option((), "weights of the classes in the loss; empty: equal", above=0)
     metrics: tuple[str, ...] = option((), "metrics of the tests, the first decides verdicts; empty: accuracy or r2")
     augment: str = option("paper", "the authors' augmentation (paper), none, or package.module:function")
-    precision: str = option(
-        "bf16", "precision of convolutions on a GPU; a CPU always uses fp32", choices=("bf16", "tf32", "fp32")
+    precision: str = option("bf16", "precision of convolutions on a GPU", choices=("bf16", "tf32", "fp32"))
+    cpu_precision: str = option(
+        "fp32", "the same on a CPU; auto: bf16 where it is faster", choices=("fp32", "bf16", "auto")
     )
     repeatable: bool = option(
         False, "two processes on one GPU give identical bits, which is slower; on a CPU they always do"

@@ -21,8 +21,8 @@ from factorized_fl.engine import Work
 from factorized_fl.engine.looks import Penalty, features_of, head_inputs, loss_of, tuned
 from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
 from factorized_fl.engine.private import BudgetSpent, PrivateGradient, guarded, no_batches
-from factorized_fl.engine.processor import casting, keep_freed_memory
-from factorized_fl.engine.threads import using_threads, worthwhile_threads
+from factorized_fl.engine.processor import casting, computes_in_bf16, keep_freed_memory
+from factorized_fl.engine.threads import operations, using_threads, worthwhile_threads
 from factorized_fl.engine.training import clipped
 from factorized_fl.tasks.confusion import count_confusion
 from factorized_fl.tasks.inputs import Inputs
@@ -34,9 +34,8 @@ class ReferenceEngine:
     """Trains on the stacks in place; one model object serves all clients with the same number of classes."""
 
     def __init__(self, work: Work, half: bool = False) -> None:
-        """`half` computes convolutions and products in bf16, with parameters, momentum and statistics in float32."""
+        """`half` computes convolutions and products on a GPU in bf16; a CPU follows an option of its own."""
         keep_freed_memory()
-        self.half, self.casting = half, casting(work.device, half)
         self.work, self.config, self.method, self.scenario = work, work.config, work.method, work.scenario
         self.roles, self.device, self.task = work.roles, work.device, work.task
         self.models = {classes: model.to(work.device) for classes, model in work.models.items()}
@@ -46,13 +45,14 @@ class ReferenceEngine:
         self.threads, self.one_by_one = torch.get_num_threads(), set[int]()
         if self.device.type == "cpu":
             image = self.inputs.plain(torch.zeros(1, dtype=torch.int64))
-            self.threads = worthwhile_threads(next(iter(self.models.values())), image, self.config.batch_size)
+            amount = self.config.batch_size * operations(next(iter(self.models.values())), image)
+            self.threads, half = worthwhile_threads(amount), computes_in_bf16(self.config.cpu_precision, amount)
+        self.half, self.casting = half, casting(work.device, half)
 
     def describe(self) -> dict[str, str | int]:
-        """Returns "reference" and the precision of convolutions: there is no bf16, on a GPU TF32 replaces it."""
-        exact = self.device.type != "cuda" or self.config.precision == "fp32"
-        precision = "bf16" if self.half else "fp32" if exact else "tf32"
-        return {"engine": "reference", "convolutions": precision, "threads": self.threads}
+        """Returns "reference" and the precision of convolutions."""
+        single = "fp32" if self.device.type != "cuda" or self.config.precision == "fp32" else "tf32"
+        return {"engine": "reference", "convolutions": "bf16" if self.half else single, "threads": self.threads}
 
     def train(
         self, round_number: int, ks: Sequence[int], clients: ClientState, done: Callable[[int], None]

@@ -17,9 +17,11 @@ WORTH_A_THREAD = 40e6
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def worthwhile_threads(model: nn.Module, example: torch.Tensor, batch_size: int) -> int:
-    """Return the number of threads that a batch of such examples keeps busy, at most PyTorch's present number."""
-    work = batch_size * operations(model, example)
+def worthwhile_threads(work: float) -> int:
+    """Return the number of threads that a batch keeps busy whose forward pass takes so many operations.
+
+    It is at most PyTorch's present number.
+    """
     return max(1, min(int(work / WORTH_A_THREAD), torch.get_num_threads()))
 
 

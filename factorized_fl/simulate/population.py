@@ -25,6 +25,7 @@ from factorized_fl.core.views import Mixing, Tensors, Trained
 MANY = 2000  # clients from which tensors lie in a file unless asked otherwise
 SAMPLE = 1000  # clients that are tested at the end, at most, besides the participants of the last round
 _AWAKE = "population/awake"
+_SMALL = 4096  # numbers of a fingerprint that is kept; larger ones are made again from a client's record
 _ROW = "row"  # the one entry of a method's state that has a number for each client
 
 
@@ -116,6 +117,7 @@ class PopulationServer(ServerState):
     def __init__(self, *args: Any, clients: Population, **more: Any) -> None:
         super().__init__(*args, **more)
         self.population = clients
+        self._vectors: dict[int, torch.Tensor] = {}  # fingerprints that clients last sent, as far as they were needed
 
     def prepare(self, round_number: int, clients: Sequence[int], losses: Losses) -> Downloads:
         """Mixes for these participants among them and the clients whose last update counts."""
@@ -151,14 +153,17 @@ class PopulationServer(ServerState):
 
     def _vectors_of(self, members: Sequence[int]) -> torch.Tensor | None:
         """The fingerprints; a client without an update has the one that all begin with."""
-        if not self.stack:
+        if not self.stack or (first := self.method.fingerprint(self.initial, self.roles)) is None:
             return None
-        found = [self.method.fingerprint(self._own(k), self.roles) for k in members]
-        known = [vector for vector in found if vector is not None]
-        return torch.stack(known) if known else None
-
-    def _own(self, k: int) -> Tensors:
-        return self.population.state.client(k) if self.received[k] else self.initial
+        for k in members:
+            if self.received[k] and k not in self._vectors:
+                vector = self.method.fingerprint(self.population.state.client(k), self.roles)
+                assert vector is not None
+                self._vectors[k] = vector.clone()
+        found = torch.stack([self._vectors.get(k, first) for k in members])
+        if first.numel() > _SMALL:
+            self._vectors.clear()
+        return found
 
     def keep(self, clients: Sequence[int], payload: Any) -> dict[int, Load]:
         """Keeps the updates of some clients."""
@@ -166,6 +171,8 @@ class PopulationServer(ServerState):
         for _ in sent.noting(payload):  # the tensors are the clients' own
             continue
         self._note(list(clients))
+        for k in clients:
+            self._vectors.pop(k, None)
         return sent.loads()
 
 
