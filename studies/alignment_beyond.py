@@ -1,0 +1,111 @@
+"""What else may help where classes are matched, tried on the embedded data of the demo: results/align/beyond.json.
+
+python -m studies.alignment_beyond    about ten minutes on one core
+"""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from factorized_fl.api import configure
+from factorized_fl.core.classes import MEANS
+from factorized_fl.core.roles import find_head
+from factorized_fl.core.seeds import torch_rng
+from factorized_fl.methods.class_statistics import describe_classes
+from factorized_fl.methods.correspondence import StatisticsMatcher
+from factorized_fl.results.rundir import Record
+from factorized_fl.simulate.alignment import judge_matches, true_labels
+from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.networks import model_inputs
+from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.run import run_federation
+from studies.alignment import describe_all
+from studies.runner import write_measured
+
+SEEDS = (4, 5, 6)
+METHODS = ("factorized-peers", "fedavg")
+VARIANTS: dict[str, Record] = {  # each trains 24 epochs, as the demo does
+    "align=off": {"align": "off"},
+    "align=statistics": {"align": "statistics"},
+    "align=classifier": {"align": "classifier"},
+    "align=true": {"align": "true"},
+    "align=statistics, 12 rounds of 2 epochs": {"align": "statistics", "rounds": 12, "epochs": 2},
+    "align=statistics, 24 rounds of 1 epoch": {"align": "statistics", "rounds": 24, "epochs": 1},
+    "align=off, 24 rounds of 1 epoch": {"align": "off", "rounds": 24, "epochs": 1},
+    "align=statistics, ema=0.9": {"align": "statistics", "ema": 0.9},
+}
+LEAST = 0.3  # the default confidence
+
+
+def measure_variant(method: str, variant: str, seed: int) -> Record:
+    """The recalibrated accuracies of one run, and its matches."""
+    config = configure("demo", method, seed=seed, recalibrate=True, **VARIANTS[variant])
+    with tempfile.TemporaryDirectory() as folder:
+        summary = run_federation(config, Path(folder) / "run", device="cpu").summary()
+    assert summary is not None
+    record = {"method": method, "variant": variant, "seed": seed, "accuracy": round(summary["accuracy_mean"], 4)}
+    return record | {name: summary[name] for name in ("matches",) if name in summary}
+
+
+@torch.no_grad()
+def trained_features(federation: Federation, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the classifier of client k receives for its training images, [n, D], and their labels."""
+    scenario, client = federation.scenario, federation.scenario.clients[k]
+    model = federation.engine.models[len(client.classes)].eval()  # type: ignore[attr-defined]
+    found: list[torch.Tensor] = []
+    head = model.get_submodule(find_head(model))
+    hook = head.register_forward_pre_hook(lambda module, given: found.append(given[0].flatten(1)))
+    tensors = dict(federation.clients.state.client(k))
+    torch.func.functional_call(model, tensors, model_inputs(scenario, scenario.images[client.train]))
+    hook.remove()
+    return found[0], scenario.targets(k, client.train)
+
+
+def measure_features(seed: int) -> list[Record]:
+    """Matches by random features, and by those of a body that FedAvg trained for some rounds."""
+    config = configure("demo", "fedavg", seed=seed)
+    scenario = build_scenario_of(config, None)
+    federation = build_federation(config, scenario, torch.device("cpu"), "reference")
+    truth = true_labels(scenario, max(len(client.classes) for client in scenario.clients))
+    everyone = torch.ones(len(truth), dtype=torch.bool)
+
+    def judged(name: str, extra: dict[str, torch.Tensor]) -> Record:
+        there = extra[MEANS][:, :, -1] > 0
+        found = StatisticsMatcher().match(extra, everyone)
+        return {
+            "features": name,
+            "seed": seed,
+            **judge_matches(found.but(found.confidence >= LEAST).labels, truth.where(there, -1)),
+        }
+
+    records = [judged("random", describe_all(scenario, seed))]
+    for round_number in range(1, config.rounds + 1):
+        run_round(federation, round_number)
+        if round_number in (1, 3, config.rounds):
+            each = [
+                describe_classes(*trained_features(federation, k), truth.shape[1], 0.0, torch_rng(seed, "none", k))
+                for k in range(len(truth))
+            ]
+            extra = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+            records.append(judged(f"trained for {round_number} rounds", extra))
+    return records
+
+
+def measure() -> Record:
+    """All of it, printed as it comes."""
+    features = [record for seed in SEEDS for record in measure_features(seed)]
+    print(*features, sep="\n", flush=True)
+    runs = []
+    for method in METHODS:
+        for variant in VARIANTS:
+            runs += [measure_variant(method, variant, seed) for seed in SEEDS]
+            mean = np.mean([record["accuracy"] for record in runs[-len(SEEDS) :]])
+            print(f"{method}, {variant}: {100 * mean:.1f}", flush=True)
+    return {"features": features, "runs": runs}
+
+
+if __name__ == "__main__":
+    write_measured(Path("results/align/beyond.json"), configure("demo", seed=SEEDS[0]), "cpu", partial(measure))
