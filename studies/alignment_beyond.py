@@ -20,7 +20,7 @@ from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.alignment import judge_matches, true_labels
 from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
 from factorized_fl.simulate.networks import model_inputs
-from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.rounds import download, run_round
 from factorized_fl.simulate.run import run_federation
 from studies.alignment import describe_all
 from studies.runner import write_measured
@@ -85,6 +85,8 @@ def measure_features(seed: int) -> list[Record]:
     for round_number in range(1, config.rounds + 1):
         run_round(federation, round_number)
         if round_number in (1, 3, config.rounds):
+            # The aggregated body, which is the same at all clients; training has moved their own ones apart.
+            download(federation, round_number + 1, range(len(truth)), range(len(truth)))
             each = [
                 describe_classes(*trained_features(federation, k), truth.shape[1], 0.0, torch_rng(seed, "none", k))
                 for k in range(len(truth))
