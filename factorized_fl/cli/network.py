@@ -79,9 +79,9 @@ DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda or a
 
 
 _REVEALED = {
-    "statistics": "the coordinator sees how many classes you have, averages of random features of the images of each, "
-    "and their rows of the classifier; no image and no name.",
-    "classifier": "the coordinator sees how many classes you have and the row of the classifier of each, and how "
+    "statistics": "the coordinator sees how many classes you have and how many images of each, averages of random "
+    "features of these images and how they vary, and what the method shares of each class; no image and no name.",
+    "classifier": "the coordinator sees how many classes you have, the row of the classifier of each, and how "
     "training moves it; no image and no name.",
 }
 
@@ -236,7 +236,10 @@ def site_choices(
     alone = before.alone if alone is None else alone
     _show(found.line)
     if told := _REVEALED.get(str(party.table.get("align"))):
-        _show(f"This federation matches the classes of its sites: {told} docs/classes.md says more.")
+        _show(
+            f"This federation matches the classes of its sites: {told} Other sites see which of "
+            "their classes you have, by number. docs/classes.md says more."
+        )
     metrics = before.metrics if shared is None else tuple(shared)
     if metrics:
         _show(f"After the last round the coordinator sees of your test images: {', '.join(metrics)}.")

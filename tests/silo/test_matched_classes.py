@@ -90,4 +90,6 @@ def test_a_site_is_told_what_matching_reveals_when_it_joins(
         kit = kits_of(tmp_path / folder, trio_config("fedavg", **terms))["aster"]
         found = network.Found("aster: 4 classes", "cpu")
         network.site_choices(kit, data / "aster", None, None, "cpu", check=lambda *given, found=found: found)
-        assert ("no image and no name" in capsys.readouterr().out) == (folder == "on")
+        shown = capsys.readouterr().out
+        for words in ("no image and no name", "how many images of each", "Other sites see which of their classes"):
+            assert (words in shown) == (folder == "on")
