@@ -7,6 +7,7 @@ prv-accountant. It gives an interval for epsilon; all functions here return its 
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -15,9 +16,11 @@ from factorized_fl.core.errors import UserError
 
 _ERROR = 0.01  # width of the accountant's interval, as a share of the budget
 _DELTA_ERROR = 1e-3  # the same of delta
+_FINER = 5  # times that the interval is halved where the accountant refuses its mesh
 _DIGITS = 4  # to which the noise is rounded up, so that machines that round otherwise use the same noise
 _LEAST, _MOST = 0.05, 1e4  # noise that is tried
 _NEAR = 0.97  # share of the budget that is used at least
+_CLOSE = 1.01  # ratio of noise that is too little and noise that is enough, at which the search ends
 _SLOPE = 0.75  # the noise grows about as this power of 1 / epsilon
 _ROOM = 100.0  # times the budget: a larger epsilon is reported as infinite
 _ORDERS = (*range(2, 17), *range(18, 65, 4))
@@ -58,16 +61,21 @@ def epsilon_spent(delta: float, noise: float, rate: float, steps: int, release: 
 
 
 def noise_of_steps(epsilon: float, delta: float, rate: float, steps: int, release: float) -> float:
-    """Noise with which so many steps and the single release keep the budget, and use at least 97% of it."""
+    """Noise with which so many steps and the single release keep the budget: the least one, up to a few percent."""
     if release and _alone(delta, release) >= epsilon:
         raise ValueError("the release alone exceeds the budget")
     noise = _smallest(lambda noise: _by_limit(delta, noise, rate, steps, release) <= epsilon)
-    while True:  # epsilon falls about as a power of the noise, so few trials are needed; each takes part of a second
+    low, high = 0.0, math.inf  # noise that exceeds the budget, and noise that keeps it
+    while high > low * _CLOSE:  # epsilon falls about as a power of the noise, so few trials are needed
         found = epsilon_spent(delta, noise, rate, steps, release, epsilon)
         if _NEAR * epsilon <= found <= epsilon:
             return noise
+        low, high = (low, min(high, noise)) if found <= epsilon else (max(low, noise), high)
         factor = (found / ((1 + _NEAR) / 2 * epsilon)) ** _SLOPE if math.isfinite(found) else 2.0
         noise = _rounded_up(noise * min(max(factor, 0.5), 2.0))
+        if not low < noise < high:
+            noise = _rounded_up(math.sqrt(low * high))
+    return high
 
 
 def most_steps(epsilon: float, delta: float, noise: float, rate: float, release: float, planned: int) -> int:
@@ -125,7 +133,7 @@ def _composed(delta: float, noise: float, rate: float, steps: int, release: floa
 
 @lru_cache(maxsize=64)
 def _accountant(delta: float, noise: float, rate: float, release: float, budget: float, room: int) -> Any:
-    """An accountant for up to `room` steps; None where epsilon is so large that it would need too much memory."""
+    """An accountant for up to `room` steps; None where epsilon is too large, or too hard to compute."""
     require_accountant()
     from prv_accountant import GaussianMechanism, PoissonSubsampledGaussianMechanism, PRVAccountant
 
@@ -140,13 +148,16 @@ def _accountant(delta: float, noise: float, rate: float, release: float, budget:
     counts = [room, *([1] if release else [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of every domain that it did not choose itself
-        return PRVAccountant(
-            prvs=parts,
-            max_self_compositions=counts,
-            eps_error=_ERROR * budget,
-            delta_error=_DELTA_ERROR * delta,
-            eps_max=_domain(parts, counts, _ERROR * budget, _DELTA_ERROR * delta),
-        )
+        for error in (_ERROR * budget / 2**finer for finer in range(_FINER)):
+            with suppress(RuntimeError):  # it refuses a mesh on which the mean of the privacy loss is not exact
+                return PRVAccountant(
+                    prvs=parts,
+                    max_self_compositions=counts,
+                    eps_error=error,
+                    delta_error=_DELTA_ERROR * delta,
+                    eps_max=_domain(parts, counts, error, _DELTA_ERROR * delta),
+                )
+    return None
 
 
 def _domain(parts: Sequence[Any], counts: Sequence[int], eps_error: float, delta_error: float) -> float:

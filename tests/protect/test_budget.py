@@ -109,3 +109,10 @@ def test_draws_are_those_of_their_distributions_and_depend_on_secret_path_and_na
     assert torch.equal(uniform, Draws(1, "step", 3, 4).uniform("sample", 20_000))
     others = [Draws(2, "step", 3, 4).uniform("sample", 5), Draws(1, "step", 3, 5).uniform("sample", 5)]
     assert not any(torch.equal(uniform[:5], other) for other in (*others, draws.uniform("torch", 5)))
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(0.2, 4), (1.0, 1)])
+def test_the_search_for_noise_ends_for_few_steps_and_rare_samples(rate: float, steps: int) -> None:
+    """The accountant refuses some meshes; finer ones are tried then, and the search cannot go round in circles."""
+    noise = noise_of_steps(3.0, 1e-5, rate, steps, 4.851)
+    assert 2.8 <= epsilon_spent(1e-5, noise, rate, steps, 4.851, 3.0) <= 3.0

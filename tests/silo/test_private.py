@@ -1,6 +1,7 @@
 """Differential privacy between organisations: equal to one process, with secret noise; spending outlives crashes."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def any_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parties accept a network that no installed package declares."""
     for module in ("own_part", "coordinator"):
         monkeypatch.setattr(f"factorized_fl.silo.{module}.check_model", lambda kit: None)
-    monkeypatch.setattr("factorized_fl.export.export.write_onnx", lambda *args: False)  # which takes seconds
+    monkeypatch.setattr(import_module("factorized_fl.export.export"), "write_onnx", lambda *args: False)  # slow
 
 
 def private_trio(**settings: Any) -> Config:
