@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -136,3 +138,22 @@ def test_each_mistake_in_the_data_is_one_sentence(kit: Kit, tmp_path: Path) -> N
         scenario_of(kit, empty, window="1000/2000", subgroups=("sex",))
     with pytest.raises(UserError, match=r"is a folder, which has no columns"):
         scenario_of(kit, tmp_path / "scans")
+
+
+def test_a_window_applies_to_a_folder_and_parquet_serves_as_csv_does(kit: Kit, tmp_path: Path) -> None:
+    for i in range(12):
+        path = tmp_path / "folder" / ("healthy", "ill")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 1500 * (i % 2), dtype=np.uint16)).save(path)
+    with pytest.warns(UserWarning, match="nearly black"):
+        plain = site_scenario(kit, tmp_path / "folder")
+    windowed = site_scenario(kit, tmp_path / "folder", TableColumns(window="1000/2000"))
+    assert plain.images.unique().tolist() == [0, 1500 * 255 // 65535]
+    assert windowed.images.unique().tolist() == [0, round(255 * 1500 / 2000)]  # not those that the cache has
+
+    table = write_scans(tmp_path)
+    pq.write_table(pcsv.read_csv(table), tmp_path / "scans.parquet")
+    one, other = (site_scenario(kit, path, COLUMNS) for path in (table, tmp_path / "scans.parquet"))
+    assert one.images.equal(other.images)
+    assert one.labels.equal(other.labels)
+    assert one.clients[0].train.equal(other.clients[0].train)

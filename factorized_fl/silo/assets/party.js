@@ -19,7 +19,8 @@ const names = (list) => (list.length < 2 ? list.join("") : `${list.slice(0, -1).
 
 function headline() {
   const waited = doc.sites.filter((site) => site.waited_for).map((site) => site.name);
-  const round = doc.ended ? `All ${plural(doc.rounds, "round")} done` : `${doc.done} of ${plural(doc.rounds, "round")} done`;
+  const rounds = plural(doc.rounds, "round");
+  const round = doc.ended ? `All ${rounds} done` : `${doc.done} of ${rounds} done`;
   if (doc.ended) return `${round}.`;
   if (!doc.current) return `${round}: ${doc.runs ? "no news" : "it does not run"}.`;
   return waited.length ? `${round}: waiting for ${names(waited)}.` : `${round}: ${doc.note}.`;
@@ -53,7 +54,12 @@ function sitesCard() {
   if (!doc.sites.length) return null;
   const columns = [
     { title: "Site", words: true, value: (s) => s.name, show: (s) => s.name },
-    { title: "Connected", words: true, value: (s) => Number(s.connected), show: (s) => (s.connected ? "● yes" : "○ no") },
+    {
+      title: "Connected",
+      words: true,
+      value: (s) => Number(s.connected),
+      show: (s) => (s.connected ? "● yes" : "○ no"),
+    },
     { title: "Doing", words: true, value: (s) => s.doing, show: (s) => s.doing },
     { title: "Images", value: (s) => s.images, show: (s) => (s.images ? s.images.toLocaleString("en") : "–") },
     { title: "Peers", value: (s) => s.peers, show: (s) => (s.peers === null ? "–" : s.peers.toFixed(1)) },
@@ -97,10 +103,10 @@ function accuracyFigure() {
   return card("Accuracy by round", node);
 }
 
-const interval = (found) =>
-  found[0] === null
-    ? "undefined"
-    : `${found[0].toFixed(3)} (${found[1] === null ? "no interval" : `${found[1].toFixed(3)} to ${found[2].toFixed(3)}`})`;
+function interval([value, low, high]) {
+  if (value === null) return "undefined";
+  return `${value.toFixed(3)} (${low === null ? "no interval" : `${low.toFixed(3)} to ${high.toFixed(3)}`})`;
+}
 
 // The metrics that sites chose to show, with the site that reported each. Classes have numbers, as names stay there.
 function reportedCard() {
@@ -139,7 +145,8 @@ function roundsCard() {
   return card("Rounds", sortableTable("rounds-table", columns, rows));
 }
 
-const journalCard = () => doc.journal.length > 0 && card("Journal", el("pre", { id: "journal-lines" }, [...doc.journal].reverse().join("\n")));
+const journalCard = () =>
+  doc.journal.length > 0 && card("Journal", el("pre", { id: "journal-lines" }, [...doc.journal].reverse().join("\n")));
 
 function render() {
   const scroll = scrollY,
