@@ -440,6 +440,24 @@ def test_axe_finds_nothing(chromium, one, several, axe: str, width: int, scheme:
             assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found["violations"]] == []
 
 
+@pytest.mark.parametrize(("width", "medium"), [(1280, "screen"), (1010, "screen"), (760, "screen"), (700, "print")])
+def test_no_table_scrolls_sideways(chromium, several, width: int, medium: str) -> None:
+    with Watched(chromium, width=width) as tab:
+        tab.page.goto(several)
+        tab.page.wait_for_selector("#methods")
+        tab.page.emulate_media(media=medium)
+        out = "tables => tables.filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText)"
+        assert tab.page.locator(".wide").evaluate_all(out) == []
+
+
+def test_on_a_phone_every_value_has_its_name(chromium, several) -> None:
+    with Watched(chromium, width=390) as tab:
+        tab.page.goto(several)
+        tab.page.wait_for_selector("#traffic")
+        bare = "cells => cells.filter(one => !one.dataset.label).map(one => one.innerText)"
+        assert tab.page.locator("table[id] td").evaluate_all(bare) == []
+
+
 @pytest.mark.parametrize(("width", "medium"), [(390, "screen"), (720, "print")])
 def test_no_column_is_out_of_sight(chromium, several, width: int, medium: str) -> None:
     """On a phone and on paper nothing can be scrolled sideways, so that every cell is within the page."""

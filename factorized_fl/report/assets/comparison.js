@@ -39,7 +39,12 @@ function comparisonTable(variants, best) {
       title: "method",
       words: true,
       value: (v) => v.label,
-      show: (v) => el("span", {}, swatch(colour(variants.indexOf(v))), v.label + (v.complete ? "" : " (not finished)")),
+      show: (v) => el(
+          "span",
+          { class: "named" },
+          swatch(colour(variants.indexOf(v))),
+          el("span", {}, v.label + (v.complete ? "" : " (not finished)")),
+        ),
     },
     number({ title: "accuracy", key: "accuracy" }, (x) => percent(x, 2)),
     gained("over its control", "effect"),

@@ -284,8 +284,8 @@ function trafficCard(run) {
           el(
             "tr",
             { class: name === "Total" ? "best" : null },
-            el("td", { class: "words" }, name),
-            counts.map((count) => el("td", {}, bytes(count))),
+            el("td", { class: "words", "data-label": "what" }, name),
+            counts.map((count, i) => el("td", { "data-label": i ? "down" : "up" }, bytes(count))),
           ),
         ),
       ),
