@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import cycle, islice
 
 import torch
@@ -43,6 +43,7 @@ class ReferenceEngine:
         mean, std = (torch.tensor(side, device=self.device) for side in (self.scenario.mean, self.scenario.std))
         self.inputs = Inputs(self.images, mean, std, self.scenario.arrays, work.training.augment)
         self.threads, self.one_by_one = torch.get_num_threads(), set[int]()
+        self._weights: dict[int, Tensor | None] = {}  # of the classes in the loss, by client
         if self.device.type == "cpu":
             image = self.inputs.plain(torch.zeros(1, dtype=torch.int64))
             amount = self.config.batch_size * operations(next(iter(self.models.values())), image)
@@ -327,12 +328,13 @@ class ReferenceEngine:
         """Returns the targets of these examples: classes under the client's own labelling, or numbers."""
         return self.scenario.targets(k, chosen).to(self.device)
 
-    @cache  # noqa: B019  # an engine lives as long as its run
     def _class_weights(self, k: int) -> Tensor | None:
         """The weights of the client's classes in the loss, or None."""
-        client = self.scenario.clients[k]
-        found = self.task.weights(len(client.classes), self.scenario.targets(k, client.train))
-        return None if found is None else found.to(self.device)
+        if k not in self._weights:  # no functools.cache, which would keep the engine and its data after the run
+            client = self.scenario.clients[k]
+            found = self.task.weights(len(client.classes), self.scenario.targets(k, client.train))
+            self._weights[k] = None if found is None else found.to(self.device)
+        return self._weights[k]
 
     def _model(self, k: int) -> nn.Module:
         return self.models[len(self.scenario.clients[k].classes)]

@@ -1,5 +1,7 @@
 """Sweeps: every combination once, resumed, in processes as in one, and the best by validation examples."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,8 @@ import torch
 
 import factorized_fl as ffl
 from factorized_fl.core.errors import UserError
+from factorized_fl.data.clients import own_scenario
+from factorized_fl.simulate import own
 from tests.own.nets import own_clients, table_net
 
 QUICK: dict[str, Any] = {"model": table_net, "epochs": 1, "batch_size": 4, "rounds": 1}
@@ -64,3 +68,19 @@ def test_the_error_of_a_process_is_the_error_of_the_sweep(tmp_path: Path) -> Non
 def test_what_cannot_be_swept_is_named(arguments: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         ffl.sweep(own_clients(), **arguments, out=tmp_path, **QUICK)
+
+
+def test_nothing_keeps_the_data_of_a_run_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep over runs in one process otherwise holds the data of all of them."""
+    held = []
+
+    def noted(*given: Any, **named: Any) -> Any:
+        scenario = own_scenario(*given, **named)
+        held.append(weakref.ref(scenario))
+        return scenario
+
+    monkeypatch.setattr(own, "own_scenario", noted)
+    settings = {"model": table_net, "rounds": 1, "epochs": 1, "batch_size": 4, "class_weights": [1.0, 2.0]}
+    ffl.run(own_clients(outputs=(2, 2), named=True), tmp_path / "run", method="fedavg", **settings)
+    gc.collect()
+    assert [reference() for reference in held] == [None]
