@@ -39,7 +39,8 @@ function comparisonTable(variants, best) {
       title: "method",
       words: true,
       value: (v) => v.label,
-      show: (v) => el(
+      show: (v) =>
+        el(
           "span",
           { class: "named" },
           swatch(colour(variants.indexOf(v))),
