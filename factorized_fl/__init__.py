@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "api": ("compare", "configure", "export", "report", "run"),
+    "audit.run": ("audit",),
     "config": ("Config",),
     "data.clients": ("ClientData",),
     "data.datasets": ("from_datasets",),
@@ -31,9 +32,9 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = sorted(_MODULE_OF)
 
 # The first import of the package `factorized_fl.report` sets the attribute `report` of this module, which would hide
-# the function `report`; the same holds for `export`. Both packages are empty. They are imported here so that this
-# happens now, and the attributes are removed.
-for _name in ("export", "report"):
+# the function `report`; the same holds for `audit` and `export`. These packages are empty. They are imported here so
+# that this happens now, and the attributes are removed.
+for _name in ("audit", "export", "report"):
     import_module(f"{__name__}.{_name}")
     del globals()[_name]
 

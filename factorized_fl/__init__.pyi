@@ -1,4 +1,5 @@
 from factorized_fl.api import compare, configure, export, report, run
+from factorized_fl.audit.run import audit
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import Dense, Groups, Mean, Sparse, weighted_mean
@@ -39,6 +40,7 @@ __all__ = [
     "SweepRow",
     "Tensors",
     "UserError",
+    "audit",
     "compare",
     "configure",
     "describe",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from factorized_fl import __version__
-from factorized_fl.cli import bench, classes, data, lists, model, network, new, report, runs
+from factorized_fl.cli import audit, bench, classes, data, lists, model, network, new, report, runs
 from factorized_fl.cli.common import Interrupted, console, notes, show_warnings_as_notes
 from factorized_fl.cli.settings import SettingsCommand
 from factorized_fl.core.errors import UserError, flags_shown, is_lack_of_memory
@@ -31,6 +31,7 @@ app.command("options")(lists.options_command)
 app.command("pilot", cls=SettingsCommand)(runs.pilot_command)
 app.command("report")(report.report_command)
 app.command("classes")(classes.classes_command)
+app.command("audit")(audit.audit_command)
 app.command("watch")(report.watch_command)
 app.add_typer(data.app, name="data")
 app.command("export")(model.export_command)

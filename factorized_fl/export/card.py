@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ def model_card(
     exported: "Exported",
     shared: str,
     clinical: ClinicalReport | None,
+    audited: Sequence[str] = (),
 ) -> str:
     """Return the content of README.md, from the numbers of rounds and of images that the client trained with."""
     file = "card.md.jinja" if package.targets == CLASSES else "values.md.jinja"
@@ -45,6 +47,7 @@ def model_card(
         exported=exported,
         built_in=package.model in MODELS,
         shared=shared,
+        audited=audited,
         **({} if clinical is None else _tables(clinical)),
         name=PIXELS if package.inputs == PIXELS else "inputs",
         dtype=str(INPUTS[package.inputs]).removeprefix("torch."),

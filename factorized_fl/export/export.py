@@ -44,6 +44,7 @@ from factorized_fl.nn import fold
 from factorized_fl.nn.installed import find_installed
 from factorized_fl.nn.models import MODELS
 from factorized_fl.nn.own import Factory, import_factory
+from factorized_fl.results.audited import audit_sentences, read_audit
 from factorized_fl.results.effect import Effect, Verdict
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.references import effect_beside, judge_run
@@ -142,7 +143,9 @@ def export_run(
     name = federation.scenario.clients[client - 1].name
     trained = directory.rounds_trained(client - 1, rounds)
     out = out or run / "model" / f"client-{client}"
-    return export_client(federation, client - 1, rounds, trained, out, name, effect, factory)
+    found = read_audit(directory)
+    audited = audit_sentences(found) if found else ()
+    return export_client(federation, client - 1, rounds, trained, out, name, effect, factory, audited=audited)
 
 
 def _measured(run: Path, rounds: int, planned: int, reference: Path | None) -> Effect | None:
@@ -166,11 +169,13 @@ def export_client(
     shared: str = "",
     subgroups: Mapping[str, Sequence[str]] | None = None,
     window: str = "",
+    audited: Sequence[str] = (),
 ) -> Exported:
     """Fold client k's model, compare it with the trained one on all test images, and write it to `out`.
 
     The client has trained in `trained` of the `rounds` rounds. `effect` is what the run gained. `subgroups` has, by
-    column, the value of each test image; `window` is that by which images of more than 8 bits were decoded.
+    column, the value of each test image; `window` is that by which images of more than 8 bits were decoded. `audited`
+    are the sentences of an audit.
     """
     config, scenario = federation.config, federation.scenario
     client = scenario.clients[k]
@@ -221,7 +226,7 @@ def export_client(
     if package.targets == CLASSES:
         clinical = clinical_report(got, labels, package.classes, subgroups=subgroups)
         write_clinical(clinical, out)
-    card = model_card(package, config, trained, len(client.train), exported, shared, clinical)
+    card = model_card(package, config, trained, len(client.train), exported, shared, clinical, audited)
     write_atomically(out / CARD, card.encode())
     return exported
 

@@ -14,6 +14,7 @@ import numpy as np
 from factorized_fl import __version__
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import BYTES_PER_NUMBER, formula_bytes
+from factorized_fl.report.audited import audit_panel
 from factorized_fl.report.classes import class_panel
 from factorized_fl.report.command import command_of
 from factorized_fl.report.comparison import comparison_document
@@ -128,6 +129,7 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         **matrices,
         "confusion": _confusion(run),
         "classes": class_panel(run),
+        "audit": audit_panel(run),
         "config": [[str(k), _plain(v)] for k, v in run.config.items()],
         "options": [[str(k), _plain(v)] for k, v in run.options.items()],
         "environment": _flat(run.environment),

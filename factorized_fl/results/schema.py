@@ -12,6 +12,7 @@ checkpoint.safetensors       everything needed to continue
 right.safetensors      which test images each client classified right in its final test, with marks of the images
 classes.json           which classes each client's were last matched with, in runs with `align`
 analysis.json          confusion matrices and sizes of factors, written at the end
+audit.json             how well attacks work on what each party saw, written by `ffl audit`
 summary.json           written when the run is complete
 report.html            the page, which reads all of the above
 .lock                  exists while a process works in the directory
@@ -25,6 +26,7 @@ from typing import Any, NotRequired, TypedDict, cast
 CONFIG, ENVIRONMENT, CLIENTS = "config.toml", "environment.json", "clients.json"
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 CLASSES = "classes.json"
+AUDIT = "audit.json"
 ANALYSIS, SUMMARY, RIGHT = "analysis.json", "summary.json", "right.safetensors"
 CHECKPOINT, PREVIOUS, LOCK = "checkpoint.safetensors", "previous.safetensors", ".lock"
 MIXING, TRACES = "mixing", "traces"

@@ -131,6 +131,33 @@ function classesCard(run) {
   );
 }
 
+function auditCard(run) {
+  const { findings, shadows } = run.audit,
+    text = (key) => ({ words: true, value: (row) => row[key], show: (row) => row[key] }),
+    number = (key) => ({ value: (row) => row[key], show: (row) => row[key].toFixed(2) });
+  const working = findings.filter((row) => row.low > row.chance).length;
+  return card(
+    "Attacks on what each party saw",
+    soft(
+      `${working} of ${findings.length} results are better than chance: their 95% interval lies above it. ` +
+        `Membership was tested with ${plural(shadows, "repetition")} of the run with other training images.`,
+    ),
+    sortableTable(
+      "audit",
+      [
+        { title: "seen by", ...text("view") },
+        { title: "attack", ...text("attack") },
+        { title: "measure", ...text("measure") },
+        { title: "result", ...number("value") },
+        { title: "from", ...number("low") },
+        { title: "to", ...number("high") },
+        { title: "by chance", ...number("chance") },
+      ],
+      findings,
+    ),
+  );
+}
+
 function settingsCard(run) {
   return card(
     "Configuration",

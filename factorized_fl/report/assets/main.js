@@ -133,6 +133,7 @@ function runPart(run) {
   if (run.mu) parts.push(sparsityCard(run));
   if (run.confusion.some(Boolean)) parts.push(confusionCard(run));
   if (run.classes) parts.push(classesCard(run));
+  if (run.audit) parts.push(auditCard(run));
   parts.push(settingsCard(run));
   return parts;
 }

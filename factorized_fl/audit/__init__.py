@@ -1,0 +1,1 @@
+"""An audit of a simulated run: how well attacks work on exactly what each party saw."""
