@@ -192,7 +192,7 @@ def infer_membership(
             own = probe.statistics(view, target, k)
             seen_by = [(stat, of[k]) for stat, of in zip(of_shadows, drawn, strict=True) if stat is not None]
             if own is not None and len(seen_by) >= FEWEST_SHADOWS:
-                ratio = likelihood_ratios(own, np.stack([s for s, _ in seen_by]), torch.stack([m for _, m in seen_by]))
+                ratio = membership_scores(own, np.stack([s for s, _ in seen_by]), torch.stack([m for _, m in seen_by]))
                 scores[k] = ratio[: pools.members[k]], ratio[pools.members[k] :]
         if scores:
             results.append(Result(view, mean_area(scores), found_at(scores, FALSE_SHARE)))
@@ -204,7 +204,7 @@ def _noise(seed: int, shadow: int) -> int:
     return int(numpy_rng(seed, "audit-noise", shadow).integers(2**31))
 
 
-def likelihood_ratios(own: np.ndarray, shadows: np.ndarray, members: torch.Tensor) -> Scores:
+def membership_scores(own: np.ndarray, shadows: np.ndarray, members: torch.Tensor) -> Scores:
     """Return log p(own | member) - log p(own | not) of each image, for statistics [n, d] and those of S shadows.
 
     `shadows` is [S, n, d] and `members` bool [S, n]. Each image has a mean of its own for either case; the covariance

@@ -129,7 +129,7 @@ class ClientState:
         about: dict[str, torch.Tensor] = {}
         for name, mixed in items:
             if name.startswith(EXTRA + CLASS):
-                about[name.removeprefix(EXTRA)] = mixed[places]
+                about[name.removeprefix(EXTRA)] = mixed[places.to(mixed.device)]  # class payloads lie on the CPU
             elif name.startswith(EXTRA):
                 self.inbox[name.removeprefix(EXTRA)][ks] = mixed[places]
             elif self.method.receives:

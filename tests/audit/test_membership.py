@@ -14,8 +14,8 @@ from factorized_fl.audit.membership import (
     PEER,
     draw_members,
     infer_membership,
-    likelihood_ratios,
     make_pools,
+    membership_scores,
     shadow_source,
 )
 from factorized_fl.audit.observe import Source, observe
@@ -35,7 +35,14 @@ def source(method="fedavg", rounds=2, **settings):
         return rng.normal(size=(24, 20)).astype(np.float32), rng.integers(4, size=24)
 
     clients = [ffl.ClientData(*part(), test=part(), name=f"site {k}", classes=list("abcd")) for k in range(3)]
-    table = {"rounds": rounds, "epochs": 30, "batch_size": 8, "lr": 0.1, "model": "mlp", **settings}
+    table = {
+        "rounds": rounds,
+        "epochs": 30,
+        "batch_size": 8,
+        "lr": 0.1,
+        "model": "tests.audit.test_membership:network",
+        **settings,
+    }
     config = own_config(clients, method, table)
     return Source(config, own_run_scenario(clients, config), network)
 
@@ -44,7 +51,7 @@ def test_likelihood_ratio_by_hand():
     # One image, one statistic: members at 1 and 3, others at -1 and -3. The variance about the means 2 and -2 is 1.
     shadows = np.array([[[1.0]], [[3.0]], [[-1.0]], [[-3.0]]])
     members = torch.tensor([[True], [True], [False], [False]])
-    ratio = likelihood_ratios(np.array([[1.0]]), shadows, members)
+    ratio = membership_scores(np.array([[1.0]]), shadows, members)
     assert ratio[0] == pytest.approx(((1 + 2) ** 2 - (1 - 2) ** 2) / 2 / 1.001, rel=1e-6)
 
 
@@ -103,7 +110,6 @@ def test_what_is_observed_is_what_travelled():
 
 def test_a_client_without_other_images_is_refused():
     of = source()
-    first = of.scenario.clients[0]
-    clients = (replace(first, test=first.train, validation=first.train), *of.scenario.clients[1:])
+    clients = tuple(replace(client, test=client.train, validation=client.train) for client in of.scenario.clients)
     with pytest.raises(UserError, match=r"site 0 has 24 training images and 0 test images of its own"):
         make_pools(replace(of.scenario, clients=clients), 1)
