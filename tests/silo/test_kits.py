@@ -394,6 +394,18 @@ def test_the_guides_seconds_are_those_of_the_results_file() -> None:
     assert f"{large['bytes_up_per_site_and_round'] / 1e6:.1f} MB did" in guide
 
 
+def test_the_guides_seconds_over_a_long_line_are_those_of_the_results_file() -> None:
+    root = Path(__file__).parents[2]
+    guide = (root / "docs" / "federate.md").read_text().replace("\n", " ")
+    found = json.loads((root / "results" / "network" / "wan.json").read_text())
+    clean, lossy = (
+        [found[f"{size}, 200 ms, {loss}"]["seconds_per_round_not_training"]["median"] for size in ("10 kB", "2.8 MB")]
+        for loss in ("no loss", "5% loss")
+    )
+    assert f"was {clean[0]:.2f} s besides training for 10 kB and {clean[1]:.1f} s for 2.8 MB" in guide
+    assert f"lost as well, {lossy[0]:.2f} s and {lossy[1]:.1f} s" in guide
+
+
 def test_names_with_dashes_make_kits(tmp_path: Path) -> None:
     pytest.importorskip("nvflare", reason="FLARE is not installed")
     make_kits(write(tmp_path / "sites.toml", ("st-mary", "lab-2-b"), name="two-labs"), tmp_path / "kits")
