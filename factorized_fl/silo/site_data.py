@@ -96,6 +96,11 @@ def _table(kit: Kit, data: Path, columns: TableColumns) -> Scenario:
     named = [replace(client, name=kit.party) for client in found]
     scenario = own_scenario(named, train_share=config.train_share, seed=config.seed, seat=kit.seat)
     _check_kind(kit, scenario)
+    if scenario.labels.is_floating_point():
+        raise UserError(
+            f"The labels of {kit.party} are numbers to predict, which only simulations support: name a column of "
+            "classes with --label."
+        )
     return scenario
 
 

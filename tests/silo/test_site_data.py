@@ -227,3 +227,10 @@ def test_a_site_keeps_its_columns(tmp_path: Path) -> None:
     (kit.path / "site.toml").write_text(table)
     with pytest.raises(UserError, match="featuers"):
         read_settings(kit)
+
+
+def test_numbers_to_predict_are_refused_at_a_site(tmp_path: Path) -> None:
+    _, kits = kits_for("mlp", tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.zeros((20, 5)), dose=np.linspace(0, 1, 20))
+    with pytest.raises(UserError, match="labels of aster are numbers to predict, which only simulations support"):
+        site_scenario(kits["aster"], tmp_path / "data.npz", TableColumns(label="dose", features=("x",)))
