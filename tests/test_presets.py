@@ -1,5 +1,6 @@
 """The miniature presets: what they hold, on real images if those are there."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from factorized_fl.api import configure
 from factorized_fl.presets import PRESETS
 from factorized_fl.simulate.build import build_scenario_of
 
+RESULTS = Path(__file__).parents[1] / "results"
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 MINI = [name for name in PRESETS if name.startswith("mini-")]
 
@@ -40,3 +42,18 @@ def test_miniatures_of_the_five_domains(preset: str, sizes: set[int], per_domain
     assert {len(client.test) for client in scenario.clients} == {600}
     assert scenario.images.shape[1:] == (3, 16, 16)
     assert not scenario.labels_agree
+
+
+def test_presets_of_the_paper_match_as_their_tables_were_run() -> None:
+    checked = set()
+    for study in ("label-cifar10", "label-svhn", "domains"):
+        for path in (RESULTS / "paper" / study).rglob("*.json"):
+            record = json.loads(path.read_text())
+            measured = record["configuration"]["options"]
+            if record["method"] in ("factorized-fl", "factorized-fl-beta") and not record["variant"]:
+                options = configure(record["preset"], record["method"]).options
+                assert {name: options[name] for name in ("tau", "epsilon")} == {
+                    name: measured[name] for name in ("tau", "epsilon")
+                }, path
+                checked.add(record["preset"])
+    assert {"cifar100-domains", "cifar10-iid", "cifar10-permuted-non-iid", "svhn-permuted-iid"} <= checked

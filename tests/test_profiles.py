@@ -20,6 +20,7 @@ from factorized_fl.simulate.rounds import run_round
 from factorized_fl.simulate.run import run_federation
 from tests.tiny import TABLE, tiny_config, tiny_federation, tiny_scenario
 
+RESULTS = Path(__file__).parents[1] / "results"
 PAPERS = tuple(name for name in PRESETS if name.startswith(("cifar10", "svhn")))
 
 
@@ -46,6 +47,20 @@ def test_a_profile_has_only_options_that_exist(profile: str) -> None:
         config = configure("mini-domains", method, profile=profile)
         for name, value in profile_settings(profile, method).items():
             assert {**vars(config), **config.options}[name] == value
+
+
+def test_rates_are_those_of_their_group_unless_another_gains_a_point_on_validation_images() -> None:
+    tried = json.loads((RESULTS / "bench" / "rates" / "mini-domains.json").read_text())["tried"]
+    others = set()
+    for method in METHODS.keys() & tried.keys():
+        card = METHODS[method].card
+        usual = 0.01 if "factorized-fedavg" in (method, card.control) else PROFILES["tuned"]["lr"]
+        found = {one["choice"]["lr"]: one["validation"] for one in tried[method] if one["choice"].keys() == {"lr"}}
+        best = max(found, key=lambda rate: found[rate])
+        gains = found[best] - found[usual] > 0.01
+        assert profile_settings("tuned", method)["lr"] == (best if gains else usual), method
+        others |= {method} if gains else set()
+    assert others == {"ditto", "fedavgm", "fedfomo", "mr-mtl", "pfedme", "scaffold"}
 
 
 def test_scenarios_of_the_paper_are_printed_and_everything_else_is_tuned() -> None:
