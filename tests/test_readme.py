@@ -22,10 +22,11 @@ from tests.tiny import tiny_federation
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text()
-# docs/reproduction.md is a generated page; tests/studies checks it.
+OWN_METHOD = (ROOT / "docs" / "own-method.md").read_text()
+GUIDE = (ROOT / "docs" / "run-and-read.md").read_text()
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "reproduction.md"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 GENERATED = {
     ROOT / "docs" / "reference" / name for name in ("options.md", "commands.md", "python.md")
@@ -43,10 +44,10 @@ def example():
     METHODS.update(before)
 
 
-def test_the_example_method_equals_the_readmes_and_has_under_40_lines(example) -> None:
+def test_the_example_method_equals_the_documentations_and_has_under_40_lines(example) -> None:
     source = (ROOT / "tests" / "example_method.py").read_text()
     code = source.split('"""\n', 1)[1].strip()
-    assert code in README
+    assert code in OWN_METHOD
     assert len(code.splitlines()) < 40
 
 
@@ -101,15 +102,6 @@ def test_commands_load_the_example_method_from_a_file(tmp_path, monkeypatch, cap
         assert words in found.out + found.err, text
         METHODS.clear()
         METHODS.update(before)
-
-
-def test_the_python_examples_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    runnable = [block for block in blocks if "@ffl.register" not in block]
-    assert len(runnable) >= 2
-    for block in runnable:
-        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
 def test_the_method_of_the_documentation_runs_and_keeps_its_state(tmp_path) -> None:
@@ -187,7 +179,7 @@ def test_the_full_runs_seconds_are_those_of_the_results_file() -> None:
 
 def test_the_pages_size_and_seconds_are_those_of_the_results_file() -> None:
     small, large = json.loads((ROOT / "results" / "performance" / "report-page.json").read_text())["pages"]
-    words = README.replace("\n", " ")
+    words = GUIDE.replace("\n", " ")
     assert (small["clients"], small["rounds"], large["clients"], large["rounds"]) == (20, 100, 200, 200)
     assert f"20-client, 100-round page is {small['megabytes']:.2f} MB and opens in {small['open_s']:.1f} s" in words
     assert f"page of 200 clients and 200 rounds opens in {large['open_s']:.1f} s" in words

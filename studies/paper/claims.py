@@ -21,7 +21,7 @@ import numpy as np
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
-from factorized_fl.results.statistic import holm
+from factorized_fl.results.statistic import Difference, holm
 from studies.paper.cells import (
     ALL_EPOCHS,
     ROUND_AFTER,
@@ -57,6 +57,8 @@ class Check:
     figures: str = ""
     published: bool | None = None  # whether the published numbers come out as claimed, where both are published
     p: float | None = None  # of no difference from the margin, where the check has an error
+    effect: Difference | None = None  # the difference in points, where the check has an error
+    sign: int = 1  # -1 if the claim says that the difference is negative
 
 
 def _decided(text: str, passed: bool, figures: str) -> Check:
@@ -70,11 +72,12 @@ def _judged(text: str, compared: Compared | None, relation: str, margin: float =
     threshold, gap = (margin if relation == "more" else -margin), compared.difference
     distance = abs(gap.value - threshold) / gap.error if gap.error else math.inf
     p = math.erfc(distance / math.sqrt(2))
-    side = gap.decide(threshold)
+    side, sign = gap.decide(threshold), 1 if relation == "more" else -1
     if side == "undecided":
-        return Check(text, UNDECIDED, str(compared), p=p)
+        return Check(text, UNDECIDED, str(compared), p=p, effect=gap, sign=sign)
     outcome = AS_CLAIMED if side == ("above" if relation == "more" else "below") else CONTRARY
-    return Check(text, outcome if distance > DECIDED else LEANING[outcome], str(compared), p=p)
+    outcome = outcome if distance > DECIDED else LEANING[outcome]
+    return Check(text, outcome, str(compared), p=p, effect=gap, sign=sign)
 
 
 def _reproduced(table: Table, key: Key, printed: Sequence[float] | None) -> bool:

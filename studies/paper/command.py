@@ -75,8 +75,8 @@ def reproduce(
 ) -> None:
     """Run the paper's tables and figures again, cell by cell; what is finished is never run again.
 
-    --show prints our numbers beside the paper's. Without STUDY and --results it also writes docs/reproduction.md, its
-    figures and the README's table, always of the source tree that this command belongs to.
+    --show prints our numbers beside the paper's. Without STUDY and --results it also writes docs/reproduction.md,
+    docs/paper/, their figures and the README's lines, always of the source tree that this command belongs to.
     """
     studies = studies or []
     if list_studies or show:

@@ -1,4 +1,4 @@
-"""docs/reproduction.md and the README's table, from the results alone: the same results give the same bytes."""
+"""The pages about the paper and the README's lines, from the results alone: the same results give the same bytes."""
 
 import re
 from functools import cache
@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from factorized_fl.core.files import write_atomically
 from factorized_fl.report.tables import format_bytes
-from studies.paper import findings
+from studies.paper import findings, short
 from studies.paper.cells import ALL_EPOCHS, HERE, as_key, published_mean, title
 from studies.paper.claims import SUPPOSED, judge, judge_reconstructed
 from studies.paper.draws import Predictions
@@ -20,6 +20,20 @@ from studies.paper.grid import STUDIES, reconstruction
 from studies.paper.table import Table, mean_of
 
 BEGIN, END = "<!-- reproduction: written by `python -m studies.paper --show` -->", "<!-- end of reproduction -->"
+
+
+# The pages below docs/, the summary first, and their templates.
+PAGES = {
+    "reproduction.md": "reproduction.md.j2",
+    "paper/claims.md": "claims.md.j2",
+    "paper/tables.md": "tables.md.j2",
+    "paper/differences.md": "differences.md.j2",
+    "paper/deviations.md": "deviations.md.j2",
+    "paper/draws.md": "draws.md.j2",
+    "paper/choices.md": "choices_made.md.j2",
+    "paper/checks.md": "checks.md.j2",
+    "paper/not-run.md": "not_run.md.j2",
+}
 
 
 @cache
@@ -55,6 +69,8 @@ def contents(table: Table) -> dict[str, Any]:
         "comparable": comparable,
         "far": findings.far_from_paper(table),
         "findings": findings,
+        "short": short,
+        "left": short.left,
         "stand_ins": list(reconstruction().values()),
         "figures": ready_figures(table),
         "judged": judge(table),
@@ -71,13 +87,14 @@ def contents(table: Table) -> dict[str, Any]:
     }
 
 
-def page(table: Table) -> str:
-    """Return the whole page."""
-    return render("reproduction.md.j2", **contents(table))
+def pages(table: Table) -> dict[str, str]:
+    """Return the text of every page by its path below docs/."""
+    shown = contents(table)
+    return {name: render(template, **shown) for name, template in PAGES.items()}
 
 
-def with_short_table(readme: str, table: Table) -> str:
-    """Return the README with its table renewed between the markers; unchanged if it has none."""
+def with_short_text(readme: str, table: Table) -> str:
+    """Return the README with its lines about the paper renewed between the markers; unchanged if it has none."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -86,11 +103,14 @@ def with_short_table(readme: str, table: Table) -> str:
 
 
 def write_documents(table: Table, docs: Path) -> list[Path]:
-    """Write the page, its figures and the table of the README beside the folder; return what was written."""
-    write_atomically(docs / "reproduction.md", page(table).encode())
-    written, readme = [docs / "reproduction.md"], docs.parent / "README.md"
+    """Write the pages, their figures and the lines of the README beside the folder; return what was written."""
+    written, readme = [], docs.parent / "README.md"
+    for name, text in pages(table).items():
+        (docs / name).parent.mkdir(exist_ok=True)
+        write_atomically(docs / name, text.encode())
+        written.append(docs / name)
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
-    if (renewed := with_short_table(text, table)) != text:
+    if (renewed := with_short_text(text, table)) != text:
         write_atomically(readme, renewed.encode())
         written.append(readme)
     return [*written, *draw_all(table, docs / "figures")]

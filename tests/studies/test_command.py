@@ -122,16 +122,17 @@ def test_show_prints_numbers_differences_and_claims(capsys, tmp_path: Path) -> N
     assert "wrote" not in out
 
 
-def test_the_page_the_figures_and_the_readmes_table_are_written_together(tmp_path: Path) -> None:
+def test_the_pages_the_figures_and_the_readmes_lines_are_written_together(tmp_path: Path) -> None:
     write(tmp_path / "r", "domains", "fedavg", [60.0] * 20)
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(
         "<!-- reproduction: written by `python -m studies.paper --show` -->\n<!-- end of reproduction -->\n"
     )
     written = write_documents(collect(tmp_path / "r"), tmp_path / "docs")
-    assert "56.42 / 60.00 (+3.58)" in (tmp_path / "docs" / "reproduction.md").read_text()
+    assert "| FedAvg | 56.42 / 60.00 / - **x** |" in (tmp_path / "docs" / "reproduction.md").read_text()
+    assert "56.42 / 60.00 (+3.58)" in (tmp_path / "docs" / "paper" / "tables.md").read_text()
     assert (tmp_path / "docs" / "figures" / "domains.svg") in written
-    assert "56.42 / 60.00 (+3.58)" in (tmp_path / "README.md").read_text()
+    assert "We ran 1 of its 98 published means" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,22 @@ from pathlib import Path
 
 import pytest
 
+from studies.paper.claims import judge
 from studies.paper.figures import ready_figures
 from studies.paper.findings import as_records, rows_of
 from studies.paper.grid import STUDIES
-from studies.paper.page import BEGIN, END, page, with_short_table, write_documents
-from studies.paper.table import collect
+from studies.paper.page import BEGIN, END, pages, with_short_text, write_documents
+from studies.paper.short import effects, left
+from studies.paper.table import Table, collect
 from tests.studies.fake import factors, mixing, write
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
+
+
+def page(table: Table) -> str:
+    """All pages as one text."""
+    return "\n".join(pages(table).values())
 
 
 @pytest.fixture
@@ -203,7 +210,7 @@ def test_says_first_how_claims_come_out_as_reconstructed(results: Path) -> None:
         "undecided so far (1 of 2 checks, 5 not run) |"
     )
     assert line in text.partition("## Claims")[0]
-    assert "+5.00 points, standard error" in text.partition("### As reconstructed")[2]
+    assert "+5.00 points, standard error" in text.partition("## As reconstructed")[2]
 
 
 def test_other_draws_are_looked_at_where_svhn_differs(results: Path) -> None:
@@ -282,9 +289,9 @@ def test_the_same_results_give_the_same_page_and_figures(results: Path, tmp_path
     assert names == {
         *("domains", "domains-clients", "label-cifar10", "ablation", "similarity", "sparsity", "heterogeneity"),
     }
-    text = contents[0]["reproduction.md"].decode()
+    text = contents[0]["tables.md"].decode()
     for name in names:
-        assert f"(figures/{name}.svg)" in text
+        assert f"(../figures/{name}.svg)" in text
         assert contents[0][f"{name}.svg"].startswith(b"<?xml")
 
 
@@ -314,24 +321,62 @@ def test_every_study_has_rows_before_anything_was_run(what: str, tmp_path: Path)
     )
 
 
-def test_the_readmes_table_stands_between_its_markers(results: Path) -> None:
+def test_the_summary_has_paper_printed_and_tuned_with_marks(results: Path) -> None:
+    def entry(method: str) -> list[str]:
+        text = pages(collect(results))["reproduction.md"]
+        return next(line for line in text.splitlines() if line.startswith(f"| {method} |")).split(" | ")
+
+    assert entry("FedAvg")[1:4] == ["56.42 / 61.50 / - **x**", "65.31 / 61.50 / - **x**", "48.90 / - / -"]
+    assert entry("FedAvg")[-1] == "1, 1, 0, 0, 0 |"
+    assert entry("Factorized-FL")[-1] == "2, 1, 0, 0, 0 |"
+    assert entry("Stand-Alone")[1] == "61.35 / 61.50 / -"
+    write(results, "label-cifar10", "pfedpara", [50.0] * 20, setting="permuted-iid")
+    write(results, "departures", "pfedpara+lr=0.01", [65.0] * 20, setting="permuted-iid")
+    write(results, "label-cifar10", "clustered-fl", [66.0] * 20, setting="permuted-iid", mixing={"clusters": [3] * 20})
+    assert entry("pFedPara")[2] == "65.12 / 50.00 / 65.00 **x**"
+    assert entry("Clustered-FL")[2] == "65.77 / 66.00 / - **i**"
+
+
+def test_a_claim_about_every_case_shows_what_speaks_most_against_it(results: Path) -> None:
+    """Factorized-FL has 60% where Stand-Alone has 61.5%, and 61.5% as Stand-Alone has on the domains."""
+    found = effects(judge(collect(results)))
+    by_name = {one.judged.claim.name: one for one in found}
+    one = by_name["better-with-permuted-labels"]
+    assert one.check is not None
+    assert one.check.text == "Factorized-FL minus Stand-Alone, CIFAR-10 permuted-iid"
+    assert one.interval.startswith("-1.50 (")
+    assert by_name["beta-best"] == (by_name["beta-best"].judged, None, "-")
+    assert by_name["least-cost"].interval == "3.000 GB against 3.000 GB"
+
+
+def test_what_was_not_run_has_minutes_where_something_alike_was_timed(results: Path) -> None:
+    assert all(one.minutes is None for one in left(collect(results), "label-svhn"))  # nothing ran on an NVIDIA GPU
+    gpu = {"environment": {"device": "NVIDIA H200"}, "seconds": {"rounds": 90.0, "start": 30.0}}
+    write(results, "label-cifar10", "fedprox", [60.0] * 20, setting="permuted-iid", **gpu)
+    minutes = {(one.cell.setting, one.cell.method): one.minutes for one in left(collect(results), "label-svhn")}
+    assert len(minutes) == 36
+    assert minutes["standard-non-iid", "fedprox"] == 2.0
+    assert minutes["standard-non-iid", "fedavg"] == 3.0  # 1.5 times the median
+
+
+def test_the_readmes_lines_stand_between_their_markers(results: Path) -> None:
     text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    renewed = with_short_table(text, collect(results))
-    assert renewed.startswith(f"before\n{BEGIN}\n| paper / ours, % |")
+    renewed = with_short_text(text, collect(results))
+    assert renewed.startswith(f"before\n{BEGIN}\nIn part. We ran 6 of its 98 published means")
     assert renewed.endswith(f"{END}\nafter\n")
-    assert "old" not in renewed
-    assert "| FedAvg | 56.42 / 61.50 (+5.08) | 65.31 / 61.50 (-3.81) | 48.90 / not run |" in renewed
-    assert "| Factorized-FL (all deviations) | 64.49 / not run | 67.91 / not run | 50.24 / not run |" in renewed
-    assert with_short_table("no markers", collect(results)) == "no markers"
-    assert with_short_table(renewed, collect(results)) == renewed
+    assert "\nold\n" not in renewed
+    assert "Factorized-FL reaches 61.50% and Stand-Alone 61.50% (paper: 64.49 and 61.35): +0.00 points" in renewed
+    assert with_short_text("no markers", collect(results)) == "no markers"
+    assert with_short_text(renewed, collect(results)) == renewed
 
 
-def test_the_repositorys_page_is_what_its_results_give() -> None:
-    """Whoever adds results runs `python -m studies.paper --show` once more."""
+def test_the_repositorys_pages_are_what_its_results_give() -> None:
+    """After results are added, `python -m studies.paper --show` writes the pages again."""
     found = collect(RESULTS)
-    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == page(found)
+    for name, text in pages(found).items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, name
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert with_short_table(readme, found) == readme
+    assert with_short_text(readme, found) == readme
     assert BEGIN in readme
     for name in ready_figures(found):
         assert (ROOT / "docs" / "figures" / f"{name}.svg").exists()
