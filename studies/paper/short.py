@@ -67,9 +67,8 @@ def _effect(one: Judged) -> Effect:
     ran = [check for check in one.ran if check.outcome != NOT_TESTABLE]
     if not ran:
         return Effect(one, None, "-")
-    check = ran[0]
-    if one.claim.every and any(each.effect for each in ran):
-        check = min((each for each in ran if each.effect), key=lambda each: each.sign * each.effect.value)
+    measured = [(check.sign * check.effect.value, at) for at, check in enumerate(ran) if check.effect]
+    check = ran[min(measured)[1] if one.claim.every and measured else 0]
     if check.effect is None:
         return Effect(one, check, check.figures)
     value, margin = check.effect.value, NORMAL * check.effect.error
