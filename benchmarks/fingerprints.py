@@ -21,8 +21,8 @@ from factorized_fl.data.scenarios import Scenario
 from factorized_fl.methods import fingerprints as f
 from factorized_fl.methods.peers import peer_weights
 from factorized_fl.results.environment import describe_environment
-from factorized_fl.simulate.build import build_scenario_of
 from factorized_fl.simulate.networks import initial_model
+from factorized_fl.simulate.scenario import build_scenario_of
 from factorized_fl.tasks.augment import normalise
 
 SETTINGS = {

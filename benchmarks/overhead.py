@@ -17,8 +17,9 @@ from torch import nn
 from factorized_fl.api import configure
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.scenario import build_scenario_of
 
 
 class Bare:

@@ -17,8 +17,9 @@ import torch
 from factorized_fl.config import from_table
 from factorized_fl.core.seeds import torch_rng
 from factorized_fl.core.views import Tensors
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.scenario import build_scenario_of
 
 TABLE: dict[str, Any] = {
     "dataset": "mnist",

@@ -16,7 +16,8 @@ import torch
 
 from factorized_fl.api import configure
 from factorized_fl.results.environment import describe_environment
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.build import Federation, build_federation
+from factorized_fl.simulate.scenario import build_scenario_of
 
 
 def busy() -> None:

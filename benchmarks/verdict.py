@@ -25,8 +25,9 @@ from factorized_fl.api import configure
 from factorized_fl.core.files import write_atomically
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.results.statistic import Paired, PairedTest, compare_paired
-from factorized_fl.simulate.build import build_federation, build_scenario_of
+from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.scenario import build_scenario_of
 
 SEEDS = 3
 GAIN = 0.05  # of accuracy: the true difference whose detection is counted

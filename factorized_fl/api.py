@@ -40,10 +40,10 @@ from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.settings import chosen_data
 from factorized_fl.silo.site_data import site_scenario
 from factorized_fl.silo.site_export import export_control, export_now
-from factorized_fl.simulate.build import build_scenario_of, scenario_for
 from factorized_fl.simulate.callbacks import Callback, observers_of
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation
+from factorized_fl.simulate.scenario import build_scenario_of, scenario_for
 from factorized_fl.simulate.training import bring
 
 COMPARISON = "comparison.json"

@@ -26,8 +26,8 @@ from factorized_fl.methods.correspondence import StatisticsMatcher, assign_class
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.results.statistic import compare_paired, paired_from_counts
 from factorized_fl.simulate.alignment import true_labels
-from factorized_fl.simulate.build import build_scenario_of
 from factorized_fl.simulate.networks import model_inputs
+from factorized_fl.simulate.scenario import build_scenario_of
 from studies.runner import Clock, Job, as_record, run_jobs, write_measured, write_record
 
 PRESETS = ("mini-domains", "mini-domains-dirichlet", "mini-domains-unequal", "mini-domains-30")

@@ -20,10 +20,11 @@ from factorized_fl.methods.class_statistics import describe_classes
 from factorized_fl.methods.correspondence import StatisticsMatcher
 from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.alignment import judge_matches, true_labels
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.networks import model_inputs
 from factorized_fl.simulate.rounds import download, run_round
 from factorized_fl.simulate.run import run_federation
+from factorized_fl.simulate.scenario import build_scenario_of
 from studies.alignment import describe_all
 from studies.runner import write_measured
 

@@ -7,7 +7,7 @@ import pytest
 
 from factorized_fl.api import configure
 from factorized_fl.presets import PRESETS
-from factorized_fl.simulate.build import build_scenario_of
+from factorized_fl.simulate.scenario import build_scenario_of
 
 RESULTS = Path(__file__).parents[1] / "results"
 SHARED = Path(__file__).parents[2] / "shared" / "data"

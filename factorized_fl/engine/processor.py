@@ -1,8 +1,8 @@
-"""How a processor computes: the precision of convolutions and products, and what becomes of freed memory."""
+"""How a processor computes: the precision of convolutions and products, repeatable algorithms, and freed memory."""
 
 import ctypes
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
 import torch
@@ -40,3 +40,15 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """On a GPU, only algorithms that add up in the same order every time."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before

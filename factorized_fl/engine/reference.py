@@ -1,7 +1,7 @@
 """The reference engine: one client after the other in plain PyTorch, on any device. All other engines equal it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -21,7 +21,7 @@ from factorized_fl.engine import Work
 from factorized_fl.engine.looks import Penalty, features_of, head_inputs, loss_of, tuned
 from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
 from factorized_fl.engine.private import BudgetSpent, PrivateGradient, guarded, no_batches
-from factorized_fl.engine.processor import casting, computes_in_bf16, keep_freed_memory
+from factorized_fl.engine.processor import casting, computes_in_bf16, keep_freed_memory, repeatable
 from factorized_fl.engine.threads import operations, using_threads, worthwhile_threads
 from factorized_fl.engine.training import clipped
 from factorized_fl.tasks.confusion import count_confusion
@@ -338,15 +338,3 @@ class ReferenceEngine:
 
     def _model(self, k: int) -> nn.Module:
         return self.models[len(self.scenario.clients[k].classes)]
-
-
-@contextmanager
-def repeatable() -> Iterator[None]:
-    """On a GPU, only algorithms that add up in the same order every time."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark, cudnn.deterministic = False, True
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.deterministic = before

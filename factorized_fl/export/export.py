@@ -49,8 +49,9 @@ from factorized_fl.results.effect import Effect, Verdict
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.references import effect_beside, judge_run
 from factorized_fl.results.rundir import RunDirectory, describe_clients
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.networks import initial_models
+from factorized_fl.simulate.scenario import build_scenario_of
 from factorized_fl.tasks.clinical import ClinicalMetrics, clinical_metrics
 from factorized_fl.tasks.metrics import METRICS
 from factorized_fl.tasks.task import kind_of

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,30 +12,19 @@ from factorized_fl.config import Config
 from factorized_fl.core.classes import with_room
 from factorized_fl.core.clients import ClientState, Engine
 from factorized_fl.core.disk import DiskStack
-from factorized_fl.core.errors import UserError
 from factorized_fl.core.frozen import mark_of_frozen
-from factorized_fl.core.named import NOTHING, Brought, import_named, is_named
+from factorized_fl.core.named import NOTHING, Brought
 from factorized_fl.core.roles import Role, trainable
 from factorized_fl.core.seeds import torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack, client_state
 from factorized_fl.core.views import Tensors
-from factorized_fl.data.clients import OWN, own_scenario
 from factorized_fl.data.scenarios import (
     Scenario,
-    align_labels,
-    build_scenario,
-    hold_out,
-    pool_domains,
-    score_validation,
-    scramble,
-    try_validation,
 )
-from factorized_fl.data.sources import load, normalisation
 from factorized_fl.engine import Work
 from factorized_fl.engine.choice import build_engine
-from factorized_fl.methods import Method, fingerprints, label_refusal
-from factorized_fl.nn.models import FEWEST_PIXELS
+from factorized_fl.methods import Method, fingerprints
 from factorized_fl.nn.own import Factory
 from factorized_fl.protect.budget import Budget, release_noise
 from factorized_fl.protect.client import Sealer
@@ -50,6 +38,7 @@ from factorized_fl.simulate.networks import initial_models, model_inputs, travel
 from factorized_fl.simulate.population import Population, PopulationServer, on_disk
 from factorized_fl.simulate.private import budget_of
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
+from factorized_fl.simulate.scenario import scenario_for
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of, training_of
 
@@ -122,54 +111,6 @@ class Federation:
                 vector = self.method.fingerprint(self.clients.state.client(k), self.roles)
                 assert vector is not None
                 self.server.vectors[k] = vector
-
-
-def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
-    """The configured scenario; `data` is the folder that holds the data sets."""
-    if config.inputs:
-        raise UserError("inputs has no effect in a simulation, whose data show what they are: leave it out.")
-    if config.dataset == OWN:
-        raise UserError("This run has data from Python: resume or use it there, with ffl.run(clients, resume=True).")
-    if is_named(config.dataset):
-        return _named_scenario(config)
-    domains = load(config.dataset, data, size=config.image_size or None, channels=config.channels or None)
-    seed = config.partition_seed or config.seed
-    scenario = build_scenario(
-        domains,
-        normalisation(config.dataset, domains[0].images.shape[1]),
-        clients=config.clients,
-        partition=config.partition,
-        alpha=config.alpha,
-        permuted=config.permuted,
-        clients_per_domain=config.clients_per_domain,
-        images_per_client=config.images_per_client,
-        test_images=config.test_images,
-        train_share=config.train_share,
-        permutation_seed=config.permutation_seed,
-        seed=seed,
-    )
-    if config.scrambled:
-        scenario = scramble(scenario, config.scrambled, seed)
-    return score_validation(scenario) if config.score == "validation" else scenario
-
-
-def _named_scenario(config: Config) -> Scenario:
-    """The scenario of the clients that the configured function returns."""
-    found = import_named("dataset", config.dataset)()
-    if not isinstance(found, list | tuple) or len(found) != config.clients:
-        given = f"{len(found)} clients" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
-        raise UserError(f"{config.dataset} gives {given}, but clients = {config.clients}: set clients to its number.")
-    validated = config.score == "validation"
-    scenario = own_scenario(
-        found,
-        train_share=config.train_share,
-        test_images=config.test_images,
-        validated=validated,
-        seed=config.partition_seed or config.seed,
-    )
-    if scenario.arrays and config.augment == "paper":
-        raise UserError(f"augment = 'paper' needs images, but {config.dataset} gives arrays: set augment = 'none'.")
-    return score_validation(scenario) if validated else scenario
 
 
 def build_federation(
@@ -298,34 +239,6 @@ def build_federation(
         built = RankedEngine(built, clients)
     frozen = mark_of_frozen(model)
     return Federation(config, scenario, method, role_of, shared, clients, server, built, work, sealer, frozen)
-
-
-def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario:
-    """The scenario with the images set aside that the method tries models on; raises UserError if it cannot serve."""
-    if method.holdout:
-        scenario = hold_out(scenario, method.holdout, config.seed)
-    if method.tries_validation:
-        if config.score == "validation":
-            raise UserError(
-                "tried_on=validation conflicts with score=validation: the same images would select and score models."
-            )
-        scenario = try_validation(scenario)
-    if config.oracle == "aligned":
-        scenario = align_labels(scenario)
-    if config.oracle == "centralised":
-        scenario = pool_domains(scenario)
-    if method.needs_agreeing_labels and not scenario.labels_agree and config.align == "off":
-        raise UserError(f"The clients of this scenario number their classes differently. {label_refusal(method)}")
-    if config.has_own_model:
-        return scenario
-    pixels = scenario.images.shape[2:]
-    if scenario.images.dim() != 4 or scenario.images.dtype == torch.int64:
-        kind = list(scenario.images.shape[1:])
-        raise UserError(f"The network {config.model} takes images, not inputs {kind}: give model= a network of yours.")
-    if min(pixels) < FEWEST_PIXELS:
-        size = " x ".join(map(str, pixels))
-        raise UserError(f"Images of {size} pixels are too small: set image_size to {FEWEST_PIXELS} or more.")
-    return scenario
 
 
 def _fingerprint_images(

@@ -22,9 +22,10 @@ from factorized_fl.results.frames import describe_progress, metrics_frame, run_h
 from factorized_fl.results.reading import read_run
 from factorized_fl.results.references import find_control, judge_run
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.simulate.build import build_federation, build_scenario_of
+from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.networks import initial_models, model_inputs
 from factorized_fl.simulate.run import describe_run, run_federation
+from factorized_fl.simulate.scenario import build_scenario_of
 
 if TYPE_CHECKING:
     import pandas

@@ -26,9 +26,10 @@ from factorized_fl.results.rundir import Record, RunDirectory, describe_clients
 from factorized_fl.results.schema import score_of
 from factorized_fl.simulate.alignment import match_summary
 from factorized_fl.simulate.analysis import analyse, trace
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of, scenario_for
+from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.ranks import Follower, Ranks, find_ranks
 from factorized_fl.simulate.rounds import SCORES, run_round
+from factorized_fl.simulate.scenario import build_scenario_of, scenario_for
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
 _DROPPED_SHARE = 0.25  # of an epoch may be dropped without a warning

@@ -9,7 +9,7 @@ from factorized_fl.audit.observe import Seen, Source
 from factorized_fl.audit.pictures import invert
 from factorized_fl.audit.prints import DOMAIN, read_fingerprints
 from factorized_fl.audit.updates import guess_domains, guess_senders
-from factorized_fl.simulate.build import build_scenario_of
+from factorized_fl.simulate.scenario import build_scenario_of
 
 
 def seen(*rounds):

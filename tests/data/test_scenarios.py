@@ -167,7 +167,7 @@ def test_impossible_scenarios_are_refused(arguments: dict, words: str) -> None:
 
 def test_paper_presets_have_the_papers_sizes_on_the_real_data(shared_data) -> None:
     from factorized_fl.api import configure
-    from factorized_fl.simulate.build import build_scenario_of
+    from factorized_fl.simulate.scenario import build_scenario_of
 
     scenario = build_scenario_of(configure("cifar100-domains"), shared_data)
     assert [len(c.train) for c in scenario.clients] == [1_200] * 20

@@ -18,9 +18,10 @@ from factorized_fl.export.package import load_network, read_package
 from factorized_fl.methods import METHODS
 from factorized_fl.nn.models import MODELS, Head, Scale, SmallCNN
 from factorized_fl.silo.site import Site
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import run_round
 from factorized_fl.simulate.run import Stopped, run_federation
+from factorized_fl.simulate.scenario import build_scenario_of
 from tests.silo.loopback import Loopback
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio
 from tests.tiny import tiny_config, tiny_federation

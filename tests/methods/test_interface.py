@@ -10,9 +10,10 @@ import factorized_fl as ffl
 from factorized_fl.methods import METHODS
 from factorized_fl.nn import build_model
 from factorized_fl.silo.kits import _largest as largest_of
-from factorized_fl.simulate.build import Federation, build_federation, build_scenario_of
+from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import run_round
 from factorized_fl.simulate.run import Stopped, run_federation
+from factorized_fl.simulate.scenario import build_scenario_of
 from tests.methods.hand import Numbers, federation_of
 from tests.silo.loopback import Loopback
 from tests.silo.parties import kits_of, make_sites, trio_config, write_trio

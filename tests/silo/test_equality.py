@@ -9,8 +9,9 @@ from factorized_fl.methods import METHODS, correspondence
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import NOISE_SEED
-from factorized_fl.simulate.build import build_federation, build_scenario_of
+from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.scenario import build_scenario_of
 from tests.silo.loopback import Loopback
 from tests.silo.parties import NAMES, kits_of, make_sites, trio_config, write_trio
 

@@ -15,8 +15,9 @@ from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import NOISE_SEED, SPENDING
 from factorized_fl.silo.own_part import noise_seed_of
 from factorized_fl.silo.status import status_lines, write_status
-from factorized_fl.simulate.build import build_federation, build_scenario_of
+from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.scenario import build_scenario_of
 from tests.silo.loopback import Loopback
 from tests.silo.parties import NAMES, TABLE, kits_of, make_sites, write_trio
 

@@ -12,9 +12,10 @@ from factorized_fl.data.scenarios import pool_domains
 from factorized_fl.methods import METHODS
 from factorized_fl.results.rundir import describe_clients
 from factorized_fl.silo.agreement import read_agreement
-from factorized_fl.simulate.build import Federation, build_federation, scenario_for
+from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.rounds import run_round
 from factorized_fl.simulate.run import Stopped, run_federation
+from factorized_fl.simulate.scenario import scenario_for
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
 
 ROUNDS = 3

@@ -16,8 +16,9 @@ from factorized_fl.config import Config
 from factorized_fl.core.errors import Damaged, UserError
 from factorized_fl.results import rundir
 from factorized_fl.results.rundir import RunDirectory
-from factorized_fl.simulate.build import build_federation, build_scenario_of
+from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.run import peak_memory, run_federation
+from factorized_fl.simulate.scenario import build_scenario_of
 from tests.tiny import tiny_config
 
 

@@ -21,7 +21,8 @@ from factorized_fl.core.views import Batch, Phase, Trained
 from factorized_fl.engine import Work
 from factorized_fl.engine.compiled.lane import Lane, LocalStep
 from factorized_fl.engine.compiled.queues import Queue
-from factorized_fl.engine.reference import ReferenceEngine, repeatable
+from factorized_fl.engine.processor import repeatable
+from factorized_fl.engine.reference import ReferenceEngine
 from factorized_fl.engine.schedules import constant
 from factorized_fl.engine.threads import using_threads
 
