@@ -288,7 +288,7 @@ def _unknown_setting(method: str, key: str, known: set[str]) -> UserError:
     )
 
 
-def _flat_name(name: str) -> str:
+def flat_name(name: str) -> str:
     """The name of an option without a dot: privacy.epsilon is privacy_epsilon."""
     return name.replace(".", "_", 1) if name.startswith("privacy.") else name
 
@@ -305,7 +305,7 @@ def resolve(table: Mapping[str, Any], method: str | None = None, settings: Mappi
     if "settle" in as_table(table.get("options", {}), "options"):
         table = upgrade(table)
     values = {key: value for key, value in table.items() if key not in ("methods", "options")}
-    settings = {_flat_name(name): value for name, value in (settings or {}).items()}
+    settings = {flat_name(name): value for name, value in (settings or {}).items()}
     wanted = settings.pop("method", None)
     if method is not None and wanted not in (None, method):
         raise UserError(f"The method is given twice: '{method}' and '{wanted}'.")

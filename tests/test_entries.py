@@ -13,7 +13,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.report import progress
 from factorized_fl.report.progress import ComparisonObserver, ProgressObserver
 from factorized_fl.results.comparison import run_folder
-from factorized_fl.results.entries import parse_entry, split_entries
+from factorized_fl.results.entries import check_settings, parse_entry, split_entries
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.words import method_title
 from tests.test_cli import ffl
@@ -41,6 +41,13 @@ def test_settings_of_an_entry_precede_those_of_its_method_and_those_of_all() -> 
     assert settings == {"lr": 1.0, "momentum": 0.5, "fedavg.lr": 3.0, "fedavg.momentum": 0.6}
     config = api.configure("demo", "fedavg", **settings)
     assert (config.lr, config.momentum) == (3.0, 0.6)
+
+
+def test_a_dot_after_privacy_does_not_name_a_method() -> None:
+    entry = parse_entry("fedavg:privacy.epsilon=8")
+    settings = entry.settings({"privacy.clip": 2.0, "lr": 0.1})
+    assert settings == {"privacy_clip": 2.0, "lr": 0.1, "fedavg.privacy_epsilon": 8}
+    check_settings({"privacy.clip": 2.0}, [entry])
 
 
 @pytest.mark.parametrize("text", ["fedavg:lr=1:lr=2", "fedavg:seed=2", "fedavg:method=fedprox", "fedavg:lr", "fedavg:"])

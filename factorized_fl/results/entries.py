@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from factorized_fl.config import Config
+from factorized_fl.config import Config, flat_name
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.toml_text import parse_setting, to_toml_value
 from factorized_fl.results.comparison import run_folder
@@ -34,14 +34,15 @@ class Entry:
 
         A setting METHOD.NAME is only for that method, and takes precedence over NAME.
         """
-        fitting = {key: value for key, value in given.items() if key.rpartition(".")[0] in ("", self.method)}
+        named = {flat_name(key): value for key, value in given.items()}
+        fitting = {key: value for key, value in named.items() if key.rpartition(".")[0] in ("", self.method)}
         return fitting | {f"{self.method}.{key}": value for key, value in self.own.items()}
 
 
 def parse_entry(text: str) -> Entry:
     """Return the entry that a text like factorized-fl:tau=0.3:epsilon=5 stands for; raise UserError for another."""
     method, *settings = text.split(":")
-    pairs = [parse_setting(setting) for setting in settings]
+    pairs = [(flat_name(name), value) for name, value in map(parse_setting, settings)]
     own = dict(pairs)
     if len(own) < len(pairs):
         raise UserError(f"'{text}' gives a setting twice: give each once.")
@@ -52,7 +53,7 @@ def parse_entry(text: str) -> Entry:
 def check_settings(given: Mapping[str, Any], entries: Sequence[Entry]) -> None:
     """Raise UserError for a setting METHOD.NAME whose method is not compared or which is none of one method."""
     for key in given:
-        method, _, name = key.rpartition(".")
+        method, _, name = flat_name(key).rpartition(".")
         if method and method not in {entry.method for entry in entries}:
             raise UserError(f"The setting '{key}' is for {method}, which is not compared: add it to --methods.")
         if method:
