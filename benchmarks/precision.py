@@ -4,7 +4,7 @@
 
 Factorized-FL beta on the five domains, from the runs of `python -m studies.paper`: each precision beside float32, over
 the seeds that both have. One round differs from the next by more than half a point, so beside the last round stands the
-mean of the last ten with their standard deviation. Two runs of one seed differ, too: "bf16 again" is a later engine, by
+mean of the last ten with their standard deviation. Two runs of one seed also differ: "bf16 again" is a later engine, by
 
     python benchmarks/full_run.py --data DIR --preset cifar100-domains --set seed=1 --set tau=0 --set epsilon=1 \
                                   --out results/performance/domains-beta-seed1.json

@@ -33,7 +33,7 @@ Watch = Callable[[Config], AbstractContextManager[Observer]]
 
 @dataclass
 class Clock:
-    """The time that is left, which an interrupt ends, too.
+    """The time that is left; an interrupt ends it.
 
     As an observer of a run it stops that, with a checkpoint, when another round would not fit into the time left.
     """

@@ -121,7 +121,7 @@ def test_the_method_of_the_documentation_runs_and_keeps_its_state(tmp_path) -> N
 
 
 def test_the_documentation_names_every_hook_and_everything_that_hooks_see() -> None:
-    section = METHODS_PAGE.partition("## A method of one's own")[2].partition("\n## ")[0]
+    section = METHODS_PAGE.partition("## Your own method")[2].partition("\n## ")[0]
     section = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
     code = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
     hooks = {name for name in vars(ffl.Method) if not name.startswith("_")} - {"receives"}

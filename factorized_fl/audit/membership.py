@@ -146,7 +146,7 @@ class Probe:
 
 
 def _receiver(seen: Seen, k: int, round_index: int) -> int | None:
-    """Return the other client in whose download client k weighs most; None if it weighs nothing in any."""
+    """Return the other client with the largest weight of client k in its download; None if all are 0."""
     weights = seen.weights[round_index]
     if weights is None:
         return None

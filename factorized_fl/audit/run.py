@@ -55,10 +55,10 @@ def audit(
     """Attack what each party of a finished simulation saw, and keep the results in the run's audit.json.
 
     Args:
-        run: What `ffl.run` returned, or a run directory whose data and network the package can load again.
+        run: the result of `ffl.run`, or a run directory whose data and network the package can load again.
         data: The folder of the datasets, for a run directory.
         shadows: The number of times that the run is repeated with other training images.
-        pictures: The number of clients of whom a picture is reconstructed.
+        pictures: The number of clients from which a picture is reconstructed.
         progress: Called with the name of each part that is done.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Commands that show results: the page of a run, written to a file or served while the run goes on."""
+"""Commands that show results: the page of a run, written to a file or served during the run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -160,7 +160,7 @@ def aggregate_rows(
 
 @dataclass
 class ClassSharing:
-    """The server's part: who matches classes, the last matches, and the rows made from them.
+    """The server's part: the matching of classes, the last matches, and the rows made from them.
 
     Matches are used once two matchings in a row agree on them and their confidence reaches `least`.
     """

@@ -24,7 +24,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a request; with `tagged` a browser that has this content already is told so in its place."""
+    """The answer to a request; with `tagged`, a browser that has this content receives a short notice instead."""
 
     content: bytes
     kind: str = "text/plain"

@@ -38,7 +38,7 @@ def partition(
         alpha: the concentration of "dirichlet": the smaller, the more unequal are the clients.
         classes_per_client: the number of classes of a client for "classes".
         sizes: a number for each client, with "iid" only: clients have examples in proportion to these numbers.
-        seed: decides who has which example.
+        seed: determines which client gets which example.
     """
     if not isinstance(data, ClientData):
         if len(data) != 1:

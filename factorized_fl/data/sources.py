@@ -90,7 +90,7 @@ def _check_complete(folder: Path, part: str, files: list[Path]) -> None:
         warnings.warn(f"'{folder}' holds no {part} files: the dataset is read without them.", stacklevel=4)
     numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)\.parquet$", file.name))]
     if numbered and len({match[1] for match in numbered}) < (total := max(int(match[2]) for match in numbered)):
-        raise UserError(f"'{folder}' holds {len(numbered)} of {total} {part} files: fetch or copy the others, too.")
+        raise UserError(f"'{folder}' holds {len(numbered)} of {total} {part} files: also fetch or copy the others.")
 
 
 def _cifar100_domains(data: Path | None, size: int | None, channels: int) -> list[ImageSet]:

@@ -95,7 +95,7 @@ class PrivateGradient:
         chosen = self.positions[draws.uniform("sample", len(self.positions)) < plan.rate]
         point = {name: at[name].detach() for name in self.names}
         total = {name: torch.zeros_like(tensor) for name, tensor in point.items()}
-        # Dropout and augmentation depend on places in the sample: known draws would reveal who is in it.
+        # Dropout and augmentation depend on places in the sample: known draws would reveal which examples are in it.
         seed = int(draws.uniform("torch", 1) * 2**52)
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)

@@ -18,7 +18,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def worthwhile_threads(work: float) -> int:
-    """Return the number of threads that a batch keeps busy whose forward pass takes so many operations.
+    """Return the number of threads that a batch keeps busy, given the operations of its forward pass.
 
     It is at most PyTorch's present number.
     """

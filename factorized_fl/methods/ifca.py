@@ -71,7 +71,7 @@ class IFCA(FedAvg):
         return {_CHOICE: local.kept[_CHOICE].clone()}
 
     def mix(self, server: Server) -> Mixing:
-        """All models; the weights say who chose the same one."""
+        """Returns all models; a client's weights are those of the clients that chose the same model."""
         choice = server.extra[_CHOICE].to(torch.int64).cpu()
         models = [self._begun(server, j) for j in range(self.clusters)]
         for j, model in enumerate(models):

@@ -1,4 +1,4 @@
-"""Aggregation over the clients of the last round, as papers have it whose server keeps one global model."""
+"""Aggregation over the clients of the last round, as in papers where the server keeps one global model."""
 
 import torch
 

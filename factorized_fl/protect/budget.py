@@ -30,7 +30,7 @@ class Budget:
         clip: the largest norm of an example's gradient.
         plans: one for each client.
         released: whether the clients publish noisy statistics of their images before they train.
-        secret: from which sampling and noise are drawn; whoever knows it can subtract the noise.
+        secret: from which sampling and noise are drawn; a party that knows it can subtract the noise.
     """
 
     def __init__(

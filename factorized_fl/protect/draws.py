@@ -1,6 +1,6 @@
 """Secret random numbers: which examples a step samples, and the noise that it adds.
 
-Whoever could compute them could subtract the noise. So they are expanded from a secret by SHAKE-256, which is a
+A party that could compute them could subtract the noise. So they are expanded from a secret by SHAKE-256, which is a
 cryptographic generator, and not by those of PyTorch and NumPy, from which a few outputs reveal all others.
 """
 

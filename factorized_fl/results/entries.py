@@ -51,7 +51,7 @@ def parse_entry(text: str) -> Entry:
 
 
 def check_settings(given: Mapping[str, Any], entries: Sequence[Entry]) -> None:
-    """Raise UserError for a setting METHOD.NAME whose method is not compared or which is none of one method."""
+    """Raise UserError for a setting METHOD.NAME whose method is not compared, or that belongs to no method."""
     for key in given:
         method, _, name = flat_name(key).rpartition(".")
         if method and method not in {entry.method for entry in entries}:

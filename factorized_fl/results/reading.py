@@ -145,7 +145,7 @@ class RunFiles:
     summary: Summary | None
     confusion: list[Any]
     mu_layers: list[str]
-    party: str  # the party whose part of a federation between organisations this is; empty for a run on one machine
+    party: str  # the party of a federation between organisations that has this run; empty for a run on one machine
     notes: list[str] = field(default_factory=list)
 
     @property

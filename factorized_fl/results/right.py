@@ -101,7 +101,7 @@ def pack_graded(graded: Mapping[int, Graded], folder: Path) -> list[Record]:
 
 
 def unpack_graded(packed: Sequence[Mapping[str, Any]], folder: Path) -> dict[int, Graded]:
-    """Return what `pack_graded` was given; without the clients whose file of images the folder does not have.
+    """Return the argument of `pack_graded`, without the clients whose file of images the folder does not have.
 
     Raise ValueError, KeyError or SafetensorError for a damaged record or file.
     """

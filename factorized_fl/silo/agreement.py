@@ -59,7 +59,7 @@ class Agreement:
     address: str = option("localhost", "the host name under which the sites reach the coordinator")
     port: int = option(8443, "the coordinator's port, the only one that must be reachable", low=1, high=65535)
     quorum: int = option(0, "answers that a round needs to end; 0: more than half of the sites", low=0)
-    deadline: float = option(3600.0, "seconds after which a round goes on without the missing sites", low=1)
+    deadline: float = option(3600.0, "seconds after which a round continues without the missing sites", low=1)
     change_limit: float = option(
         3.0, "a site's change in a round counts up to so many times the group's median; 0: no limit", low=0, high=1e6
     )

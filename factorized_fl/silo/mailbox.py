@@ -283,7 +283,7 @@ class Mailbox:
         """A few words on the state of the site."""
         line = self.lines[site]
         if self.ended:
-            return "has learnt of the end" if self.knows_end(site) else "has not learnt of the end"
+            return "knows the end" if self.knows_end(site) else "does not know the end yet"
         if line.refused:
             return "refused"
         if self._twice(line):

@@ -32,7 +32,7 @@ def site_scenario(kit: Kit, data: Path, columns: TableColumns = NO_COLUMNS) -> S
     (client,) = scenario.clients
     if not len(client.test):
         raise UserError(f"{data} has no test examples: without any, there is no verdict on whether federation helps.")
-    subgroups_tested(data, columns, scenario)  # a mistake is told now, and not after the last round
+    subgroups_tested(data, columns, scenario)  # a mistake is reported now, and not after the last round
     own = replace(client, name=kit.party, domain=kit.party, seat=kit.seat)
     return replace(scenario, clients=(own,), labels_agree=False)
 

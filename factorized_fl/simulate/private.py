@@ -14,8 +14,8 @@ from factorized_fl.protect.budget import Budget, Plan
 def budget_of(work: Work, secret: int) -> Budget | None:
     """The budgets of all clients, None without differential privacy; raises UserError if the network cannot serve.
 
-    Noise is computed for the rounds in which a client is sampled, of which everybody knows the seed. A site holds one
-    client and does not know how many sites will take part, so it computes with all rounds.
+    Noise is computed for the rounds in which a client is sampled, because the seed of sampling is public. A site
+    holds one client and does not know how many sites will take part, so it computes with all rounds.
     """
     config, scenario = work.config, work.scenario
     if not config.privacy_epsilon:

@@ -46,7 +46,7 @@ class Stopped(Exception):
 
 
 class Observer(Protocol):
-    """A progress bar or a log: its methods are called while a run goes on."""
+    """A progress bar or a log: its methods are called during a run."""
 
     def started(self, federation: "Federation", done: int) -> None:
         """Called when the run begins, or continues after `done` rounds."""

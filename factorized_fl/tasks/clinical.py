@@ -46,7 +46,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """How well one class is told from all others."""
+    """How well one class is distinguished from all others."""
 
     cases: int
     auroc: Measured

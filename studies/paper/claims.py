@@ -149,8 +149,8 @@ def converges_faster(table: Table, fields: Fields) -> Check:
 def factors_by_domain(table: Table, fields: Fields) -> Check:
     """Test in the last round whether clients of one domain are alike in a factor beyond chance.
 
-    By the `mean` cosine within a domain and between domains; by whether `most` of the nearest clients are of one's own
-    domain; or by whether they are no more often than by `chance`.
+    By the `mean` cosine within a domain and between domains; by whether `most` of the nearest clients are of the
+    own domain; or by whether they are no more often than by `chance`.
     """
     runs, factor, by = table.runs(fields["cell"]), fields["factor"], fields["by"]
     matrices = [np.array(list(run.record["factors"][factor]["matrices"].values())[-1]) for run in runs]
@@ -191,7 +191,7 @@ def in_size_range(table: Table, fields: Fields) -> list[Check]:
         size = mean_of(table.runs(name), "millions")
         if size and not least < size.value <= most:
             continue
-        without = "no-l1" in name and size  # compared with a network without L1's gradient, too
+        without = "no-l1" in name and size  # also compared with a network without L1's gradient
         for other in dict.fromkeys([fields["without_l1" if without else "against"], *best]):
             sized = title(as_key(name)[2]) + (f", {size.value:.3f} M" if size else "")
             text = f"{sized}, minus {title(as_key(other)[2])}, domains"

@@ -115,7 +115,7 @@ def test_a_finished_coordinator_names_the_sites_that_do_not_know_of_the_end(
     assert (
         parties.journal[-1] == "cedar did not learn of the end: run `ffl serve` again to notify sites that join again"
     )
-    told, untold = "has learnt of the end", "has not learnt of the end"
+    told, untold = "knows the end", "does not know the end yet"
     assert rows(parties) == [("aster", False, told), ("birch", False, told), ("cedar", False, untold)]
 
     again = Loopback(kits, {})

@@ -11,7 +11,7 @@ def trace_of(u: list[list[float]], v: list[list[float]], mu: list[list[float]]) 
 
 
 def test_factors_by_hand() -> None:
-    """v is like one's own domain, u like the other one's; a client's mu has 10 and 2 or 10 and 4 numbers."""
+    """v is like the own domain, u like the other domain; a client's mu has 10 and 2 or 10 and 4 numbers."""
     u = [[1, 0.1, 0.7, 0.6], [0.1, 1, 0.6, 0.7], [0.7, 0.6, 1, 0.1], [0.6, 0.7, 0.1, 1]]
     v = [[1, 0.9, 0.2, 0.3], [0.9, 1, 0.4, 0.5], [0.2, 0.4, 1, 0.8], [0.3, 0.5, 0.8, 1.0000004]]
     sizes = {"u": [[4, 5]] * 4, "v": [[3, 2], [3, 2], [3, 4], [3, 4]], "mu": [[10, 2], [10, 2], [10, 4], [10, 4]]}
@@ -43,7 +43,7 @@ def test_shares_give_back_the_counts_they_came_from() -> None:
 
 
 def test_peak_memory_is_the_largest_of_all_rounds_where_there_is_one() -> None:
-    """A run that was resumed begins to count anew."""
+    """A run that was resumed begins to count from 0."""
     lines = [{"round": 1, "seconds": 1.0, "peak_gib": 5.5}, {"round": 2, "seconds": 1.0, "peak_gib": 4.25}]
     assert time_and_memory(lines, 0.0)["peak_gib"] == 5.5
     assert time_and_memory([{"round": 1, "seconds": 1.0}, lines[1]], 0.0)["peak_gib"] == 4.25

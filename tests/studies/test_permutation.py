@@ -28,7 +28,7 @@ def chance(runs: list[Run], factor: str, statistic: LabelStatistic) -> float:
 
 
 def test_statistics_of_each_deal() -> None:
-    # The nearest are 1, 0, 1 and 1: by the first deal two are of one's own, by the second that of the last client.
+    # The nearest are 1, 0, 1 and 1: by the first deal two are of the own domain, by the second that of the last client.
     assert nearest_share(COSINES, DEALS).tolist() == [0.5, 0.25]
     # Within: 0.9 and 0.1, between: 0.2, 0.1, 0.3, 0.2; then 0.2 and 0.2, between: 0.9, 0.1, 0.3, 0.1.
     assert within_excess(COSINES, DEALS).tolist() == pytest.approx([0.5 - 0.2, 0.2 - 0.35])

@@ -226,7 +226,7 @@ class CompiledEngine(ReferenceEngine):
         return [n for n, p in self._model(k).named_parameters() if p.requires_grad and trains(self.roles[n])]
 
     def _finish(self, round_number: int, k: int, clients: ClientState, lane: Lane, before: int, steps: int) -> None:
-        """Calls the method's hook after training, `before` of whose steps came before the last phase."""
+        """Calls the method's hook after training; `before` steps came before the last phase."""
         *_, phase = self.method.phases()
         own = clients.state.client(k)
         tensors = clients.models[phase.model].client(k) if phase.model else own

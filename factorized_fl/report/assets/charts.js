@@ -72,7 +72,7 @@ function legend(svg, entries, left, width) {
   return entries.length ? y + 10 : 6;
 }
 
-// Axes and grid. x, y: {low, high, format, label, ticks}; y's format is given the step between two ticks, too. Returns
+// Axes and grid. x, y: {low, high, format, label, ticks}; y's format also gets the step between two ticks. Returns
 // scales and the box inside.
 function frame(svg, width, height, top, x, y) {
   const left = 52,

@@ -30,7 +30,7 @@ function mixingCard(run) {
   const kinds = Object.keys(MATRICES).filter((kind) => matrixOf(run, kind));
   if (!kinds.length)
     return card(
-      "Who learned from whom",
+      "Mixing weights between clients",
       soft(
         run.method === "stand-alone"
           ? "No client from another: Stand-Alone shares nothing."
@@ -91,7 +91,7 @@ function mixingCard(run) {
   );
   prepare();
   return card(
-    "Who learned from whom",
+    "Mixing weights between clients",
     soft("Rows receive, columns give. Lines separate domains. Values are rounded to 1/254 of the scale."),
     run.peers ? soft(run.peers) : null,
     run.privacy ? soft(run.privacy) : null,
