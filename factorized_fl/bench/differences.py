@@ -1,10 +1,10 @@
 """Differences between entries of a suite, from their result files."""
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from factorized_fl.bench.cells import Record, mean_accuracy, read_cell, tests_of
 from factorized_fl.bench.rates import read_rates
@@ -16,14 +16,21 @@ from factorized_fl.results.statistic import LEVEL, Estimate, holm
 
 REFERENCE, ALONE = "factorized-peers", "stand-alone"
 Verdict = Literal["better", "worse", "undecided"]
+H = TypeVar("H", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The mean difference of two entries, and the number of seeds that both have."""
+    """The mean difference of two entries, the number of seeds that both have, and what `judge` decides about it."""
 
     estimate: Estimate
     seeds: int
+    verdict: Verdict = "undecided"
+
+    @property
+    def decided(self) -> bool:
+        """Return whether one of the two entries is better."""
+        return self.verdict != "undecided"
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,43 @@ class Results:
     def mean(self, entry: str, kind: str = "recalibrated") -> float:
         """Return the mean accuracy of an entry over its clients and seeds."""
         return statistics.fmean(mean_accuracy(run, kind) for run in self.runs[entry].values())
+
+    @property
+    def records(self) -> list[Record]:
+        """Return the records of all finished runs."""
+        return [run for runs in self.runs.values() for run in runs.values()]
+
+    def inactive(self, entry: str) -> int:
+        """Return the number of an entry's runs that never did what distinguishes the method."""
+        return sum(run["summary"].get("activated") is False for run in self.runs[entry].values())
+
+    @property
+    def methods(self) -> list[str]:
+        """Return the entries that a federation could run, best first; those with fewer seeds than others come last."""
+        most = max(map(len, self.runs.values()), default=0)
+        real = filter(is_real, self.runs)
+        return sorted(real, key=lambda entry: (len(self.runs[entry]) < most, -self.mean(entry)))
+
+    @property
+    def oracles(self) -> list[str]:
+        """Return the entries that use an oracle, best first."""
+        found = [entry for entry in self.runs if "oracle" in parse_entry(entry).own]
+        return sorted(found, key=self.mean, reverse=True)
+
+    def over_alone(self, entries: Sequence[str]) -> dict[str, Gap]:
+        """Return what entries gain over Stand-Alone, judged as one family without methods that did not activate."""
+        return judge({entry: self.difference(entry, ALONE) for entry in self._active(entries)})
+
+    def over_controls(self, entries: Sequence[str]) -> dict[str, Gap]:
+        """Return what entries gain over their controls, judged as one family without methods that did not activate."""
+        return judge({entry: self.difference(entry, control_entry(entry)) for entry in self._active(entries)})
+
+    def of_reference(self, entries: Sequence[str]) -> dict[str, Gap]:
+        """Return what Factorized-Peers gains over entries, judged as one family without those that did not activate."""
+        return judge({entry: self.difference(REFERENCE, entry) for entry in self._active(entries)})
+
+    def _active(self, entries: Sequence[str]) -> list[str]:
+        return [entry for entry in entries if not self.inactive(entry)]
 
     def difference(self, ours: str, theirs: str, kind: str = "recalibrated") -> Gap | None:
         """Return the mean difference of two entries over the seeds that both have; None for one entry or no such seed.
@@ -82,14 +126,16 @@ def is_real(entry: str) -> bool:
     return not {"oracle", "control"} & parse_entry(entry).own.keys()
 
 
-def verdicts(gaps: Mapping[tuple[str, str], Gap | None]) -> dict[tuple[str, str], Verdict]:
-    """Return what each difference of a family decides, by Holm's procedure over those of several seeds.
+def judge(gaps: Mapping[H, Gap | None]) -> dict[H, Gap]:
+    """Return the known differences of a family with verdicts, by Holm's procedure over those of several seeds.
 
     One seed decides nothing: other seeds may give another sign.
     """
     known = {key: gap for key, gap in gaps.items() if gap is not None}
     adjusted = holm({key: gap.estimate.p for key, gap in known.items() if gap.seeds > 1})
     return {
-        key: "undecided" if adjusted.get(key, 1.0) > LEVEL else "better" if gap.estimate.value > 0 else "worse"
+        key: replace(gap, verdict="better" if gap.estimate.value > 0 else "worse")
+        if adjusted.get(key, 1.0) <= LEVEL
+        else gap
         for key, gap in known.items()
     }

@@ -15,7 +15,7 @@ Table = dict[str, Any]
 Choice = Mapping[str, Any]  # settings of an entry: its learning rate `lr`, and options of its method
 Choices = Mapping[str, Choice]  # what was chosen for each entry that was tuned
 SEEDS = (1, 2, 3)
-_KEYS = ("preset", "data", "entries", "groups", "seeds", "settings", "rates_of", "tuning")
+_KEYS = ("about", "preset", "data", "entries", "groups", "seeds", "settings", "rates_of", "tuning")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Suite:
     data: str = ""  # the folder inside the data folder that holds its images; empty: the data folder itself
     rates_of: str = ""  # the suite in which its learning rates are chosen
     tuning: Mapping[str, Any] = field(default_factory=dict)
+    about: str = ""  # the scenario in words
 
     @property
     def tuned_entries(self) -> list[str]:
@@ -94,6 +95,7 @@ def read_suites(file: Path | None = None) -> dict[str, Suite]:
             given.get("data", ""),
             given.get("rates_of", ""),
             {**table.get("tuning", {}), **given.get("tuning", {})},
+            given.get("about", ""),
         )
     return found
 
