@@ -1,11 +1,10 @@
 """The functions behind the command line, for use from Python."""
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,19 @@ _SELDOM = 2.0  # seconds at least between lines of progress in a notebook
 
 
 def configure(preset: str | Path, method: str | None = None, /, **settings: Any) -> Config:
-    """Return the configuration of a preset or TOML file with a method and settings; raise UserError for a wrong one."""
+    """Return a configuration without running it.
+
+    Args:
+        preset: the name of a preset, or a TOML file.
+        method: the name of a method; by default that of the preset or file.
+        settings: options of the run and of the method, which come before those of the preset.
+
+    Returns:
+        The complete configuration, which `ffl.run` accepts.
+
+    Raises:
+        UserError: if a name is unknown, or a value is outside its limits.
+    """
     return resolve(_table(preset), method, settings)
 
 
@@ -94,16 +105,28 @@ def run(
     device: str = "auto",
     **settings: Any,
 ) -> Run:
-    """Run a federation, for example ``run("demo", method="factorized-fl", rounds=3)``, and return its directory.
+    """Run a federation, for example ``run("demo", method="factorized-fl", rounds=3)``.
 
-    `config` is a list of clients with own data, a configuration, or a preset or TOML file; `method` and `settings`
-    complete it unless it is a configuration. `model` is a class or function (example, outputs) -> network, where
-    `example` is a batch of one input; "package.module:factory"; or the name of a built-in network. With `resume` an
-    interrupted run is continued.
+    Args:
+        config: a list of clients with own data; the name of a preset; a TOML file; or a complete `ffl.Config`.
+        out: the run directory; by default runs/PRESET/METHOD-seedN.
+        model: a class or function (example, outputs) -> network, where `example` is a batch of one input;
+            "package.module:factory"; or the name of a built-in network.
+        method: the name of a method.
+        data: the folder of a preset's dataset.
+        resume: continue an interrupted run in `out`.
+        observers: objects that are called for every client and round.
+        callbacks: functions that are called after every round with an `ffl.RoundState`, such as `ffl.EarlyStopping`.
+        trackers: any of "tensorboard", "mlflow" and "wandb".
+        progress: whether progress is shown; by default in terminals and notebooks, unless there are `observers`.
+        device: "cpu", "cuda", "cuda:1" or "auto".
+        settings: options of the run and of the method, such as ``lr=0.1``; they complete what `config` leaves open.
 
-    `callbacks` are functions that are called after every round with an `ffl.RoundState`, such as `ffl.EarlyStopping`;
-    `trackers` are "tensorboard", "mlflow" or "wandb". `progress` is shown by default in terminals and notebooks, unless
-    there are `observers`, which are called for every client and round.
+    Returns:
+        The run, with its directory, models, tables and verdict.
+
+    Raises:
+        UserError: if a setting, the data or the network cannot be used.
     """
     if model is not None:
         settings["model"] = model if isinstance(model, str) else model_name(model)
@@ -178,14 +201,26 @@ def compare(
     control: bool = True,
     **settings: Any,
 ) -> list[Comparison]:
-    """Run several methods with several seeds; return the rows of their comparison and write comparison.json.
+    """Run several methods with several seeds, and write comparison.json.
 
-    Beside each run its control is run, unless `control` is false: the same run in which every client aggregates with
-    itself alone. Methods that differ only in what they aggregate have one control.
+    Args:
+        preset: the name of a preset, or a TOML file.
+        methods: names of methods. An entry may have settings of its own, as in ``"factorized-fl:tau=0.3"``.
+        seeds: the seeds of each method; by default the seed of the preset or file and the next two.
+        out: the folder of all runs; by default runs/PRESET-comparison.
+        data: the folder of the preset's dataset.
+        resume: continue an interrupted comparison in `out`.
+        watch: returns one observer for all runs, given their configurations in order.
+        device: "cpu", "cuda", "cuda:1" or "auto".
+        control: also run each method's control: the same run in which every client aggregates with itself alone.
+            Methods that differ only in what they aggregate have one control.
+        settings: options of all runs; one for a single method is written ``**{"factorized-fl.tau": 0.3}``.
 
-    An entry of `methods` may have settings of its own, as in ``"factorized-fl:tau=0.3"``, and a setting may be for one
-    method, as in ``**{"factorized-fl.tau": 0.3}``. Without `seeds` the seed of the preset or file and the next two are
-    used. `watch` returns one observer for all runs, given their configurations in order.
+    Returns:
+        One row for each method.
+
+    Raises:
+        UserError: if a setting cannot be used, or `out` holds another comparison.
     """
     seeds = default_seeds(preset) if seeds is None else seeds
     if not methods or not seeds:
@@ -250,7 +285,19 @@ def _refuse_disagreeing(configs: Sequence[Config], data: Path | None) -> None:
 def report(
     runs: Path | str | Sequence[Path | str], out: Path | str | None = None, baseline: Path | str | None = None
 ) -> Path:
-    """Write the page of one run, of several, or of folders of runs; return its path."""
+    """Write the page of runs.
+
+    Args:
+        runs: a run directory, a folder of runs, or a list of them.
+        out: the file to write; by default report.html in the run or folder.
+        baseline: a Stand-Alone run of the same clients to compare with.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: if there is no run, or runs cannot be shown together.
+    """
     paths = [Path(runs)] if isinstance(runs, Path | str) else [Path(run) for run in runs]
     return write_report(paths, Path(out) if out else None, Path(baseline) if baseline else None)
 
@@ -264,9 +311,21 @@ def export(
     alone: Path | None = None,
     control: bool = False,
 ) -> Exported:
-    """Export the model of a run's client (from 1) or of a site's kit; `alone` is a Stand-Alone run to compare with.
+    """Export a client's model as plain PyTorch weights and ONNX, with a model card.
 
-    With `control` the model that a site trained without the other sites is exported in place of its model.
+    Args:
+        run: a run, a run directory, or a site's kit.
+        client: the client's number, from 1; a kit has one client.
+        out: the folder to write; by default model/client-N in the run directory, or model in the kit.
+        data: the folder of the dataset, if it is not where the run found it.
+        alone: a Stand-Alone run that the model card compares with.
+        control: of a kit, export the model that the site trained without the other sites.
+
+    Returns:
+        The exported model and its files.
+
+    Raises:
+        UserError: if the run has no such client, or the model cannot be exported.
     """
     if isinstance(run, Run):
         return export_run(
@@ -284,48 +343,3 @@ def export(
         scenario = site_scenario(kit, data, columns)
         return export_control(kit, scenario, out or kit.path / "model-control", columns.window)
     return export_now(kit, data, out, columns)
-
-
-@dataclass(frozen=True)
-class Pilot:
-    """Clustered-FL's two norms in a run without splits, and the thresholds they suggest (docs/methods.md)."""
-
-    norms: list[tuple[int, float, float]]  # round, norm of the mean update, norm of the longest update
-
-    @property
-    def eps1(self) -> float:
-        """Return a tenth of the largest mean update."""
-        return max(mean for _, mean, _ in self.norms) / 10
-
-    @property
-    def eps2(self) -> float:
-        """Return the lenient end of the range from eps1 to ten times eps1."""
-        return self.eps1
-
-
-def pilot(
-    preset: str,
-    /,
-    out: Path | str | None = None,
-    *,
-    data: Path | str | None = None,
-    resume: bool = False,
-    observers: Sequence[Observer] = (),
-    device: str = "auto",
-    **settings: Any,
-) -> Pilot:
-    """Run Clustered-FL without splits and return the norms of its updates."""
-    if {"eps1", "clustered-fl.eps1"} & settings.keys():
-        raise UserError("A pilot finds eps1: leave it out.")
-    config = configure(preset, "clustered-fl", **{"rule": "norms", **settings}, eps1=0.0)
-    if config.rounds < 2:
-        raise UserError("A pilot needs at least 2 rounds: the first one has nothing to aggregate.")
-    directory = run(
-        config, out or f"runs/{Path(preset).stem}-pilot", data=data, resume=resume, observers=observers, device=device
-    )
-    norms = [(number, *directory.mixing(number)["state.norms"].tolist()) for number in directory.mixed_rounds()]
-    if not norms:
-        raise UserError("No round of this pilot had anything to aggregate: choose a smaller dropout, or more rounds.")
-    if not all(math.isfinite(norm) for row in norms for norm in row):
-        raise UserError("Training diverged in this pilot, so its norms are useless: choose a smaller lr.")
-    return Pilot(norms)

@@ -95,10 +95,9 @@ def sweep(
     out: Path | str = "runs/sweep",
     **settings: Any,
 ) -> Sweep:
-    """Run every combination of the grid with every seed, and return the table of mean scores.
+    """Run every combination of the grid with every seed.
 
-    Complete runs in `out` are not run again, and interrupted ones are continued. Raise UserError for a wrong setting
-    before anything is run where that is possible.
+    Complete runs in `out` are not run again, and interrupted ones are continued.
 
     Args:
         config: clients, a preset or a file, as in `ffl.run`.
@@ -108,6 +107,12 @@ def sweep(
         jobs: runs at a time, each in a process of one thread. One where that is impossible: on a GPU, or without fork.
         out: the folder of the runs and of `sweep.json`.
         settings: the other settings of all runs, as in `ffl.run`.
+
+    Returns:
+        The table of mean scores, with the best settings.
+
+    Raises:
+        UserError: if a setting is wrong; where that is possible, before anything is run.
     """
     if not grid or not all(isinstance(values, list | tuple) and len(values) for values in grid.values()):
         raise UserError("grid must name settings with lists of values, for example {'lr': [0.01, 0.1]}.")

@@ -55,7 +55,7 @@ def test_no_two_presets_have_one_description() -> None:
 
 def test_options_name_the_profile_that_changes_them(capsys) -> None:
     _, out, _ = ffl(capsys, "options", "scaffold")
-    assert "which sets for scaffold: recalibrate = true, lr = 0.03, momentum = 0.0." in " ".join(out.split())
+    assert "which sets for scaffold: recalibrate = true, lr = 0.1, momentum = 0.0." in " ".join(out.split())
 
 
 def test_a_table_continues_below_where_columns_do_not_fit() -> None:

@@ -96,10 +96,10 @@ def print_json(document: Any) -> None:
 
 def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     """The names and values of --set; raises a UserError for the name of another parameter of `compare` or `pilot`."""
-    from factorized_fl import api
+    from factorized_fl import api, pilots
 
     settings = dict(parse_setting(text) for text in texts or [])
-    parameters = (p for call in (api.compare, api.pilot) for p in signature(call).parameters.values())
+    parameters = (p for call in (api.compare, pilots.pilot) for p in signature(call).parameters.values())
     if taken := sorted(settings.keys() & {p.name for p in parameters if p.kind in _NAMED}):
         raise UserError(f"'{taken[0]}' is not an option of a run: where a command has it, give it as --{taken[0]}.")
     return settings

@@ -198,11 +198,11 @@ def pilot_command(
     device: Device = "auto",
 ) -> None:
     """Find thresholds for Clustered-FL from the norms of the updates in a run without splits."""
-    from factorized_fl import api
+    from factorized_fl import pilots
     from factorized_fl.report.progress import ProgressObserver
 
     with ProgressObserver(console, "Clustered-FL, pilot") as observer:
-        pilot = api.pilot(
+        pilot = pilots.pilot(
             preset, out, data=data, resume=resume, device=device, observers=[observer], **parse_settings(settings)
         )
     for round_number, mean, longest in pilot.norms:

@@ -181,7 +181,15 @@ def own_tensors(count: int) -> Sparse:
 
 
 def weighted_mean(weights: torch.Tensor, received: torch.Tensor) -> Mean:
-    """The same weighted mean for all: over the clients from which the server has received tensors."""
+    """Return the same weighted mean for all clients.
+
+    Args:
+        weights: one weight for each client, [K].
+        received: the clients from which the server has received tensors, bool [K]; the others get weight 0.
+
+    Returns:
+        The mixing weights, which sum to 1.
+    """
     row = torch.where(received, weights, 0.0)
     return Mean(row / row.sum())
 

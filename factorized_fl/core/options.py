@@ -47,7 +47,19 @@ class Limits:
 
 
 def option(default: Any, description: str, **limits: Any) -> Any:
-    """A dataclass field with a description and limits: `low`, `high`, `above` (excluded) or `choices`."""
+    """Declare an option of a method: a dataclass field with a description and limits.
+
+    Args:
+        default: the default: a number, a word, true, false or a tuple.
+        description: one phrase, which `ffl options` shows.
+        limits: `low` and `high` (included), `above` (excluded) or `choices`.
+
+    Returns:
+        The field, to be assigned in a frozen dataclass.
+
+    Raises:
+        UserError: if the default has another type.
+    """
     if not isinstance(default, bool | int | float | str | tuple):
         raise UserError(
             f"The default of an option must be a number, a word, true, false or a tuple, not {default!r} "

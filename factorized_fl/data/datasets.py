@@ -20,9 +20,7 @@ def from_datasets(
     names: Sequence[str] = (),
     classes: Sequence[str] | None = None,
 ) -> list[ClientData]:
-    """Return one client for each dataset; every example is read once, in order, and kept in memory.
-
-    Raise UserError, naming the client, for a dataset that cannot be read.
+    """Make one client of each dataset; every example is read once, in order, and kept in memory.
 
     Args:
         datasets: torch datasets or subsets of them with examples (input, label). Inputs are tensors, arrays or PIL
@@ -32,6 +30,12 @@ def from_datasets(
         names: the names of the clients.
         classes: the names of the classes of all clients. By default they are those that a dataset has as its
             attribute `classes`; subsets of one dataset have the same classes even if it does not name them.
+
+    Returns:
+        One client for each dataset.
+
+    Raises:
+        UserError: if a dataset cannot be read; the message names the client.
     """
     given = list(datasets)
     called = list(names) or [f"client {k + 1}" for k in range(len(given))]

@@ -26,9 +26,9 @@ def partition(
     sizes: Sequence[float] = (),
     seed: int = 1,
 ) -> list[ClientData]:
-    """Return clients that divide the training examples of `data` and share its test and validation examples.
+    """Divide the training examples of `data` among clients, which share its test and validation examples.
 
-    Raise UserError if there are too few examples. Without test examples each client's are split off by a run's seed.
+    Without test examples each client's are split off by a run's seed.
 
     Args:
         data: inputs and labels: an `ffl.ClientData`, or a list with one, as `ffl.from_file` gives it.
@@ -39,6 +39,12 @@ def partition(
         classes_per_client: the number of classes of a client for "classes".
         sizes: a number for each client, with "iid" only: clients have examples in proportion to these numbers.
         seed: determines which client gets which example.
+
+    Returns:
+        The clients.
+
+    Raises:
+        UserError: if there are too few examples, or an argument does not fit `how`.
     """
     if not isinstance(data, ClientData):
         if len(data) != 1:

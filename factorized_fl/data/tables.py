@@ -33,9 +33,7 @@ def from_file(
     size: int | None = None,
     channels: int = 3,
 ) -> list[ClientData]:
-    """Return the clients of a CSV, parquet or npz file.
-
-    Raise UserError, naming the file and the row, for a table that cannot be used.
+    """Read the clients of a CSV, parquet or npz file.
 
     Args:
         path: the file. Arrays of an npz file are its columns; their first axis are the rows.
@@ -51,6 +49,12 @@ def from_file(
         classes: the classes in order; by default the values of the label column, sorted.
         size: images are cropped to a square and scaled to so many pixels; without it they must be equal squares.
         channels: 3 for colour, 1 for grey.
+
+    Returns:
+        One client for each name in the column `client`, in the order of their first rows.
+
+    Raises:
+        UserError: if the table cannot be used; the message names the file and the row.
     """
     tables = [read_columns(Path(each)) for each in (path, test) if each is not None]
     return _clients(tables, label, image, features, client, split, classes, size, channels, group)
@@ -85,9 +89,7 @@ def from_hf(
     size: int | None = None,
     channels: int = 3,
 ) -> list[ClientData]:
-    """Return the clients of a dataset of the library `datasets`, or of the hub.
-
-    Raise UserError if the library is missing or the dataset cannot be used.
+    """Read the clients of a dataset of the library `datasets`, or of the hub.
 
     Args:
         dataset: a `datasets.Dataset`; a `datasets.DatasetDict`, of which the parts `train` and `test` are used; or the
@@ -101,6 +103,12 @@ def from_hf(
         classes: as in `ffl.from_file`.
         size: as in `ffl.from_file`.
         channels: as in `ffl.from_file`.
+
+    Returns:
+        One client for each name in the column `client`.
+
+    Raises:
+        UserError: if the library `datasets` is missing or the dataset cannot be used.
     """
     try:
         import datasets

@@ -42,7 +42,17 @@ METHODS: dict[str, type[Method]] = {}
 
 
 def register(method: type[Method]) -> type[Method]:
-    """Makes a method known by its name and returns its class; raises UserError if malformed or if the name is taken."""
+    """Make a method known by its name; used as a decorator of its class.
+
+    Args:
+        method: a frozen dataclass that inherits `ffl.Method`.
+
+    Returns:
+        The same class.
+
+    Raises:
+        UserError: if the class is malformed, or its name is taken.
+    """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise UserError(f"{method!r} is no method: let its class inherit ffl.Method.")
     if not hasattr(method, "name"):

@@ -47,7 +47,15 @@ class Description:
 
 
 def describe(model: nn.Module, head: str | None = None) -> Description:
-    """Return the numbers of a model's tensors by role; a tensor under several names counts once."""
+    """Count the numbers of a model's tensors by role; a tensor under several names counts once.
+
+    Args:
+        model: any module, factorised or not.
+        head: the qualified name of the classifier; by default the last layer with weights.
+
+    Returns:
+        The counts, which print as one line.
+    """
     state, canonical = model.state_dict(), canonical_names(model)
     counts: Counter[str] = Counter()
     in_head = 0

@@ -82,10 +82,7 @@ def factorize(
     threshold: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Factorise every Linear and convolution of a model in place, and return the model; frozen weights stay dense.
-
-    Raises UserError if an option is unknown or a layer cannot be factorised; after any exception, also one raised
-    while factors are computed, the model is as it was before.
+    """Factorise every Linear and convolution of a model in place; frozen weights stay dense.
 
     Args:
         model: any module; transposed convolutions and packed attention projections stay dense.
@@ -100,6 +97,12 @@ def factorize(
             of the present weight and sets mu to the remainder, so that a trained model keeps its outputs.
         threshold: entries of mu below it count as zero in eval mode.
         generator: the source of the draws, which are made in module order; by default the global one.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UserError: if an option is unknown or a layer cannot be factorised. After any exception the model is as before.
     """
     if layout not in LAYOUTS:
         raise unknown("layout", layout, LAYOUTS)
@@ -131,7 +134,14 @@ def factorize(
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """Return a dense copy without parametrisations that has the model's eval-mode outputs; the model is unchanged."""
+    """Make a dense copy of a factorised model, without parametrisations.
+
+    Args:
+        model: a module after `ffl.factorize`; it is unchanged.
+
+    Returns:
+        The copy, which has the outputs that the model has in eval mode.
+    """
     copy = deepcopy(model)
     for module in list(copy.modules()):
         if not parametrize.is_parametrized(module):

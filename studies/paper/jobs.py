@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from factorized_fl.api import Pilot
+from factorized_fl.pilots import Pilot
 from factorized_fl.results.environment import device_name
 from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.run import find_device
