@@ -51,10 +51,13 @@ def describe(model: nn.Module, head: str | None = None) -> Description:
 
     Args:
         model: any module, factorised or not.
-        head: the qualified name of the classifier; by default the last layer with weights.
+        head: the qualified name of the classifier; by default the module `head`, or else the last layer.
 
     Returns:
-        The counts, which print as one line.
+        The counts, which print as a table.
+
+    Raises:
+        UserError: if the model has no layer of that name.
     """
     state, canonical = model.state_dict(), canonical_names(model)
     counts: Counter[str] = Counter()
