@@ -7,7 +7,7 @@ Public names load on first use (PEP 562), so `import factorized_fl` and the comm
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "api": ("compare", "configure", "export", "report", "run"),
