@@ -183,3 +183,23 @@ def test_the_pages_size_and_seconds_are_those_of_the_results_file() -> None:
     assert (small["clients"], small["rounds"], large["clients"], large["rounds"]) == (20, 100, 200, 200)
     assert f"20-client, 100-round page is {small['megabytes']:.2f} MB and opens in {small['open_s']:.1f} s" in words
     assert f"page of 200 clients and 200 rounds opens in {large['open_s']:.1f} s" in words
+
+
+def test_the_benchmarks_numbers_are_those_of_its_page() -> None:
+    """After more runs: take the numbers of docs/benchmarks.md, and look whether the sentence is still true."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    lines = page.partition("\n## mini-domains\n")[2].splitlines()
+    table = {cells[1]: cells[2:] for line in lines if len(cells := [cell.strip() for cell in line.split("|")]) > 7}
+    peers, alone, average = (table[name] for name in ("Factorized-Peers", "Stand-Alone", "FedAvg"))
+    words = README.replace("\n", " ")
+    assert f"Factorized-Peers {peers[0]}%, Stand-Alone {alone[0]}% and FedAvg {average[0]}%" in words
+    assert f"to Factorized-Peers is {peers[3]} points: not decided" in words
+    best = page.partition("\n## When to use which\n")[2].partition("\n## ")[0]
+    assert [row.split("|")[4].strip() for row in best.splitlines() if row.startswith("| mini-")] == ["none"]
+
+
+def test_the_number_of_methods_is_that_of_the_package() -> None:
+    import factorized_fl.methods as package
+
+    own = {name for name, method in METHODS.items() if method.__module__.startswith(package.__name__ + ".")}
+    assert f"**{len(own)} methods and ablations**" in README
