@@ -28,7 +28,7 @@ def tasks_of(phase: str, results: Path) -> list[Task]:
     """Return the tasks of a phase whose files do not exist."""
     from factorized_fl.bench.rates import read_rates
     from factorized_fl.bench.suites import cells_of, read_suites, tuning_cells
-    from studies.mini.cells import planned
+    from studies.mini.options import planned
 
     kind, _, name = phase.partition(":")
     if kind in ("tune", "bench"):
@@ -36,8 +36,7 @@ def tasks_of(phase: str, results: Path) -> list[Task]:
         cells = tuning_cells(suite) if kind == "tune" else cells_of(suite, read_rates(suite, results))
         return [("cell", name, cell.name) for cell in cells if not cell.path(results).exists()]
     if kind == "options":
-        cells = [one.cell for one in planned("options")]
-        return [("option", cell.suite, cell.name) for cell in cells if not cell.path(results).exists()]
+        return [("option", cell.suite, cell.name) for cell in planned() if not cell.path(results).exists()]
     entries = json.loads(Path(name).read_text())
     return [
         ("align", name, each["name"]) for each in entries if not (results / "align" / f"{each['name']}.json").exists()
@@ -51,7 +50,7 @@ def run_task(task: Task, results: Path, data: Path, device: str) -> None:
     from factorized_fl.bench.suites import read_suites
     from factorized_fl.simulate.run import run_federation
     from studies.alignment import measure_run
-    from studies.mini.cells import planned
+    from studies.mini.options import planned
     from studies.runner import write_record
 
     kind, where, name = task
@@ -60,7 +59,7 @@ def run_task(task: Task, results: Path, data: Path, device: str) -> None:
         if kind == "cell":
             run_cell(read_suites()[where], name, place)
         elif kind == "option":
-            run_or_read(next(one.cell for one in planned("options") if one.cell.name == name), place)
+            run_or_read(next(cell for cell in planned() if cell.name == name), place)
         else:
             each = next(each for each in json.loads(Path(where).read_text()) if each["name"] == name)
             config = configure(each["preset"], each["method"], **each["settings"], seed=each["seed"])

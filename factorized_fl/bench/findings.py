@@ -25,15 +25,16 @@ def findings(found: Sequence[Results]) -> str:
 def _of_suite(results: Results) -> Iterable[str]:
     yield f"- **{results.suite.name}**"
     if alone := results.over_alone(results.methods):
-        yield f"    - Compared with Stand-Alone, {_standing(alone)}"
+        yield f"    - Compared with Stand-Alone, {standing(alone)}"
     if controls := results.over_controls(results.methods):
-        yield f"    - Compared with their controls, which shows what the other clients add, {_standing(controls)}"
+        yield f"    - Compared with their controls, which shows what the other clients add, {standing(controls)}"
     oracles = results.over_alone(results.oracles)
     if gains := [f"{entry_title(e)} {in_points(oracles[e])}" for e in with_verdict(oracles, "better")]:
         yield f"    - Oracles show how much there is to gain over Stand-Alone: {', '.join(gains)}."
 
 
-def _standing(gaps: Mapping[str, Gap]) -> str:
+def standing(gaps: Mapping[str, Gap]) -> str:
+    """Return how many entries of a family are better, worse and not decided, as the end of a sentence."""
     better, worse = (with_verdict(gaps, verdict) for verdict in ("better", "worse"))
     counts = [
         f"{_are(len(own))} {word}" + (f" ({titles(own)})" if own else "")

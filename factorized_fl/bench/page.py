@@ -24,13 +24,15 @@ How to read it:
   and seeds ([how it is computed](verdict.md)).
 - **Better** and **worse** are said only if a difference is significant at 5% after Holm's correction for all
   comparisons of its column. All else is not decided, which does not mean equal. One seed decides nothing: its interval
-  is that of the test images only. The five comparisons in the answer about Factorized-Peers are corrected for each
-  other and over all scenarios. So a comparison can be decided there and not in the longer column of a table.
+  is that of the test images only. The answer about Factorized-Peers corrects for its five comparisons in all
+  scenarios, recalibrated and plain each for itself. So a comparison can be decided there and not in the longer column
+  of a table.
 - The **control** of a method is the same method while each client aggregates with itself alone. The difference from it
   is what the other clients add. Methods that train dense weights in the usual way share one control, Stand-Alone, and
   those that factorise all weights share another.
 - **Learning rates**, and options in brackets beside them, were chosen for each method and each control on validation
-  images of seed 1 (`ffl bench SUITE --tune`, `results/bench/rates/`). All other options have their defaults.
+  images of seed 1 (`ffl bench SUITE --tune`, `results/bench/rates/`), so each is compared at its best. A method with an
+  oracle has the rate of the method without it. All other options have their defaults.
 - An **oracle** uses knowledge that no federation has ([which](methods.md#oracles)), to show how much there is to gain.
 - **MB** is what all clients send and receive in one run.
 """

@@ -1,1 +1,1 @@
-"""Measurements on miniatures that one core of a CPU runs in minutes: options chosen on validation, and comparisons."""
+"""Measurements on miniatures that one core of a CPU runs in minutes, and the page about them."""

@@ -1,108 +1,110 @@
-"""The tables of docs/mini.md, from results/mini/."""
+"""The generated parts of docs/mini.md: answers from the benchmark's results, and the study of options."""
 
-import re
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from factorized_fl.methods import METHODS
+from factorized_fl.bench.differences import ALONE, Gap, Results, control_entry, judge, read_results
+from factorized_fl.bench.findings import standing
+from factorized_fl.bench.suites import read_suites
+from factorized_fl.bench.words import counted, entry_title, in_points, listed, table
 from factorized_fl.results.rundir import Record
-from studies.mini.collect import RESULTS, ROOT, read_results
+from factorized_fl.results.schema import KINDS
+from studies.mini.options import FILE, OPTIONS, SEEDS
 
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "mini.md"
-BEGIN, END = "<!-- written by `python -m studies.mini show` -->\n", "<!-- end -->"
-_ORACLES = {"groups": "in the true groups"}
+Pair = tuple[str, str]
+
+_CONTROLLED = ("fedavg", "factorized-fedavg", "factorized-fl-beta", "factorized-fl", "factorized-peers")
+_GROUPS, _PEERS_IN_GROUPS = "fedavg:oracle=groups", "factorized-peers:oracle=groups"
+
+# For each question the comparisons that answer it: an entry of the suite, and the entry that it is compared with.
+QUESTIONS: Mapping[str, Sequence[Pair]] = {
+    "Does aggregation help?": [(entry, control_entry(entry)) for entry in _CONTROLLED],
+    "Does matching help?": [
+        (_GROUPS, "fedavg"),
+        ("clustered-fl", "fedavg"),
+        (_PEERS_IN_GROUPS, "factorized-fedavg"),
+        ("factorized-fl-beta", "factorized-fedavg"),
+        ("factorized-peers", "factorized-fedavg"),
+    ],
+    "Does factorisation help beyond grouping?": [
+        (control_entry("factorized-fl"), ALONE),
+        ("factorized-fedavg", "fedavg"),
+        (_PEERS_IN_GROUPS, _GROUPS),
+        ("factorized-peers", _GROUPS),
+    ],
+}
 
 
-def title_of(row: str) -> str:
-    """Return the name of a row of the grid for people."""
-    method, *changes = row.split("+")
-    words = ["each client alone" if change == "control" else _ORACLES[change] for change in changes]
-    return ", ".join([METHODS[method].card.title, *words])
+def parts() -> dict[str, str]:
+    """Return the generated parts of the page by name."""
+    results = read_results(read_suites()["mini-domains"], ROOT / "results" / "bench")
+    options = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else None
+    return {"answers": "\n".join(_answers(results)), "options": "\n".join(_options(options))}
 
 
-def tables() -> str:
-    """Return all tables for which there are results."""
-    grid, tuning = read_results("grid"), read_results("tuning")
-    options = ["", *_options(read_results("options"))] if (RESULTS / "options.json").exists() else []
-    return "\n".join([*_answers(grid), "", *_scores(grid), "", *_rates(tuning), *options]) + "\n"
-
-
-def _answers(grid: Record) -> Iterable[str]:
-    yield "| question | comparison | seeds | points, 95% interval | helped | harmed | plain, points |"
-    yield "|---|---|---|---|---|---|---|"
-    for question, found in grid["questions"].items():
-        for answer in found:
-            pair = f"{title_of(answer['row'])}, over {title_of(answer['over'])}"
-            one = len(answer["seeds"]) == 1
-            counts = ("-", "-") if one else (answer["helped"], answer["harmed"])
-            seeds, plain = ", ".join(map(str, answer["seeds"])), f"{100 * answer['plain']:+.1f}"
-            yield f"| {question} | {pair} | {seeds} | {_points(answer)} | {counts[0]} | {counts[1]} | {plain} |"
+def _answers(results: Results) -> Iterable[str]:
+    pairs = [pair for of in QUESTIONS.values() for pair in of]
+    judged = {kind: judge({pair: results.difference(*pair, kind) for pair in pairs}) for kind in reversed(KINDS)}
+    for question, own in QUESTIONS.items():
+        yield f"- **{question}** {' '.join(_decided(kind, gaps, own) for kind, gaps in judged.items())}"
+        if control_entry(own[0][0]) == own[0][1]:
+            found = standing(results.over_controls(results.methods))
+            yield f"  Over their controls, recalibrated and corrected for each other, {found}"
+    rows = []
+    for question, own in QUESTIONS.items():
+        for pair in own:
+            rows.append([question, _named(pair), *(in_points(gaps.get(pair)) for gaps in judged.values())])
             question = ""
+    yield f"\n{table(('question', 'comparison', *judged), rows)}"
 
 
-def _scores(grid: Record) -> Iterable[str]:
-    yield "| method | lr | seeds | recalibrated | plain | over its control | helped | harmed | over Stand-Alone | MB |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    rows: dict[str, list[Record]] = {}
-    for run in grid["runs"]:
-        rows.setdefault(run["row"], []).append(run)
-    ordered = sorted(rows.items(), key=lambda item: -_mean_of(item[1], "recalibrated", "test"))
-    for row, runs in ordered:
-        seeds = ", ".join(str(run["seed"]) for run in runs)
-        cells = " | ".join(f"{100 * _mean_of(runs, kind, 'test'):.1f}" for kind in ("recalibrated", "plain"))
-        sent = fmean(sum(run["bytes"].values()) for run in runs) / 1e6
-        rate = runs[0]["settings"].get("lr", "")
-        control, alone = (grid.get("gains", {}).get(row, {}).get(name) for name in ("control", "stand-alone"))
-        counts = (control["helped"], control["harmed"]) if control and control["seeds"] > 1 else ("-", "-")
-        gains = f"{_points(control)} | {counts[0]} | {counts[1]} | {_points(alone)}"
-        yield f"| {title_of(row)} | {rate} | {seeds} | {cells} | {gains} | {sent:,.1f} |"
+def _named(pair: Pair) -> str:
+    ours, theirs = pair
+    own = theirs == control_entry(ours) and theirs != ALONE
+    return f"{entry_title(ours)} over {'its control' if own else entry_title(theirs)}"
 
 
-def _points(gain: Record | None) -> str:
-    """Return a mean difference in points with its interval."""
-    if gain is None:
-        return "-"
-    return f"{100 * gain['mean']:+.1f} ({100 * gain['low']:+.1f} to {100 * gain['high']:+.1f})"
+def _decided(kind: str, gaps: Mapping[Pair, Gap], pairs: Sequence[Pair]) -> str:
+    """Return which comparisons of a question are decided."""
+    known = [pair for pair in pairs if pair in gaps]
+    decided = [f"{_named(pair)} {in_points(gaps[pair])}" for pair in known if gaps[pair].decided]
+    if not decided:
+        return f"{kind.capitalize()}: none of {counted(len(known), 'comparison')} is decided."
+    are = "is" if len(decided) == 1 else "are"
+    return (
+        f"{kind.capitalize()}: {len(decided)} of {counted(len(known), 'comparison')} {are} decided, {listed(decided)}."
+    )
 
 
-def _mean_of(runs: Sequence[Mapping[str, Any]], kind: str, part: str) -> float:
-    return fmean(run["scores"][kind][part] for run in runs)
-
-
-def _rates(tuning: Record) -> Iterable[str]:
-    """Yield the accuracy on validation images for each learning rate, and for options that were tried."""
-    tried: dict[tuple[str, str], dict[float, float]] = {}
-    for run in tuning["runs"]:
-        own = {
-            k: v
-            for k, v in run["settings"].items()
-            if k not in ("lr", "score", "recalibrate", "head", "momentum", "warm_up", "profile")
-        }
-        options = ", ".join(f"{name} = {value}" for name, value in own.items())
-        tried.setdefault((run["row"], options), {})[run["settings"].get("lr", 0.001)] = run["validation"]
-    rates = sorted({rate for found in tried.values() for rate in found})
-    yield f"| method | options | {' | '.join(f'lr {rate:g}' for rate in rates)} |"
-    yield "|---|---|" + "---|" * len(rates)
-    for (row, options), found in tried.items():
-        cells = " | ".join(f"{100 * found[rate]:.1f}" if rate in found else "-" for rate in rates)
-        yield f"| {title_of(row)} | {options or 'defaults'} | {cells} |"
-
-
-def _options(options: Record) -> Iterable[str]:
+def _options(found: Record | None) -> Iterable[str]:
     """Yield the accuracy on validation images for each choice of Factorized-FL's options, the best first."""
-    yield "| options of Factorized-FL | seeds | validation | over the defaults | p, by Holm | test |"
-    yield "|---|---|---|---|---|---|"
-    for choice in options["choices"]:
+    if found is None:
+        yield f"It has not been run: {len(OPTIONS) * len(SEEDS)} runs."
+        return
+    rows = []
+    for choice in found["choices"]:
         own = ", ".join(f"{name} = {value}" for name, value in choice["settings"].items())
-        seeds = ", ".join(map(str, choice["seeds"]))
-        over = f"{_points(choice)} | {choice['p']:.2f}" if "p" in choice else "- | -"
+        over = [f"{100 * choice['mean']:+z.1f} ± {50 * (choice['high'] - choice['low']):.1f}" if "p" in choice else "-"]
+        over += [f"{choice['p']:.2f}" if "p" in choice else "-"]
         means = [f"{100 * fmean(choice[part]):.1f}" for part in ("validation", "test")]
-        yield f"| {own or 'defaults'} | {seeds} | {means[0]} | {over} | {means[1]} |"
+        rows.append([own or "defaults", listed([str(seed) for seed in choice["seeds"]]), *means, *over])
+    heads = ("options of Factorized-FL", "seeds", "validation", "test", "over the defaults", "p, by Holm")
+    yield table(heads, rows).rstrip()
+
+
+def shown(text: str) -> str:
+    """Return the page's text with its parts generated again."""
+    for name, part in parts().items():
+        begin, end = f"<!-- {name}: written by `python -m studies.mini show` -->\n", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{part.rstrip()}\n\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 def write_page() -> None:
-    """Write the tables into docs/mini.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
-    PAGE.write_text(re.sub(pattern, lambda _: BEGIN + "\n" + tables() + "\n" + END, text, flags=re.S), encoding="utf-8")
+    """Write the generated parts into docs/mini.md."""
+    PAGE.write_text(shown(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
