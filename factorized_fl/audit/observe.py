@@ -1,4 +1,4 @@
-"""What the parties of a simulated federation see: its rounds are run again, and what travels is noted.
+"""The view of each party of a simulated federation: its rounds are run again, and every message is noted.
 
 A run is a function of its configuration and its data, so the run that is audited can be repeated, and repeated with
 other training images of each client: these are the shadow runs with which an attacker learns what membership changes.
@@ -27,7 +27,7 @@ Items = Iterable[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Source:
-    """What a run is made from."""
+    """The configuration, data and network of a run."""
 
     config: Config
     scenario: Scenario

@@ -1,4 +1,4 @@
-"""What fingerprints tell about a client: its domain, its number of classes, its number of images.
+"""Attacks on fingerprints: a client's domain, its number of classes, its number of images.
 
 The attacker makes clients of its own from images of the same kind, learns from their fingerprints, and guesses for the
 fingerprints of other such clients, which have other images.

@@ -1,4 +1,4 @@
-"""What the results of benchmarks show, in sentences: nothing is claimed beyond the verdicts of a family."""
+"""Sentences about the results of benchmarks: nothing is claimed beyond the verdicts of a family."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

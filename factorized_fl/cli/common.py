@@ -1,4 +1,4 @@
-"""What commands share: consoles, arguments and options, parsing of their values, interruption."""
+"""Parts of all commands: consoles, arguments and options, parsing of their values, interruption."""
 
 import json
 import os

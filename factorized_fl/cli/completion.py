@@ -1,4 +1,4 @@
-"""What a shell completes to: names of presets, methods and options, found without PyTorch."""
+"""Shell completion: names of presets, methods and options, found without PyTorch."""
 
 import dataclasses
 import tomllib

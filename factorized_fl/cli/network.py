@@ -197,7 +197,7 @@ def check_data(kit: Path, data: Path, device: str, columns: TableColumns) -> Fou
 
 
 def check_data_in_child(kit: Path, data: Path, device: str, columns: TableColumns) -> Found:
-    """The same in a process of its own: this one supervises for days, and stays small without PyTorch."""
+    """Check a site's data in another process: this one supervises for days, and stays small without PyTorch."""
     with ProcessPoolExecutor(1, get_context("spawn"), show_warnings_as_notes) as process:
         try:
             return process.submit(check_data, kit, data, device, columns).result()

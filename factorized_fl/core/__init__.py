@@ -1,1 +1,1 @@
-"""What every layer stands on: tensors and their roles, mixing, the wire format, errors, files, seeds."""
+"""The lowest layer: tensors and their roles, mixing, the wire format, errors, files, seeds."""

@@ -85,7 +85,7 @@ class Matches:
 
     @classmethod
     def none(cls, clients: int, most: int) -> "Matches":
-        """No class is matched."""
+        """Return a state in which no class is matched."""
         return cls(torch.full((clients, most), -1), torch.zeros(clients, most, dtype=torch.float64))
 
     def but(self, keep: torch.Tensor) -> "Matches":
@@ -224,7 +224,7 @@ class ClassSharing:
 
     @property
     def tensors(self) -> Tensors:
-        """What a checkpoint holds."""
+        """Return the tensors for a checkpoint."""
         return {_STABLE: self.labels}
 
     def load(self, tensors: Tensors) -> None:

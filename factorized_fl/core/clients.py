@@ -168,7 +168,7 @@ class ClientState:
         return trained
 
     def send(self, ks: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
-        """What some clients send after training, tensor by tensor: a name that travels and its rows, [n, ...]."""
+        """Return the tensors that some clients send after training: names, each with its rows [n, ...]."""
         if not (self.shared or self.expected_up) or not ks:
             return
         places = list(ks)

@@ -57,7 +57,7 @@ class DiskStack(ClientStack):
         return DiskStack(kinds, self.kinds)
 
     def begun(self, name: str) -> torch.Tensor:
-        """What all clients begin with under this name, repeated without a copy."""
+        """Return the initial value of all clients under this name, repeated without a copy."""
         return self.template[name].expand(len(self), *self.template[name].shape)
 
     def flat(self, prefix: str) -> Tensors:

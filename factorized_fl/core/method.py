@@ -55,7 +55,7 @@ class Method:
         return type(self).receive is not Method.receive
 
     def receive(self, local: Local, given: Tensors) -> Tensors:
-        """What a client begins the round with, made from its own tensors and the download, under the same names."""
+        """Return the client's tensors at the start of the round, from its own and the download, by the same names."""
         return given
 
     def phases(self) -> Sequence[Phase]:
@@ -99,7 +99,7 @@ class Method:
 
     @property
     def reads_images(self) -> bool:
-        """Whether hooks use a client's images otherwise than by `Local.loss_gradient` in local steps and by `look`."""
+        """Whether hooks use a client's images in other ways than `Local.loss_gradient` in local steps and `look`."""
         return bool(self.holdout) or self.tries_validation
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
@@ -212,5 +212,5 @@ class Method:
     # -- after the last round
 
     def activated(self, state: Tensors) -> bool | None:
-        """Whether the method did what distinguishes it, given its memory; None if it has no condition for that."""
+        """Whether the method had its effect, such as a split, given its memory; None without such a condition."""
         return None

@@ -31,7 +31,7 @@ class Weights(ABC):
 
     @abstractmethod
     def complaint(self) -> str:
-        """What is wrong with the weights, or an empty string."""
+        """Return what is wrong with the weights, or an empty string."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The structure as named tensors; `weights_from` reads them."""
@@ -54,11 +54,11 @@ class Mean(Weights):
         return mixed.expand(len(clients), *stacked.shape[1:])
 
     def complaint(self) -> str:
-        """Checks the row."""
+        """Return what is wrong with the row, or an empty string."""
         return _complaint(self.row[None]) if self.row.dim() == 1 else "the mean needs one weight for each client"
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The row."""
+        """Return the row as the only tensor."""
         return {"mean": self.row}
 
 
@@ -115,7 +115,7 @@ class Sparse(Weights):
         return torch.cat([weigh(self.shares[[k]], stacked[self.peers[k]]) for k in clients])
 
     def complaint(self) -> str:
-        """Checks peers and shares."""
+        """Return what is wrong with peers and shares, or an empty string."""
         if self.peers.shape != self.shares.shape or self.peers.dim() != 2:
             return "sparse weights need a share for each peer"
         if not bool(((self.peers >= 0) & (self.peers < self.count)).all()):
@@ -135,11 +135,11 @@ class Dense(Weights):
         return len(self.matrix) if self.matrix.dim() == 2 else -1
 
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
-        """Rows of the matrix."""
+        """Return rows of the matrix."""
         return self.matrix[list(clients)]
 
     def complaint(self) -> str:
-        """Checks shape and rows."""
+        """Return what is wrong with shape and rows, or an empty string."""
         square = self.matrix.dim() == 2 and self.matrix.shape[0] == self.matrix.shape[1]
         return _complaint(self.matrix) if square else "the matrix must be square"
 

@@ -28,7 +28,7 @@ class Limits:
     choices: Sequence[str] = ()
 
     def complaint(self, value: Any) -> str | None:
-        """What is wrong with a value of the right type, or None if the value is accepted."""
+        """Return what is wrong with a value of the right type, or None if the value is accepted."""
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
         numbers = value if isinstance(value, tuple) else (value,)

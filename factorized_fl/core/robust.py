@@ -59,7 +59,7 @@ def clip_mixing(mixing: Mixing, stack: Tensors, clients: Sequence[int]) -> Mixin
 
 
 def robust_rows(kind: str, weights: Weights, stacked: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
-    """What some clients receive of one tensor, [n, ...], as a median or a trimmed mean over the row's clients."""
+    """Return the rows [n, ...] of one tensor for some clients: medians or trimmed means over the row's clients."""
     rows = weights.rows(clients)
     known: dict[tuple[int, ...], torch.Tensor] = {}
     found = []

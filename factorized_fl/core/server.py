@@ -56,7 +56,7 @@ class Sampling:
 
 
 class Downloads:
-    """What the participants of a round are sent: a mixing, and the rows made from it, one tensor at a time."""
+    """The downloads of a round's participants: a mixing, and the rows made from it, one tensor at a time."""
 
     def __init__(self, server: "ServerState", clients: Sequence[int], mixing: Mixing | None) -> None:
         self.server, self.clients, self.mixing = server, list(clients), mixing
@@ -117,7 +117,7 @@ class Downloads:
 
 
 class ServerState:
-    """What the server remembers between rounds: what it last received, and the method's own memory."""
+    """The server's state between rounds: the tensors last received, and the method's own memory."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class ServerState:
         self.extra_down = with_room(method.extra_down(initial, shared), method.class_payloads, room)
 
     def _first_vectors(self, vector: torch.Tensor, count: int) -> torch.Tensor | None:
-        """What clients are matched by before they have sent anything, [K, D]."""
+        """Return the vectors that match clients before they have sent anything, [K, D]."""
         return vector.expand(count, -1).clone()
 
     @property
@@ -258,7 +258,7 @@ class ServerState:
                 self.vectors[k] = vector
 
     def expected(self, k: int, begun_with: Tensors) -> Tensors:
-        """What client k's update is compared with: what it began the round with, or else its last update."""
+        """Return the reference for client k's update: its tensors at the round's start, or else its last update."""
         begun_with = begun_with if self.blind is None else {}  # a download has ciphertexts of another size
         expected = {name: begun_with.get(name, stacked[k]) for name, stacked in self.stack.items()}
         if self.sends_fingerprints:

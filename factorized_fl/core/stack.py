@@ -82,7 +82,7 @@ class ClientStack:
         return ClientStack(common, own)
 
     def begun(self, name: str) -> torch.Tensor:
-        """What all clients began with under this name, [K, ...], if it is asked before any of them trains."""
+        """Return the initial values of all clients under this name, [K, ...]; to be called before any client trains."""
         return self.common[name].clone()
 
     def take(self, other: "ClientStack", clients: Sequence[int]) -> None:

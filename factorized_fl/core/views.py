@@ -1,4 +1,4 @@
-"""What a method sees and what it answers: batches, a client's local view, the server's view, a mixing."""
+"""Arguments and results of a method's hooks: batches, a client's view, the server's view, a mixing."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Local:
-    """What a method may use on a client: in a local step, and in the hooks before and after training.
+    """A method's view of a client: in a local step, and in the hooks before and after training.
 
     `loss_gradient` returns the gradient of the loss at any parameters on one batch. Running statistics among these are
     used and updated in place of the model's. A third argument, a function of the classifier's inputs, returns a term
@@ -70,7 +70,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Server:
-    """What the server knows when it mixes: what it last received from every client, and nothing else."""
+    """The server's view when it mixes: the tensors last received from every client, and nothing else."""
 
     round: int
     clients: Sequence[int]  # the participants of this round
@@ -92,7 +92,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Mixing:
-    """What the server answers: with which weights each client receives the tensors of the others.
+    """The result of `mix`: the weights with which each client receives the tensors of the others.
 
     A plain K x K tensor is accepted as `weights`. `rows` replaces the weights for some tensors by ready values, with a
     leading axis of 1 (the same for all) or of one row for each participant. `extra` are payloads besides the model's

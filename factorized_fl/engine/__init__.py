@@ -20,7 +20,7 @@ from factorized_fl.tasks.task import Task
 
 @dataclass(frozen=True)
 class Work:
-    """What every engine needs to know of a federation, and the batches on which every engine trains its clients."""
+    """The parts of a federation that engines use, and the batches on which every engine trains its clients."""
 
     config: Config
     method: Method

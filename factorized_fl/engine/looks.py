@@ -1,4 +1,4 @@
-"""What hooks of a method may look at on a client: inputs of its classifier, and losses of other models."""
+"""Measurements on a client for hooks of methods: inputs of its classifier, and losses of other models."""
 
 from __future__ import annotations
 

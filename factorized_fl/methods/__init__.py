@@ -144,7 +144,7 @@ def _reads(method: Method, name: str, value: str) -> bool:
 
 
 def sentence_of(method: type[Method]) -> str:
-    """What the method does in one sentence: the first line of its docstring, or its title without one."""
+    """Return the method in one sentence: the first line of its docstring, or its title without one."""
     text = vars(method).get("__doc__") or ""
     if text.startswith(f"{method.__name__}("):  # dataclasses write such a text where there is no docstring
         text = ""

@@ -45,7 +45,7 @@ class Ditto(FedAvg):
         return True
 
     def tested(self, local: Local) -> Tensors:
-        """The personal model."""
+        """Return the personal model."""
         return local.models["personal"]
 
     @property

@@ -29,7 +29,7 @@ class FedBABU(Method):
     tune: str = option("all", "what is fine-tuned", choices=("all", "head", "body"))
 
     def shares(self, role: Role) -> bool:
-        """The body."""
+        """Share the body."""
         return body(role)
 
     def phases(self) -> Sequence[Phase]:

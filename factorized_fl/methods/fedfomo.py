@@ -16,7 +16,7 @@ from factorized_fl.methods.first_order import first_order_weights
 
 
 def _count_models(method: Method, tensors: Tensors, roles: Roles) -> Cost:
-    """One model up, M down."""
+    """Count one model up and M models down."""
     assert isinstance(method, FedFOMO)
     up = count_model(method, tensors, roles).up
     return Cost(up, method.models * up)

@@ -35,7 +35,7 @@ class FedPer(FedAvg):
     tune_epochs: int = option(0, "epochs of the whole model after the last round, and after those of the head", low=0)
 
     def shares(self, role: Role) -> bool:
-        """The body."""
+        """Share the body."""
         return body(role)
 
     @property

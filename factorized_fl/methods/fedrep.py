@@ -27,7 +27,7 @@ class FedRep(Method):
     body_epochs: int = option(1, "local epochs of the body, with the head frozen", low=1)
 
     def shares(self, role: Role) -> bool:
-        """The body."""
+        """Share the body."""
         return not role.head
 
     def phases(self) -> Sequence[Phase]:

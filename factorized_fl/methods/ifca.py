@@ -18,7 +18,7 @@ _CHOICE = "choice"
 
 
 def _count_clusters(method: Method, tensors: Tensors, roles: Roles) -> Cost:
-    """One model up, all clusters' models down."""
+    """Count one model up and the models of all clusters down."""
     assert isinstance(method, IFCA)
     once = count_model(method, tensors, roles)
     return Cost(once.up, method.clusters * once.down)

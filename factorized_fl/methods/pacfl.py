@@ -62,7 +62,7 @@ class PACFL(FedAvg):
         return adaptive_avg_pool1d(images.flatten(1), length)  # not images: series, tables, tokens
 
     def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """The signature."""
+        """Return the client's signature."""
         return tensors[FINGERPRINT]
 
     @property

@@ -32,7 +32,7 @@ class PFedMe(FedAvg):
     beta: float = option(1.0, "share of the clients' mean in the server's model", above=0, high=2)
 
     def keeps(self, model: Tensors, shared: frozenset[str]) -> Tensors:
-        """The personal model."""
+        """Return the personal model."""
         return {name: tensor.clone() for name, tensor in model.items()}
 
     @property

@@ -15,7 +15,7 @@ from factorized_fl.nn.lowrank import low_rank
 
 
 def _count_shared(method: Method, tensors: Tensors, roles: Roles) -> Cost:
-    """What is shared, and BatchNorm's statistics, each way."""
+    """Count the shared tensors and BatchNorm's statistics, each way."""
     counted = (tensors[n] for n, role in roles.items() if method.shares(role) or role.kind == "stat")
     count = sum(tensor.numel() for tensor in counted if tensor.dim())
     return Cost(count, count)

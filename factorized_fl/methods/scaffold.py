@@ -39,7 +39,7 @@ class Scaffold(FedAvg):
         return {name: torch.zeros_like(model[name]) for name in model if name in shared}
 
     def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
-        """The change of c_k."""
+        """Return the change of c_k."""
         return {name: model[name] for name in model if name in shared}
 
     def extra_down(self, model: Tensors, shared: frozenset[str]) -> Tensors:

@@ -1,4 +1,4 @@
-"""What differentially private training costs: epsilon of so many noisy steps, and the noise that a budget permits.
+"""Accounting of differential privacy: epsilon of a number of noisy steps, and the noise that a budget permits.
 
 The accountant is that of Gopi, Lee and Wutschitz (2021, "Numerical composition of differential privacy"), the package
 prv-accountant. It gives an interval for epsilon; all functions here return its upper end.

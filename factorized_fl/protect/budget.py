@@ -14,7 +14,7 @@ RELEASE_SHARE = 0.25  # of epsilon, for which the noise of the statistics of ima
 
 @dataclass(frozen=True)
 class Plan:
-    """What one client's training asks of its budget."""
+    """The demands of one client's training on its budget."""
 
     rate: float  # probability with which a step samples an example
     steps: int  # gradients in all rounds in which the client is sampled
@@ -72,7 +72,7 @@ class Budget:
 
     @property
     def tensors(self) -> Tensors:
-        """What a checkpoint holds."""
+        """Return the tensors for a checkpoint."""
         return {"privacy/taken": self.taken, "privacy/noise": self.noise}
 
     def load(self, tensors: Tensors) -> None:

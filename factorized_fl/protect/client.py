@@ -59,7 +59,7 @@ class Sealer:
         }
 
     def sealed(self, round_number: int, ks: Sequence[int], items: Items) -> Iterator[tuple[str, torch.Tensor]]:
-        """What some clients send, [n, ...] under the names that travel, with one ciphertext tensor for the shared ones.
+        """Return messages of some clients, [n, ...] by name, with one ciphertext tensor for the shared tensors.
 
         Numbers are cut off at 256. A client whose tensors are not finite sends a row without ciphertexts that says so.
         """

@@ -1,4 +1,4 @@
-"""What a user can choose from: presets, methods and options, as records and as lists for a terminal.
+"""Presets, methods and options to choose from, as records and as lists for a terminal.
 
 Presets and the options of a run are listed without PyTorch.
 """

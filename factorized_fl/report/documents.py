@@ -1,4 +1,4 @@
-"""What a run, a comparison and an inspection of images print for programs (--json)."""
+"""Output for programs (--json) of a run, a comparison and an inspection of images."""
 
 import dataclasses
 import json

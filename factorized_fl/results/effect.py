@@ -1,4 +1,4 @@
-"""What runs gained over reference runs of the same clients: a difference for each client, their mean, and a verdict.
+"""The gains of runs over reference runs of the same clients: a difference for each client, their mean, and a verdict.
 
 A reference is the run's control, in which every client aggregates with itself alone, or a Stand-Alone run. The numbers
 are those of results/statistic.py; docs/verdict.md explains them.

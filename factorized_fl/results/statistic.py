@@ -107,7 +107,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Paired:
-    """What a comparison of two runs says about every client and about their mean."""
+    """The result of comparing two runs: for every client, and for their mean."""
 
     seeds: int
     mean: Estimate

@@ -29,7 +29,7 @@ _SKEW = timedelta(minutes=5)  # clocks of parties differ
 
 @dataclass
 class Register:
-    """What an authority has approved."""
+    """The certificates, sites and rounds that an authority has approved."""
 
     agreement: Agreement
     table: dict[str, Any]  # the training configuration

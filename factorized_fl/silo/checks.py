@@ -80,7 +80,7 @@ def _check_claims(payload: bytes, expected: Mapping[str, torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Update:
-    """What a site sends after its training."""
+    """A site's message after its training."""
 
     tensors: Tensors
     trained: Trained
@@ -92,7 +92,7 @@ class Update:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What a record of the metrics holds beside the numbers of every site."""
+        """Return the entries of a metrics record besides the numbers of every site."""
         return {CLINICAL: self.clinical} if self.clinical else {}
 
 

@@ -213,7 +213,7 @@ class Coordinator:
             self.log(warning)
 
     def _with_secret(self, asked: Sequence[int]) -> list[int]:
-        """Those of the sites that have the sites' secret, after handing it over; waits until they are a quorum."""
+        """Return the sites that have the sites' secret, after handing it over; waits for a quorum of them."""
         if self.relay is None:
             return list(asked)
         self.tell("the sites exchange their secret")

@@ -1,4 +1,4 @@
-"""What a party may see of its federation while it runs: as a document for a page, and as metrics for Prometheus.
+"""A party's view of its running federation: a document for a page, and metrics for Prometheus.
 
 Everything is read from the party's own kit: a site sees itself, the coordinator what sites send it. This module does
 not import PyTorch.

@@ -27,7 +27,7 @@ STRIKES = 3  # bad updates in a row after which a site is quarantined
 
 
 class Memory:
-    """What travels, as every site last sent it, and the roster of sites; a checkpoint holds all of it."""
+    """The tensors that every site last sent, and the roster of sites; a checkpoint holds all of it."""
 
     def __init__(self, config: Config, sites: Sequence[str]) -> None:
         self.config, self.sites, self.method = config, sites, config.build_method()
@@ -65,7 +65,7 @@ class Memory:
 
     @property
     def tensors(self) -> Tensors:
-        """The checkpoint."""
+        """Return the tensors for a checkpoint."""
         return self.server.tensors | {"strikes": self.strikes, "aside": self.aside}
 
     def load(self, tensors: Tensors) -> None:

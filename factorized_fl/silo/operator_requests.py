@@ -1,4 +1,4 @@
-"""What the operator of a federation asks of the coordinator: readmit, exclude, and what the authority revoked."""
+"""Requests of a federation's operator to the coordinator: readmit, exclude, and revocations by the authority."""
 
 from typing import TYPE_CHECKING
 

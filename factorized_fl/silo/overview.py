@@ -1,4 +1,4 @@
-"""What the coordinator's status says about the sites."""
+"""The part of the coordinator's status about the sites."""
 
 from collections.abc import Mapping, Sequence
 

@@ -33,7 +33,7 @@ def read_status(kit: Kit) -> dict[str, Any] | None:
 
 
 def problem(kit: Kit, runs: bool, ready: bool = False) -> str:
-    """What a health check finds wrong with a party, empty if nothing; `ready` asks for its connection."""
+    """Return the problem that a health check finds with a party, empty if none; `ready` also checks its connection."""
     status = read_status(kit)
     if not runs:
         return "it does not run"
@@ -83,7 +83,7 @@ def status_lines(kit: Kit, runs: bool = True) -> list[str]:
 
 
 def _privacy_lines(kit: Kit) -> list[str]:
-    """What was spent of the privacy budget, at the coordinator by the site that spent most; empty without a budget."""
+    """Return the spent privacy budget, at the coordinator that of the site that spent most; empty without one."""
     found = [line["epsilon"] for line in run_lines(kit, "metrics.jsonl") if line.get("epsilon") is not None]
     if not found:
         return []

@@ -51,7 +51,7 @@ class Alignment:
         return self.rows.down(tensors, self.clients)
 
     def sharing(self) -> ClassSharing:
-        """The server's part."""
+        """Return the server's part of matching classes."""
         config = self.config
         return ClassSharing(
             self.rows, self.matcher(), self.described, config.align_confidence, self.clients, config.min_peers
@@ -152,7 +152,7 @@ def true_labels(scenario: Scenario, most: int) -> torch.Tensor:
 def described_classes(
     alignment: Alignment, scenario: Scenario, inputs: Callable[[torch.Tensor], torch.Tensor], noise_seed: int
 ) -> Tensors:
-    """What the clients send to be matched by, [K, ...]: before training, rows of classifiers have not moved."""
+    """Return the vectors that match classes, [K, ...]: before training, rows of classifiers have not moved."""
     if alignment.config.align != "statistics":
         return {name: torch.zeros(len(scenario.clients), *t.shape) for name, t in alignment.described.items()}
     each = []

@@ -37,7 +37,7 @@ def trace(federation: Federation) -> Tensors:
 
 
 def _trace_of(federation: Federation, clients: torch.Tensor) -> Tensors:
-    """The same of the clients that took part, whose numbers are added."""
+    """Return the trace of the participants only, with their numbers."""
     own, found = [federation.clients.state.client(k) for k in clients.tolist()], Tensors()
     for kind in ("u", "v") if own else ():
         if names := _names(federation, kind, head=False):

@@ -73,7 +73,7 @@ class Federation:
 
     @property
     def budget(self) -> Budget | None:
-        """What differentially private training has spent, None without it."""
+        """The spent privacy budget; None without differential privacy."""
         return self.work.budget
 
     def spent(self, k: int) -> dict[str, float]:

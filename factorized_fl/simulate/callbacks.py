@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RoundState:
-    """What a callback sees after a round.
+    """The argument of a callback after a round.
 
     Args:
         round_number: the round, from 1.

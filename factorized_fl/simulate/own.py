@@ -98,7 +98,7 @@ class Run(RunDirectory):
         return model_inputs(self.scenario, torch.as_tensor(x))
 
     def verdict(self, reference: RunDirectory | None = None) -> Effect:
-        """What the clients gained over those of a control (``control=True``) or Stand-Alone run of the same data.
+        """Compare the clients with those of a control (``control=True``) or a Stand-Alone run of the same data.
 
         Without a reference it is the control beside this run, which is run first if there is none. Raises UserError if
         a run is incomplete or the two cannot be compared.

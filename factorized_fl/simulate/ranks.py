@@ -57,7 +57,7 @@ class Ranks:
         return found
 
     def same(self, value: Value) -> Value:
-        """The leader's value."""
+        """Return the leader's value."""
         return self.gather(value if self.leads else None)[0]  # type: ignore[return-value]
 
     def exchange(self, stacked: Mapping[str, torch.Tensor], owned: Sequence[Sequence[int]]) -> None:
@@ -228,7 +228,7 @@ class RankedClients(ClientState):
         return {k: results[k] for k in ks}
 
     def send(self, ks: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the clients of all ranks send, as a simulation in one process has it."""
+        """Return the messages of the clients of all ranks, as in a simulation in one process."""
         if not (self.shared or self.expected_up) or not ks:
             return
         for name, stacked in self.state.common.items():

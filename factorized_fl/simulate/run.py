@@ -231,7 +231,7 @@ def _save(federation: Federation, directory: RunDirectory, round_number: int) ->
 
 
 def activation(method: Method, state: Tensors) -> Record:
-    """Whether the method did what distinguishes it, as an entry of the summary; empty if it has no condition for it."""
+    """Return the summary's entry on whether the method had its effect; empty without such a condition."""
     found = method.activated(state) if state else None
     return {} if found is None else {"activated": found}
 

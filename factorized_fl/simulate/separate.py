@@ -95,7 +95,7 @@ class SeparateServers:
 
 
 class SeparateDownloads:
-    """What the participants of a round receive, each from its own server."""
+    """The downloads of a round's participants, each from its own server."""
 
     def __init__(self, parts: Sequence[Downloads], members: Sequence[range], clients: Sequence[int]) -> None:
         self.parts, self.members, self.clients = list(parts), list(members), list(clients)

@@ -1,4 +1,4 @@
-"""What a run trains with, from its options and the caller's functions: task, optimiser, schedule, augmentation."""
+"""Task, optimiser, schedule and augmentation of a run, from its options and the caller's functions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

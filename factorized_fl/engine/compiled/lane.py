@@ -37,7 +37,7 @@ class Lane:
         self.steps: list[LocalStep] = []
 
     def _parts(self, clients: ClientState, k: int) -> dict[str, Tensors]:
-        """What local steps change of a client, as views of the stacks."""
+        """Return the tensors of a client that local steps change, as views of the stacks."""
         parts = {"state": clients.state.client(k), "kept": clients.kept.client(k)}
         parts |= {f"models/{name}": stack.client(k) for name, stack in clients.models.items()}
         if self.engine.moves_inside:

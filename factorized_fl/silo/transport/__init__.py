@@ -1,4 +1,4 @@
-"""What the coordinator and the sites need from a transport, and the choice of one.
+"""The interface of transports between coordinator and sites, and the choice of one.
 
 A site asks and the coordinator answers: questions and answers are bytes, whose meaning the transport does not know. It
 encrypts them, and it authenticates the site that asks. Sites only connect outwards.
