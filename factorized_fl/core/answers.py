@@ -1,4 +1,4 @@
-"""Checks of what a method returns, so that a mistake in a method never passes for a result."""
+"""Checks of the values that a method returns, so that a mistake in a method raises an error."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,13 @@ from factorized_fl.core.views import Mixing, Server, Tensors
 
 
 def checked_mixing(method: Method, server: Server, extra_down: Tensors) -> Mixing:
-    """The method's mixing; raises UserError if it is malformed or if `mix` changed its inputs in place.
+    """Returns the method's mixing; raises UserError if it is malformed or if `mix` changed its inputs in place.
 
-    `extra_down` are tensors like the payloads that the method has to send.
+    `extra_down` are tensors with the shapes and types of the payloads that the method has to send.
     """
     parts = (server.stack, server.start, server.state, server.extra, server.initial)
     given = [item for part in parts for item in part.items()]
-    for name in ("fingerprints", "sizes", "received", "updated"):  # the server keeps them: a change would stay
+    for name in ("fingerprints", "sizes", "received", "updated"):  # the server keeps these
         if (tensor := getattr(server, name)) is not None:
             given.append((name, tensor))
     before = [tensor._version for _, tensor in given]  # PyTorch counts changes in place
@@ -66,7 +66,7 @@ def _tensors(state: object) -> bool:
 
 
 def checked_gradient(name: str, gradient: Tensors, parameters: Tensors) -> Tensors:
-    """The gradient of the method of that name; raises UserError unless it has the right shape for every parameter."""
+    """Returns the gradient of a method; raises UserError unless it has the right shape for every parameter."""
     for parameter_name, parameter in parameters.items():
         given = gradient.get(parameter_name) if isinstance(gradient, Mapping) else None
         if not isinstance(given, torch.Tensor) or given.shape != parameter.shape:
@@ -76,7 +76,7 @@ def checked_gradient(name: str, gradient: Tensors, parameters: Tensors) -> Tenso
 
 
 def checked_payload(name: str, hook: str, payload: Tensors, expected: Tensors) -> Tensors:
-    """The named tensors that a hook returned; raises UserError unless names and shapes are those it declared."""
+    """Returns the named tensors of a hook; raises UserError unless their names and shapes are those declared."""
     fits = _tensors(payload) and payload.keys() == expected.keys()
     if not fits or any(payload[key].shape != expected[key].shape for key in expected):
         shapes = {key: list(tensor.shape) for key, tensor in expected.items()}

@@ -1,4 +1,4 @@
-"""Rows of classifiers that belong to single classes, and their aggregation among classes that were matched.
+"""The rows of classifiers, one for each class, and their aggregation over matched classes.
 
 Every client numbers its classes in its own order. A server that knows which class of one client is which class of
 another can aggregate their rows. Rows travel as extra payloads with room for `most` classes, so that clients with
@@ -18,11 +18,11 @@ from factorized_fl.core.views import Tensors
 CLASS = "class/"  # before the names of all payloads about classes
 ROW = CLASS + "row/"  # before the name of a tensor of the model: its rows
 CONFIDENCE = CLASS + "confidence"  # download, [most]: above 0 where the row is to be replaced
-PEERS = CLASS + "peers"  # download, [most, K]: 1 + the number of the matched class at each client, 0 without one
+PEERS = CLASS + "peers"  # download, [most, K]: 1 + the number of the matched class at each client; 0 without a match
 TAKEN = CLASS + "taken"  # download, [most]: the share of a replaced row that comes from other clients
 REPORTS = (CONFIDENCE, TAKEN, PEERS)
 MEANS, SPREAD = CLASS + "means", CLASS + "spread"  # upload: statistics of the images of each class
-DRIFT = CLASS + "drift"  # upload, [most, D]: by how much local training has moved each row of the classifier
+DRIFT = CLASS + "drift"  # upload, [most, D]: the change of each row of the classifier in local training
 _STABLE = "class/labels"  # in a checkpoint: the labels that the last matching gave
 
 
@@ -37,7 +37,7 @@ def class_tensors(roles: Mapping[str, Role], shapes: Mapping[str, torch.Size], l
 
 
 def with_room(payloads: Tensors, of_classes: Collection[str], most: int) -> Tensors:
-    """The payloads with room for `most` classes in those that have a row for each; 0 changes nothing."""
+    """The payloads, where those with a row for each class have `most` rows; 0 changes nothing."""
     roomy = {n: t.new_zeros(most, *t.shape[1:]) for n, t in payloads.items() if most and n in of_classes}
     return payloads | roomy
 
@@ -112,7 +112,7 @@ class TrueMatches:
 
 
 def common_labels(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """The labels of classes that were matched alike both times: int64 [K, M], -1 for all others.
+    """The labels on which both matchings agree: int64 [K, M], -1 for all other classes.
 
     Two classes get one label if they have one label in `before` and one in `now`.
     """
@@ -136,7 +136,7 @@ def aggregate_rows(
         labels: int64 [K, M], as in `Matches`.
         weights: the mixing weights of the tensor.
         clients: the participants.
-        min_peers: rows that mix fewer effective peers stay at home.
+        min_peers: a client keeps its own row where the mean has fewer effective peers.
     """
     given, most = weights.rows(clients).to("cpu", torch.float64), labels.shape[1]
     mixed = torch.zeros(len(clients), *stacked.shape[1:], dtype=stacked.dtype, device=stacked.device)
@@ -160,20 +160,20 @@ def aggregate_rows(
 
 @dataclass
 class ClassSharing:
-    """The server's part: the matching of classes, the last matches, and the rows made from them.
+    """The server's part of class matching: the matcher, the last matches, and the rows aggregated with them.
 
-    Matches are used once two matchings in a row agree on them and their confidence reaches `least`.
+    Matches are used once two successive matchings agree on them and their confidence reaches `least`.
     """
 
     rows: ClassRows
     matcher: Matcher
-    described: Tensors  # a tensor like each payload by which classes are matched
+    described: Tensors  # for each payload by which classes are matched, a tensor of its shape and type
     least: float
     clients: int
-    min_peers: float = 0.0  # rows that mix fewer effective peers stay at home
-    matches: Matches = field(init=False)  # those in use
-    labels: torch.Tensor = field(init=False)  # those that the last matching gave
-    reports: dict[int, Tensors] = field(init=False, default_factory=dict)  # what each client was last sent about them
+    min_peers: float = 0.0  # a client keeps its own row where the mean has fewer
+    matches: Matches = field(init=False)  # the matches in use
+    labels: torch.Tensor = field(init=False)  # the labels that the last matching gave
+    reports: dict[int, Tensors] = field(init=False, default_factory=dict)  # the last report to each client
     _round: int = field(init=False, default=0)
     _before: torch.Tensor = field(init=False)
 
@@ -183,7 +183,7 @@ class ClassSharing:
         self._before = self.labels
 
     def up(self, tensors: Tensors) -> Tensors:
-        """A tensor like each payload about classes that a client sends."""
+        """For each payload about classes that a client sends, a tensor of its shape and type."""
         return self.rows.templates(tensors) | self.described
 
     def match(self, round_number: int, extra: Tensors, received: torch.Tensor) -> None:
@@ -228,6 +228,6 @@ class ClassSharing:
         return {_STABLE: self.labels}
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to where `tensors` was taken."""
+        """Restores the state that `tensors` was taken from."""
         self.labels = tensors[_STABLE].clone()
         self._round = 0

@@ -21,7 +21,7 @@ class Engine(Protocol):
     """Local training and evaluation of some clients, in place on the stacks of a `ClientState`."""
 
     def describe(self) -> dict[str, str | int]:
-        """Returns the engine's name and how it computes convolutions: a run may ask for more than it gets."""
+        """Returns the engine's name and how it computes convolutions, whatever the options request."""
 
     def train(
         self, round_number: int, ks: Sequence[int], clients: "ClientState", done: Callable[[int], None]
@@ -56,7 +56,7 @@ class Engine(Protocol):
 
 
 class ClientState:
-    """Everything that stays with K clients: tensors, optimiser state, averages, kept tensors, further models."""
+    """The state of K clients: tensors, optimiser state, averages, kept tensors, further models."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class ClientState:
         self.average = state.made(torch.clone, averages)  # averaged weights, which are tested in place of the last
         self.expected_up, self.expected_down = extra_up or {}, extra_down or {}
         self.classes, self.class_down = classes, class_down or {}
-        self.described = described or {}  # by which classes are matched, [K, ...]
+        self.described = described or {}  # the payloads by which classes are matched, [K, ...]
         drift = {n: t for n, t in self.described.items() if n == DRIFT}
-        self.drift = ClientStack(drift, [{} for _ in range(len(state))]) if drift else None  # changes in every round
+        self.drift = ClientStack(drift, [{} for _ in range(len(state))]) if drift else None  # DRIFT of each client
         self.dense_rows = dense_rows  # a client's classifier as dense rows [C, D], where classes are matched by them
-        self.reports: dict[int, Tensors] = {}  # what each client last received about its classes
+        self.reports: dict[int, Tensors] = {}  # the last report to each client about its classes
         self.trained = torch.zeros(len(state), dtype=torch.bool)  # has this client ever trained?
         self.inbox: Tensors = {}  # extra payloads of this round, [K, ...]
         self.outbox: dict[int, Tensors] = {}  # extra payloads of this round's training, by client
@@ -106,7 +106,7 @@ class ClientState:
     # -- a round, in order
 
     def reset(self, ks: Sequence[int]) -> None:
-        """Sets what the method resets back to its initial values."""
+        """Sets the tensors that the method resets back to their initial values."""
         for name, initial in self.initial.items():
             self.state.common[name][list(ks)] = initial[list(ks)]
 
@@ -153,7 +153,7 @@ class ClientState:
     def train(
         self, round_number: int, ks: Sequence[int], engine: Engine, done: Callable[[int], None] = lambda k: None
     ) -> dict[int, Trained]:
-        """Remembers where training begins, as far as the method asks for it, and trains."""
+        """Stores the tensors that training begins with, where the method needs them, and trains."""
         self.start.take(self.state, ks)
         self.average.take(self.state, ks)
         self.outbox = {}
@@ -208,16 +208,16 @@ class ClientState:
 
     @property
     def tensors(self) -> Tensors:
-        """All that changes from round to round, under distinct names."""
+        """All tensors that change from round to round, under distinct names."""
         flat = {name: tensor for prefix, stack in self.stacks.items() for name, tensor in stack.flat(prefix).items()}
         return {"trained": self.trained, **flat}
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to where `tensors` was taken."""
+        """Restores the state that `tensors` was taken from."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 
 
 def _stacked(given: Sequence[Tensors] | ClientStack) -> ClientStack:
-    """A stack of its own: of single clients' tensors, or like a given one."""
+    """A new stack: made of single clients' tensors, or with the tensors of a given stack."""
     return given.made(torch.clone, given.client(0)) if isinstance(given, ClientStack) else ClientStack.of(given)

@@ -1,4 +1,4 @@
-"""Stacks of very many clients: in a file whose pages are read and written only for the clients that take part.
+"""Stacks of very many clients, in a file whose pages are read and written only for the participating clients.
 
 A record of the file holds all tensors of one client. The file is sparse: a client that has never taken part has no
 record, and its tensors are the initial ones.
@@ -38,7 +38,7 @@ class DiskStack(ClientStack):
         super().__init__(common, [self.apart[kind] for kind in kinds])
 
     def client(self, k: int) -> Tensors:
-        """Client k's tensors: views of its record, or the initial ones, which are not to be changed."""
+        """Client k's tensors: views of its record, or the initial ones, which callers must not change."""
         return super().client(k) if self.awake[k] else self.template | self.own[k]
 
     def wake(self, clients: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class DiskStack(ClientStack):
         return flat
 
     def restore(self, prefix: str, tensors: Tensors) -> None:
-        """Takes back what `flat` gave; the clients are awake."""
+        """Restores the tensors that `flat` gave; the clients have their records already."""
         there = self.awake.nonzero().flatten()
         for name, stacked in self.common.items():
             stacked[there] = tensors[f"{prefix}/all/{name}"]
@@ -92,9 +92,7 @@ def _records(template: Tensors, count: int) -> tuple[Tensors, mmap.mmap | None]:
     if not size:
         return {}, None
     try:
-        with tempfile.TemporaryFile(
-            prefix="ffl-clients-"
-        ) as file:  # the map keeps it; the system removes it at the end
+        with tempfile.TemporaryFile(prefix="ffl-clients-") as file:  # the map holds the file until it is closed
             file.truncate(size * count)
             mapped = mmap.mmap(file.fileno(), size * count)
     except OSError as error:

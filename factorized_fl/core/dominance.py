@@ -1,7 +1,7 @@
 """How many other clients a download really mixes, and the minimum below which a client receives its own tensors.
 
 A client knows its own tensors and can subtract them from what it receives. So the guard counts the other clients: a row
-with the weights 0.5 for the client itself and 0.5 for one other client hands over the tensors of the other.
+with the weights 0.5 for the client itself and 0.5 for one other client reveals the tensors of the other.
 """
 
 from collections.abc import Sequence

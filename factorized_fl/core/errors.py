@@ -13,7 +13,7 @@ _COMMAND_LINE = "FFL_COMMAND_LINE"  # set while a command runs; the processes th
 
 
 class UserError(Exception):
-    """One sentence for the user, what is wrong and what to do: the command line prints it and exits with code 2.
+    """One sentence for the user that says what is wrong and what to do: `ffl` prints it and exits with code 2.
 
     The sentence is written with the flags of the command line. Elsewhere it names arguments of Python instead.
     """
@@ -62,7 +62,7 @@ _MOST = 5  # known names in an error
 
 
 def unknown(what: str, given: str, known: Iterable[str], where: str = "") -> UserError:
-    """The error for an unknown name: it suggests the nearest known name and lists the nearest five, or all of five.
+    """The error for an unknown name: it suggests the nearest known name and lists up to five.
 
     `where` is the command that lists all.
     """

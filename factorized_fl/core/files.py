@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and one sentence if writing fails."""
+"""Writes files completely or not at all, and reports a failure in one sentence."""
 
 import errno
 import os

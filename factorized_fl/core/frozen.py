@@ -1,4 +1,4 @@
-"""The frozen part of a model: what no client trains. It is held once, in the model, and belongs to no client's tensors.
+"""The frozen part of a model, which no client trains: held once, in the model, and not among any client's tensors.
 
 A module is frozen if it has parameters and none of them requires a gradient. It stays in evaluation mode, so that its
 statistics do not change and its dropout is off. A single parameter that requires no gradient is frozen as well.

@@ -1,4 +1,4 @@
-"""The communication ledger: numbers sent, bytes as serialised, and what the paper's cost formula counts."""
+"""The communication ledger: numbers sent, bytes as serialised, and the cost by the paper's formula."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Cost
 
 BYTES_PER_NUMBER = 4
-FINGERPRINT = "fingerprint"  # the name under which the vector that clients are matched by travels
-EXTRA = "extra/"  # before the names of payloads besides the model's tensors
-ENCRYPTED = "encrypted/"  # before the names of the tensors that travel in an encrypted aggregation
+FINGERPRINT = "fingerprint"  # the payload with the vector that clients are matched by
+EXTRA = "extra/"  # prefix of the names of payloads besides the model's tensors
+ENCRYPTED = "encrypted/"  # prefix of the names of payloads of an encrypted aggregation
 CIPHERTEXTS = f"{ENCRYPTED}ciphertexts"  # uint8 [bytes] of each client, up and down
 CLAIMED_WEIGHTS, CLAIMED_ROUNDS = f"{ENCRYPTED}weights", f"{ENCRYPTED}rounds"  # [K] of each client, down only
 
@@ -53,21 +53,21 @@ def count_traffic(down: Load, up: Load | None, cost: Cost) -> Traffic:
 
 
 class Payloads:
-    """The payloads of several clients, noted tensor by tensor and measured at the end."""
+    """The payloads of several clients, counted tensor by tensor and measured at the end."""
 
     def __init__(self, clients: Sequence[int], role_of: Mapping[str, Role]) -> None:
         self.clients, self.role_of = clients, role_of
         self.entries: list[tuple[str, tuple[int, ...], torch.dtype, list[int]]] = []
 
     def add(self, name: str, rows: torch.Tensor) -> None:
-        """Notes one tensor, given as a row for each client."""
+        """Counts one tensor, given as a row for each client."""
         repeated = rows.stride(0) == 0  # one row, repeated without a copy
         nonzero = occupied((rows[:1] if repeated else rows).detach())[:, None].flatten(1).sum(1).tolist()
         nonzero = nonzero * len(rows) if repeated else nonzero
         self.entries.append((name, tuple(rows.shape[1:]), rows.dtype, nonzero))
 
     def noting(self, items: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gives the items on and notes each of them."""
+        """Yields the items and counts each of them."""
         for name, rows in items:
             self.add(name, rows)
             yield name, rows
@@ -86,7 +86,7 @@ class Payloads:
         sizes: dict[str, int] = {}
         for name, shape, dtype, nonzero in self.entries:
             kind = next((prefix[:-1] for prefix in (EXTRA, ENCRYPTED) if name.startswith(prefix)), name)
-            # A fingerprint may be a buffer of the model, but as a payload it is a kind of its own.
+            # A fingerprint may be a buffer of the model, but a payload lists it separately.
             if kind == name and name != FINGERPRINT and name in self.role_of:
                 kind = self.role_of[name].kind
             sizes[kind] = sizes.get(kind, 0) + data_bytes(shape, dtype, nonzero[row])

@@ -18,18 +18,18 @@ Normal = Callable[[Sequence[int]], torch.Tensor]
 
 @dataclass(frozen=True)
 class Method:
-    """The default is a dense model that trains alone; a method overrides the parts in which it differs."""
+    """The base class of methods: a dense model that trains alone. A method overrides the parts in which it differs."""
 
     name: ClassVar[str]
     card: ClassVar[Card] = Card()
-    needs_agreeing_labels: ClassVar[bool] = False  # class numbers are compared between clients, unless they are matched
+    needs_agreeing_labels: ClassVar[bool] = False  # compares class numbers of clients, unless classes are matched
     class_payloads: ClassVar[frozenset[str]] = frozenset()  # further payloads that have a row for each class
     mixes_first: ClassVar[bool] = False  # `mix` is called before the first round as well, when nothing was received
     needs_start: ClassVar[bool] = False  # `mix` reads `Server.start`
-    # The class's own `gradient` gives the same on tensors of several clients at once, [G, ...], as one by one.
+    # The class's own `gradient` gives the same on stacked tensors of several clients, [G, ...], as client by client.
     side_by_side: ClassVar[bool] = True
-    # The class's own `gradient` is made of operations on tensors alone and reads none of their values in Python, nor
-    # any number of `Local` but `epoch_steps` with `counts_steps`. What is `side_by_side` is so in any case.
+    # The class's own `gradient` uses tensor operations only. It reads no tensor's value in Python, and no number of
+    # `Local` except `epoch_steps` with `counts_steps`. A method that is `side_by_side` is also capturable.
     capturable: ClassVar[bool] = True
     follows_clients: ClassVar[bool] = False  # `Mixing.state` has numbers of every client, besides "row"
     further_models: ClassVar[tuple[str, ...]] = ()  # models that each client keeps beside its own
@@ -112,12 +112,12 @@ class Method:
 
     @property
     def personal(self) -> bool:
-        """Whether `tested` returns something else than the trained model."""
+        """Whether `tested` returns other tensors than those of the trained model."""
         return False
 
     @property
     def keeps_start(self) -> bool:
-        """Whether a client keeps all tensors that the round began with: `Local.start` in `tested` holds them."""
+        """Whether a client keeps all tensors that the round began with, which `tested` finds in `Local.start`."""
         return False
 
     def tested(self, local: Local) -> Tensors:
@@ -140,7 +140,7 @@ class Method:
         return False
 
     def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
-        """A tensor like each payload that a client sends besides the shared tensors.
+        """A tensor in the shape and type of each payload that a client sends besides the shared tensors.
 
         Only names, shapes and types count. `model` are the tensors that have the same shape at all clients, `shared`
         the names of those that travel.
@@ -192,21 +192,21 @@ class Method:
         return True
 
     def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """The fingerprint of a client's images as it leaves the client."""
+        """The fingerprint that leaves the client, after noise or other protection."""
         return fingerprint
 
     # -- aggregation
 
     @property
     def reads_tensors(self) -> bool:
-        """Whether `mix` or the fingerprint reads shared tensors, which are not there in an encrypted aggregation.
+        """Whether `mix` or the fingerprint reads shared tensors, which an encrypted aggregation hides.
 
         A method with a `mix` of its own declares False here if its weights come from sizes and fingerprints alone.
         """
         return type(self).mix is not Method.mix
 
     def mix(self, server: Server) -> Mixing:
-        """With which weights each client receives the tensors of the others in this round."""
+        """The weights with which each client receives the tensors of the others in this round."""
         return Mixing(own_tensors(len(server.sizes)))
 
     # -- after the last round

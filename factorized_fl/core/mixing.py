@@ -1,4 +1,4 @@
-"""Mixing weights: with which weights a client receives the tensors of the others, and their one use on a stack.
+"""Mixing weights: the weights with which a client receives the tensors of the others, applied to a stack of clients.
 
 Weights are one of four structures, so that a mean over many clients never makes a K x K matrix. Each of them is equal
 to a K x K matrix with non-negative rows that sum to 1; `rows` gives some rows of that matrix.
@@ -14,7 +14,7 @@ _TOLERANCE = 1e-5
 
 
 class Weights(ABC):
-    """With which weights each client receives the tensors of all clients."""
+    """The weights with which each client receives the tensors of all clients."""
 
     @property
     def count(self) -> int:
@@ -64,13 +64,13 @@ class Mean(Weights):
 
 @dataclass(frozen=True)
 class Groups(Weights):
-    """Every client receives the weighted mean of its group; a client of a group without any weight keeps its own."""
+    """Every client receives the weighted mean of its group; a group without any weight keeps its own tensors."""
 
     group: torch.Tensor  # int64 [K], the number of each client's group
     weight: torch.Tensor  # [K], not negative
 
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
-        """The members of each client's group by weight."""
+        """The rows: the weights of each client's group, scaled to sum to 1."""
         places = torch.tensor(list(clients), dtype=torch.int64, device=self.group.device)
         members = torch.where(self.group[places, None] == self.group, self.weight, 0.0)
         alone = members.sum(1) == 0
@@ -105,7 +105,7 @@ class Sparse(Weights):
     shares: torch.Tensor  # [K, n], rows sum to 1
 
     def rows(self, clients: Sequence[int]) -> torch.Tensor:
-        """The few weights in rows that are zero elsewhere."""
+        """The rows, zero except for the peers' shares."""
         places = list(clients)
         rows = torch.zeros(len(places), self.count, dtype=self.shares.dtype, device=self.shares.device)
         return rows.scatter_add_(1, self.peers[places], self.shares[places])
@@ -147,8 +147,8 @@ class Dense(Weights):
 def _repeated(rows: torch.Tensor) -> torch.Tensor:
     """The rows, repeated up to four, or up to the number of clients where that is smaller.
 
-    A matrix product with fewer than four rows is summed in another order on some processors, and then rounds otherwise
-    than dense weights do.
+    A matrix product with fewer than four rows is summed in another order on some processors, so its rounding differs
+    from that of dense weights.
     """
     wanted = min(4, rows.shape[1])
     return rows if len(rows) >= wanted else rows.repeat(-(-wanted // len(rows)), 1)
@@ -160,7 +160,7 @@ def _complaint(rows: torch.Tensor) -> str:
 
 
 def weights_from(tensors: Mapping[str, torch.Tensor]) -> Weights:
-    """The weights that `Weights.tensors` gave; raises KeyError if the tensors are none."""
+    """The weights that `Weights.tensors` gave; raises KeyError if they hold no weights."""
     if "mean" in tensors:
         return Mean(tensors["mean"])
     if "group" in tensors:
@@ -171,7 +171,7 @@ def weights_from(tensors: Mapping[str, torch.Tensor]) -> Weights:
 
 
 def dense(weights: Weights) -> torch.Tensor:
-    """The whole matrix, [K, K]: for few clients and for pictures."""
+    """The whole matrix, [K, K], which needs few clients."""
     return weights.rows(range(weights.count)).clone()
 
 
@@ -195,7 +195,7 @@ def weighted_mean(weights: torch.Tensor, received: torch.Tensor) -> Mean:
 
 
 def group_mean(group: torch.Tensor, received: torch.Tensor, weights: torch.Tensor) -> Groups:
-    """The weighted mean over the received members of each group; a client whose group has none keeps its own."""
+    """The weighted mean over the received members of each group; a client without any keeps its own tensors."""
     return Groups(group, torch.where(received, weights, 0.0))
 
 

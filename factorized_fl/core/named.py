@@ -1,4 +1,4 @@
-"""Functions and classes of the caller: the names under which a configuration records them, and their import."""
+"""Functions and classes that the caller passes: the names by which a configuration records them, and their import."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ from typing import Any
 
 from factorized_fl.core.errors import UserError
 
-Brought = Mapping[str, Any]  # functions and classes from Python by option: they may be impossible to import
+Brought = Mapping[str, Any]  # by option: functions and classes given in Python, which may have no importable name
 NOTHING: Brought = {}
 
 
@@ -32,7 +32,7 @@ def name_of(what: str, value: Any, form: str = "a class or a function") -> str:
 def import_named(what: str, name: str) -> Callable[..., Any]:
     """Return the class or function "package.module:name"; raise UserError if it cannot be imported.
 
-    With arguments in brackets, as in "nets:Net(width=8)", it is called with them besides its own.
+    Arguments in brackets, as in "nets:Net(width=8)", are passed to it besides its usual arguments.
     """
     bare, bracket, words = name.partition("(")
     module, _, path = bare.partition(":")
@@ -52,12 +52,12 @@ def import_named(what: str, name: str) -> Callable[..., Any]:
 
 
 def brought_or_imported(what: str, name: str, brought: Brought) -> Callable[..., Any]:
-    """Return what the caller brought for this option, or import it by its name; raise UserError if neither works."""
+    """Return the function or class given for this option, or import it by name; raise UserError if neither works."""
     found = brought.get(what)
     if found is not None and name_of(what, found) == name:
         return found
     found = import_named(what, name)
-    name_of(what, found)  # raises UserError for what cannot be called
+    name_of(what, found)  # raises UserError if it cannot be called
     return found
 
 

@@ -83,7 +83,7 @@ def check(instance: Any) -> None:
 
 
 def make(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """An options dataclass from a TOML table; raises UserError for a wrong type or an unknown name, called a `what`."""
+    """An options dataclass from a TOML table; raises UserError for a wrong type or an unknown `what`."""
     hints = typing.get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(typing.cast(Any, cls))}
     for name in values:

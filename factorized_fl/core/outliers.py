@@ -13,7 +13,7 @@ import torch
 from factorized_fl.core.ledger import EXTRA, FINGERPRINT
 from factorized_fl.core.views import Tensors
 
-FEWEST = 3  # clients; the median of two is no majority
+FEWEST = 3  # clients; with two, one of them would move the median
 _LEAST = 0.02  # of a tensor's norm: a smaller change is never limited, so that a newcomer can still learn at the end
 _COUNT = 3.0  # times the median: the largest number of examples that counts
 
@@ -53,7 +53,7 @@ def _most(changes: Sequence[float], sizes: Sequence[float], limit: float) -> flo
 
 
 def shorten(begun: torch.Tensor, update: torch.Tensor, factor: float) -> torch.Tensor:
-    """The tensor that lies between the beginning and the update, at this share of the way."""
+    """Returns begun + factor * (update - begun)."""
     return (begun.double() + factor * (update.double() - begun.double())).to(update)
 
 

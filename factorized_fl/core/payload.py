@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from factorized_fl.core.errors import UserError
 
-_DENSE, _VALUES, _MASK, _INDEX = "", "|values", "|mask", "|index"  # what is added to the name of a tensor's part
+_DENSE, _VALUES, _MASK, _INDEX = "", "|values", "|mask", "|index"  # suffixes of the names of a tensor's parts
 _ENTRY = 100  # bytes of a second entry in the header, which makes sparse forms too expensive for small tensors
 _TYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
@@ -134,7 +134,7 @@ def _length(parts: tuple[tuple[str, Shape, torch.dtype], ...], sparse: str) -> i
 
 @lru_cache(maxsize=1)
 def _dtype_codes() -> dict[torch.dtype, str]:
-    """The names that safetensors gives to types, in the order in which it stores them; asked of safetensors itself."""
+    """The names that safetensors gives to types, in the order in which it stores them, from a file that it writes."""
     known = {str(dtype): dtype for dtype in _TYPES}
     content = safetensors.torch.save({name: torch.zeros(1, dtype=dtype) for name, dtype in known.items()})
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

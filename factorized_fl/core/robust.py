@@ -1,6 +1,6 @@
-"""Aggregation that limits the damage which the tensors of one client can do to the others.
+"""Aggregation that limits the influence of each single client on the others.
 
-`clip`: what client k receives from client j moves it by w_kj (x_j - x_k). The distance of x_j from x_k is cut off at
+`clip`: the tensors x_j of client j move client k by w_kj (x_j - x_k). The distance of x_j from x_k is cut off at
 the median of these distances over the other clients of the row. That only changes weights, and the row still sums to 1.
 `median` and `trim`: each number is the median, or the mean without the largest and smallest fifth, over the clients
 that weigh at least a tenth of the row's largest weight; these clients count the same.

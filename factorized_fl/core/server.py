@@ -1,7 +1,7 @@
-"""The server's half of a round: sample participants, mix what was last received, account for what travels.
+"""The server's half of a round: sample participants, mix the tensors last received, count the traffic.
 
-One `ServerState` serves every driver. A simulation gives it the clients' own tensors (`aliased=True`), so that nothing
-is held twice; a coordinator gives it tensors of its own and fills in what arrives.
+One `ServerState` serves every driver. A simulation gives it the clients' own tensors (`aliased=True`), so that no
+tensor is stored twice; a coordinator gives it separate tensors and stores the updates in them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,13 +25,13 @@ _ON_CPU, _WITH_STACK = "method/", "method-with-stack/"  # before the names of th
 
 
 class Blind(Protocol):
-    """Weighted sums of what clients encrypted: `protect` has the implementation."""
+    """Weighted sums of encrypted tensors; `protect` has the implementation."""
 
     size: int  # the bytes of a client's row
-    seconds: dict[str, float]  # spent on each kind of work, since it was last set to 0
+    seconds: dict[str, float]  # time spent on each kind of work, since it was last set to 0
 
     def mix(self, mixing: Mixing, stacked: torch.Tensor, clients: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Returns what is sent to each participant, [n, ...], given the rows of all clients, uint8 [K, size]."""
+        """Returns the payload of each participant, [n, ...], given the rows of all clients, uint8 [K, size]."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Downloads:
         return self._unless_reverted(others_share(self.mixing.weights, self.clients))
 
     def _unless_reverted(self, found: torch.Tensor) -> dict[int, float]:
-        """The numbers by participant, 0 for those that go back to where their last training began."""
+        """The numbers by participant; 0 for a participant that reverts to the start of its last training."""
         assert self.mixing is not None
         back = self.mixing.revert
         pairs = zip(self.clients, found.tolist(), strict=True)
@@ -141,15 +141,15 @@ class ServerState:
         self.method, self.roles, self.seed, self.aliased = method, roles, seed, aliased
         self.min_peers, self.blind, self.robust = min_peers, blind, robust
         self.stack, self.initial, self.sizes = stack, initial, sizes
-        self.seen = stack  # what a method sees: with encryption names and shapes only, as reading a value is an error
+        self.seen = stack  # the method's view; with encryption, reading a value raises an error
         if blind is not None:
             self.seen = {name: torch.empty_like(stacked, device="meta") for name, stacked in stack.items()}
             self.stack = {CIPHERTEXTS: torch.zeros(count, blind.size, dtype=torch.uint8)}
         self.start = start or {}
         self.received = torch.zeros(count, dtype=torch.bool)
         self.updated = torch.zeros(count, dtype=torch.bool)
-        self.forgets = forgets  # only the updates of the last round in which there were any count
-        self.recent = torch.zeros(count, dtype=torch.bool)  # the clients that sent these
+        self.forgets = forgets  # if true, only the updates of the last round that had any count
+        self.recent = torch.zeros(count, dtype=torch.bool)  # the clients whose updates count if `forgets`
         self.state: Tensors = {}
         self._prepared = 0  # the round that was last prepared
         self._before: Tensors = {}  # the method's state before that round
@@ -177,7 +177,7 @@ class ServerState:
         return self.vectors is not None and not self.method.fingerprint_is_shared
 
     def prepare(self, round_number: int, clients: Sequence[int], losses: Losses) -> Downloads:
-        """Mixes for these participants what the server last received; before any update there is nothing to send.
+        """Mixes the tensors last received for these participants; before any update there is nothing to send.
 
         Preparing the same round again, for other participants, begins with the same state of the method.
         """
@@ -243,7 +243,7 @@ class ServerState:
         return sent.loads()
 
     def _note(self, places: list[int]) -> None:
-        """Notes that these clients have sent an update."""
+        """Marks these clients as having sent an update."""
         if not self.updated.any():  # the first of this round
             self.recent = torch.zeros_like(self.recent)
         for flags in (self.received, self.updated, self.recent):
@@ -268,7 +268,7 @@ class ServerState:
 
     @property
     def tensors(self) -> Tensors:
-        """All that changes from round to round, under distinct names; what is aliased belongs to the clients."""
+        """All tensors of the server that change from round to round, under distinct names."""
         own = {"received": self.received, "updated": self.updated}
         own |= {"recent": self.recent} if self.forgets else {}
         own |= {f"extra/{name}": tensor for name, tensor in self.extra.items()}
@@ -280,16 +280,16 @@ class ServerState:
             own["sizes"] = self.sizes
             own |= {f"stack/{name}": tensor for name, tensor in self.stack.items()}
             own |= {f"start/{name}": tensor for name, tensor in self.start.items()}
-        # Tensors on a GPU are loaded to the device of the stack again, so that a method finds them where it left them.
+        # Tensors on a GPU are loaded to the device of the stack again, where the method made them.
         places = {n: _ON_CPU if t.device.type == "cpu" else _WITH_STACK for n, t in self.state.items()}
         return own | {places[name] + name: tensor for name, tensor in self.state.items()}
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to where `tensors` was taken."""
+        """Restores the state that `tensors` was taken from."""
         self.state, self._prepared = {}, 0
         if self.classes is not None:
             self.classes.load(tensors)
-        tensors = {"updated": tensors["received"]} | tensors  # early checkpoints do not hold it
+        tensors = {"updated": tensors["received"]} | tensors  # checkpoints of earlier versions do not hold it
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
         self._read_shared_vectors(range(len(self.sizes)))

@@ -1,4 +1,4 @@
-"""Inputs that are no images, in words: their type and the shape of one of them, such as "float32 2x20"."""
+"""Descriptions of inputs other than images: the type and the shape of one input, such as "float32 2x20"."""
 
 import re
 from dataclasses import dataclass

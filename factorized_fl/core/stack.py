@@ -31,7 +31,7 @@ def load_untied(model: nn.Module, tensors: Tensors) -> None:
     """
     needed = client_state(model).keys() | (untied_state(model).keys() & tensors.keys())
     if odd := sorted(tensors.keys() ^ needed):
-        raise RuntimeError(f"the tensor {odd[0]} is missing or too many")
+        raise RuntimeError(f"the tensor {odd[0]} is missing or not expected")
     model.load_state_dict(tensors, strict=False)
 
 
@@ -52,7 +52,7 @@ def call_untied(model: nn.Module, tensors: Tensors, inputs: torch.Tensor) -> Any
 
 
 class ClientStack:
-    """Tensors of K clients: `common[name]` is [K, ...]; what differs in shape between clients stays in `own[k]`."""
+    """Tensors of K clients: `common[name]` is [K, ...]; tensors whose shapes differ are in `own[k]`."""
 
     def __init__(self, common: Tensors, own: Sequence[Tensors]) -> None:
         self.common = common
@@ -60,7 +60,7 @@ class ClientStack:
 
     @classmethod
     def of(cls, clients: Sequence[Tensors]) -> "ClientStack":
-        """Stack what has the same shape everywhere."""
+        """Stack the tensors that have the same shape at all clients."""
         shapes = {name: {tuple(client[name].shape) for client in clients} for name in clients[0]}
         common = {
             name: torch.stack([client[name] for client in clients]) for name, found in shapes.items() if len(found) == 1
@@ -86,7 +86,7 @@ class ClientStack:
         return self.common[name].clone()
 
     def take(self, other: "ClientStack", clients: Sequence[int]) -> None:
-        """Copy in what another stack has of some clients, as far as the names here go."""
+        """Copy some clients' tensors from another stack, for the names that this stack has."""
         places = list(clients)
         for name, stacked in self.common.items():
             stacked[places] = other.common[name][places]

@@ -15,7 +15,7 @@ def to_toml_value(value: Any) -> str:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """The name and the value of ``key=value``; the value is parsed as TOML, and is a word if it is not TOML."""
+    """The name and the value of ``key=value``; the value is parsed as TOML, and is a string if it is not TOML."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UserError(f"'{text}' is not a setting: write key=value, for example rounds=10.")

@@ -50,7 +50,7 @@ class Local:
     start: Tensors  # the parameters that this round began with
     tensors: Tensors = field(default_factory=dict)
     kept: Tensors = field(default_factory=dict)
-    extra: Tensors = field(default_factory=dict)  # named payloads that came with this round's download
+    extra: Tensors = field(default_factory=dict)  # named payloads of this round's download
     models: Mapping[str, Tensors] = field(default_factory=dict)  # the client's further models
     phase: Phase = Phase()
     steps: int = 0  # steps of this round that are done
@@ -75,11 +75,11 @@ class Server:
     round: int
     clients: Sequence[int]  # the participants of this round
     stack: Tensors  # name -> [K, ...] for the names that travel
-    start: Tensors  # the same names: where each client's last training began (only with `needs_start`)
+    start: Tensors  # the same names, at the start of each client's last training (only with `needs_start`)
     fingerprints: torch.Tensor | None  # [K, D]
     sizes: torch.Tensor  # numbers of training images, float64 [K]
     received: torch.Tensor  # bool [K]: has this client ever sent an update?
-    state: Tensors  # what the method's last `mix` left in `Mixing.state`
+    state: Tensors  # the `Mixing.state` that the method's last `mix` returned
     rng: np.random.Generator
     # The losses of client k on its held-out images with each of M sets of shared tensors, [M, ...], in its own model.
     validation_losses: Callable[[int, Tensors], Sequence[float]]
@@ -100,10 +100,10 @@ class Mixing:
     """
 
     weights: Weights
-    similarity: torch.Tensor | None = None  # float64 [K, K]: what the choice was based on
-    state: Tensors = field(default_factory=dict)  # the method's memory, given back as `Server.state`
+    similarity: torch.Tensor | None = None  # float64 [K, K]: the similarities behind the weights
+    state: Tensors = field(default_factory=dict)  # the method's memory: the next `Server.state`
     downloads: torch.Tensor | None = None  # numbers of models sent to each client, [K]; by default one each
-    revert: torch.Tensor | None = None  # bool [K]: the client goes back to where its last training began
+    revert: torch.Tensor | None = None  # bool [K]: the client reverts to the start of its last training
     others: Mapping[str, Weights] = field(default_factory=dict)  # other weights for some tensors, by name
     rows: Tensors = field(default_factory=dict)
     extra: Tensors = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Clients that bring their own arrays: checks, splits, and the scenario made from them."""
+"""Clients with the caller's arrays: checks, splits, and the scenario made from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class ClientData:
         classes: the names of the classes in the order of the labels, or their number, or None for as many as the
             labels show. Clients share their classifiers only if all of them give the same names.
         groups: the group of each example of `x`, such as its patient, where a test part is split off: all examples of a
-            group come into the same part.
+            group go into the same part.
     """
 
     x: Any

@@ -17,9 +17,9 @@ def split_groups(
 ) -> dict[str, Tensor]:
     """Return the positions of training, test and validation examples, with all examples of a group in one part.
 
-    Groups are drawn one after the other: for training until these have the share of the examples, for the test until
-    they have half of the others; the rest are for validation. With `validated` all others are for the test. Raise
-    UserError for the wrong number of groups, or too few of them.
+    Groups are drawn at random: into the training part until it has its share of the examples, then into the test part
+    until it has half of the others, then into the validation part. With `validated` the test part takes all of the
+    others. Raise UserError for the wrong number of groups, or too few of them.
     """
     if len(groups) != len(at):
         raise UserError(f"{name} has {len(at)} examples and the groups of {len(groups)}: give one for each example.")

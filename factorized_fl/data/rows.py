@@ -1,4 +1,4 @@
-"""Examples that stay where they are: rows of a tensor that other clients use as well."""
+"""Rows of a tensor that several clients share, given by their positions and not copied."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,6 @@ class Pool:
         return x.at + offset
 
     def joined(self) -> tuple[Tensor, Tensor]:
-        """Return all inputs and all labels; what came as one tensor is not copied."""
+        """Return all inputs and all labels; inputs that came as one tensor are not copied."""
         inputs, labels = (each[0] if len(each) == 1 else torch.cat(each) for each in (self.inputs, self.labels))
         return inputs, labels

@@ -36,7 +36,7 @@ def from_file(
     """Read the clients of a CSV, parquet or npz file.
 
     Args:
-        path: the file. Arrays of an npz file are its columns; their first axis are the rows.
+        path: the file. Arrays of an npz file are its columns, with the rows along the first axis.
         label: the column of classes, words or whole numbers. A column of fractions, or several columns, are numbers to
             predict.
         image: the column of images: paths that are relative to the file, or the bytes of PNG, JPEG and other files.
@@ -63,10 +63,7 @@ def from_file(
 def read_image_table(
     path: Path, image: str, label: str, split: str, *, size: int, channels: int, classes: Sequence[str]
 ) -> ImageSet:
-    """Return the images of a table in the order of its rows; the names of its classes may be others than `classes`.
-
-    Classes of the table that are not among `classes` come after those.
-    """
+    """Return the images of a table in the order of its rows; classes that are not among `classes` come after those."""
     table = read_columns(path)
     words = words_of(table, label)
     names = [*classes, *sorted({*words.tolist()} - {*classes})]

@@ -96,7 +96,7 @@ def factorize(
         init: "xavier" draws new u and v and sets mu to zero; "fit" computes u and v from the leading singular pair
             of the present weight and sets mu to the remainder, so that a trained model keeps its outputs.
         threshold: entries of mu below it count as zero in eval mode.
-        generator: the source of the draws, which are made in module order; by default the global one.
+        generator: the source of the draws, which are made in module order; by default the global generator.
 
     Returns:
         The same model.

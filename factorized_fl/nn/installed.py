@@ -5,7 +5,7 @@ A package declares them as entry points, in its pyproject.toml:
     [project.entry-points."factorized_fl.models"]
     net = "mynets:Net"
 
-An agreement comes from another party. Only what a package declares can be called on its word.
+An agreement comes from another party, so it can only name factories that an installed package declares.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Networks of the caller: found by name, made by a factory, and checked before anything is trained."""
+"""Networks that the caller passes: found by name, made by a factory, and checked before training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,7 +38,7 @@ def make_own_model(factory: Factory, name: str, example: Tensor, outputs: int, c
     """
     try:
         model = factory(example.clone(), outputs)
-    except Exception as error:  # whatever foreign code raises
+    except Exception as error:  # foreign code may raise any error
         called = f"it is called with an example {list(example.shape)} and {outputs} outputs"
         raise UserError(f"The model {name} cannot be made for {client} ({reason_of(error)}): {called}.") from error
     if not isinstance(model, nn.Module):
@@ -61,7 +61,7 @@ def equalise(models: Mapping[int, nn.Module], clients: Mapping[int, str]) -> Non
     """Give networks with different numbers of outputs the same initial values outside their classifiers.
 
     Keys are numbers of outputs; `clients` names a client of each. Raise UserError if the networks differ there in the
-    names or shapes of their tensors, or if they have nothing in common.
+    names or shapes of their tensors, or if they share no tensor.
     """
     (count, first), *others = models.items()
     head, state = find_head(first), first.state_dict()

@@ -2,11 +2,11 @@
 
 | metric | definition | interval |
 |---|---|---|
-| accuracy | share of examples whose most probable class is theirs | Wilson |
+| accuracy | share of examples whose most probable class is the true one | Wilson |
 | balanced accuracy | mean over the classes present of the share of their examples classified right | MOVER |
 | sensitivity of a class | share of its examples whose probability of it is at least the threshold | Wilson |
 | specificity of a class | share of the other examples whose probability of it is below the threshold | Wilson |
-| AUROC of a class | share of pairs of an example of it and another that its probability orders right | DeLong, logit |
+| AUROC of a class | share of pairs of its and other examples that its probability orders right | DeLong, logit |
 | Brier score | half the squared distance of probabilities from the true class, 0 to 1 | bootstrap |
 | calibration error | mean gap in ten bins between the largest probability and the share right | basic bootstrap |
 
@@ -14,7 +14,7 @@ MOVER combines the Wilson intervals of the classes: each side of the interval of
 of the root of the sum of the squared sides. The bootstrap draws the examples of each class with replacement, 1,000
 times, from a fixed seed; its interval lies between the 2.5% and the 97.5% quantile. Resampling adds noise to the
 calibration error, which raises it: the basic bootstrap reflects the quantiles at the estimate and so removes most of
-that bias; of a perfectly calibrated model its interval contains 0 in about three of four cases. An AUROC of exactly 0
+that bias; for a perfectly calibrated model the interval contains 0 in about three of four cases. An AUROC of exactly 0
 or 1 has no interval, because DeLong's variance is then zero whatever the number of examples.
 """
 
@@ -55,7 +55,7 @@ class ClassMetrics:
 
     @property
     def few(self) -> bool:
-        """Whether there are too few cases of the class to say much."""
+        """Whether the class has too few cases for useful intervals."""
         return self.cases < FEW
 
 

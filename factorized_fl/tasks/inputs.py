@@ -1,4 +1,4 @@
-"""Inputs as a network receives them: images scaled, normalised and augmented, anything else as it is."""
+"""Inputs as a network receives them: images are scaled, normalised and augmented, other inputs are unchanged."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ class Inputs:
         given = self._floats(chosen)
         try:
             found = function(given.clone(), generator) if generator is not None else given
-        except Exception as error:  # whatever foreign code raises
+        except Exception as error:  # foreign code may raise any error
             raise UserError(f"The augmentation {name} fails for {list(given.shape)} ({reason_of(error)}).") from error
         if not isinstance(found, Tensor) or found.shape != given.shape or found.dtype != given.dtype:
             kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
@@ -57,12 +57,12 @@ class Inputs:
         return self._ready(found)
 
     def _floats(self, chosen: Tensor) -> Tensor:
-        """Images in 0 .. 1, anything else as it is."""
+        """Images scaled to 0 .. 1, other inputs unchanged."""
         found = self.pool[chosen.to(self.pool.device)]
         return found if self.arrays else found.float() / 255
 
     def _ready(self, inputs: Tensor) -> Tensor:
-        """Images normalised, and channels last: 1.4 times as fast a step of ResNet-9 on a CPU."""
+        """Images normalised, with channels last, which makes a step of ResNet-9 on a CPU 1.4 times as fast."""
         if self.arrays:
             return inputs
         return normalise(inputs, self.mean, self.std).contiguous(memory_format=torch.channels_last)

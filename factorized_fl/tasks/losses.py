@@ -61,7 +61,7 @@ def own_loss(name: str, function: OwnLoss) -> Loss:
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         try:
             found = function(outputs, targets)
-        except Exception as error:  # whatever foreign code raises
+        except Exception as error:  # foreign code may raise any error
             shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
             raise UserError(f"The loss {name} fails for {shapes} ({reason_of(error)}): correct it.") from error
         if not isinstance(found, Tensor) or found.shape not in ((), (len(outputs),)):

@@ -1,7 +1,7 @@
 """Metrics of a model on one client's test examples, as functions of all outputs and targets, and their errors.
 
 Each takes outputs [N, C] and targets, and returns a number, or NaN where it is undefined. Targets are classes [N], or
-zeros and ones [N, C], or numbers [N, C]. A metric is no sum over batches because the area under a curve is none.
+zeros and ones [N, C], or numbers [N, C]. All outputs are needed at once: an area under a curve is no sum over batches.
 """
 
 import math

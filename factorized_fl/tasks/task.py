@@ -158,6 +158,6 @@ def check_functions(task: Task, outputs: int, targets: Tensor, client: str) -> N
 def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
     try:
         return float(metric.compute(outputs, targets))
-    except Exception as error:  # whatever foreign code raises
+    except Exception as error:  # foreign code may raise any error
         shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
         raise UserError(f"The metric {metric.name} fails for {shapes} ({reason_of(error)}): correct it.") from error
