@@ -34,7 +34,7 @@ class Work:
     budget: Budget | None = None  # of differentially private training
 
     def _batch_size(self, k: int) -> int:
-        """Return the size of a client's batches: with less than one batch it makes one smaller step per epoch."""
+        """Return the size of a client's batches; a client with fewer images makes one smaller step per epoch."""
         return min(self.config.batch_size, len(self.scenario.clients[k].train))
 
     def batch_count(self, k: int) -> int:

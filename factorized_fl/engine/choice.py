@@ -13,7 +13,7 @@ from factorized_fl.tasks.losses import LOSSES
 
 
 def build_engine(name: str, work: Work) -> Engine:
-    """The engine of that name, "reference" or "compiled", or with "auto" the fastest that supports the run.
+    """Returns the engine "reference" or "compiled", or with "auto" the fastest that supports the run.
 
     "auto" is the reference engine on a CPU, and on a GPU with one warning that says why.
     """
@@ -62,7 +62,7 @@ def trains_otherwise(method: Method) -> bool:
 
 
 def _trained_otherwise(work: Work) -> str | None:
-    """The first option of training that is not as the fast engine has it, or None."""
+    """The first option of training that the fast engine does not support, or None."""
     if work.task.loss != LOSSES["cross-entropy"] or work.task.class_weights:
         return "the loss"
     if not work.task.counts_only:
@@ -71,7 +71,7 @@ def _trained_otherwise(work: Work) -> str | None:
 
 
 def _why_not(work: Work) -> str | None:
-    """Why the fast engine cannot run this, or None."""
+    """The reason why the fast engine cannot run this, or None."""
     if work.budget is not None:
         return "training is differentially private"
     if trains_otherwise(work.method):

@@ -1,4 +1,4 @@
-"""Measurements on a client for hooks of methods: inputs of its classifier, and losses of other models."""
+"""Measurements on a client for the hooks of methods: inputs of its classifier, and losses of other models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def head_inputs(model: nn.Module, wanted: bool = True) -> Iterator[list[torch.Te
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Puts all modules back into the mode, training or evaluation, in which they were."""
+    """Restores the mode, training or evaluation, of all modules at the end."""
     before = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -95,9 +95,9 @@ def tuned(
     tensors: Tensors,
     phases: Sequence[Phase],
 ) -> Tensors:
-    """Returns what training in these phases makes of copies of the given tensors, in client k's model.
+    """Returns copies of the given tensors after training in these phases, in client k's model.
 
-    Each phase begins with a fresh optimiser of the run's kind and has batches of its own.
+    Each phase begins with a fresh optimiser of the run's kind and has its own batches.
     """
     copies = {name: tensor.clone() for name, tensor in (clients.state.client(k) | tensors).items()}
     factor = engine._factor(round_number, k, 0)

@@ -20,15 +20,15 @@ from factorized_fl.core.views import Tensors
 Build = Callable[[list[nn.Parameter]], Optimizer]
 
 SGD = "sgd"
-_UNFIT = ("LBFGS", "SparseAdam")  # they need a closure, or sparse gradients
+_UNFIT = ("LBFGS", "SparseAdam")  # optimisers that need a closure, or sparse gradients
 _READY = "ready"  # the entry that is true once the optimiser has made the others of a parameter
-_GROUP = "group "  # before the number of a parameter group, whose numbers may change as well
-_NUMBER = "#"  # between an entry and its kind, if it is a number
+_GROUP = "group "  # prefix of the entries of a parameter group
+_NUMBER = "#"  # separates an entry from its kind, if it is a number
 _KINDS: Mapping[str, Callable[[float], Any]] = {"bool": bool, "int": int, "float": float}
 
 
 class Stepper(Protocol):
-    """How one client's parameters move in one phase of its training."""
+    """The optimiser of one client's parameters in one phase of its training."""
 
     def step(self, gradient: Tensors, factor: float) -> None:
         """Moves the parameters along a gradient, with the learning rate times a factor."""
@@ -83,11 +83,11 @@ class OptimizerUpdate:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Writes the optimiser's state to the client's tensors; raises UserError for state that was not foreseen."""
+        """Writes the optimiser's state to the client's tensors; raises UserError for an entry that `layout` lacks."""
         for parameter in self.parameters.values():
             parameter.grad = None
         found = dict(_entries(self.optimizer, self.parameters))
-        # Groups have many constants, of which `layout` has none.
+        # Parameter groups also have constants, which `layout` leaves out.
         found |= {name: value for name, value in _group_entries(self.optimizer) if name in self.memory}
         for name, value in found.items():
             if (kept := self.memory.get(name)) is None or kept.shape != value.shape:
@@ -153,7 +153,7 @@ class Choice:
             parameter.grad = torch.zeros_like(parameter)
         try:
             optimizer.step()
-        except Exception as error:  # whatever foreign code raises
+        except Exception as error:  # foreign code may raise any error
             raise UserError(f"The optimizer {self.name} fails in its first step ({reason_of(error)}).") from error
         found = dict(_entries(optimizer, parameters))
         after = dict(_group_entries(optimizer))
@@ -188,14 +188,14 @@ def make_choice(name: str, own: Callable[..., Any] | None, lr: float, decay: flo
     def build(parameters: list[nn.Parameter]) -> Optimizer:
         try:
             found = (own or known[name])(parameters, lr=lr, **settings)
-        except Exception as error:  # whatever foreign code raises
+        except Exception as error:  # foreign code may raise any error
             called = "it is called with the parameters and lr="
             raise UserError(f"The optimizer {name} cannot be made ({reason_of(error)}): {called}.") from error
         if not isinstance(found, Optimizer):
             raise UserError(f"The optimizer {name} is a {type(found).__name__}: return a torch.optim.Optimizer.")
         held = {id(parameter) for group in found.param_groups for parameter in group["params"]}
         if not held & {id(parameter) for parameter in parameters}:
-            raise UserError(f"The optimizer {name} has none of the parameters that it is called with: give it those.")
+            raise UserError(f"The optimizer {name} has none of the parameters that it is called with: pass them to it.")
         return found
 
     return Choice(name, build)

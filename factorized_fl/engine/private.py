@@ -1,6 +1,6 @@
 """Differentially private local steps (Abadi et al., 2016): each example's gradient is clipped, and noise is added.
 
-All that a method learns of a client's images is the noisy gradient. Every call draws a Poisson sample of its own, so
+A method learns nothing of a client's images except the noisy gradient. Every call draws a new Poisson sample, so
 the batches that a method is given hold no examples, and the other views of images raise an error.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from factorized_fl.engine.reference import ReferenceEngine
 
 PerExample = Callable[[Tensors, Tensor, Tensor], Tensors]  # gradients [n, ...] at these parameters, inputs and targets
-_NUMBERS = 2**25  # of gradients that are held at once
+_NUMBERS = 2**25  # numbers in the gradients that are held at once
 _SLIGHTLY = 1 - 1e-6  # below the limit, so that rounding cannot exceed it
 
 
@@ -51,7 +51,7 @@ def per_example(model: nn.Module, loss: Callable[..., Tensor], fixed: Tensors) -
     """Return two functions for gradients [n, ...] of single examples: all at once, and one after the other.
 
     The model is called with one example at a time and with copies of the buffers in `fixed`, so that no example
-    influences another one's gradient, and none the model. The first function cannot compute every model.
+    influences the gradient of another one, or the model. The first function cannot compute every model.
     """
 
     def of_one(at: Tensors, example: Tensor, target: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def no_batches(engine: ReferenceEngine, round_number: int, k: int, phase: Phase,
 
 
 def guarded(work: Work, local: Local) -> Local:
-    """Return a client's view in which images are out of reach, or the view itself without a privacy budget."""
+    """Return a client's view without access to images, or the view itself without a privacy budget."""
     if work.budget is None:
         return local
     return replace(local, loss_gradient=_refuse, features=_refuse, loss=_refuse, tune=_refuse, batches=lambda: iter(()))

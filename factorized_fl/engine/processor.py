@@ -17,8 +17,8 @@ Casting = Callable[[], AbstractContextManager[object]]
 def casting(device: torch.device, half: bool) -> Casting:
     """Return a function that makes a context: convolutions and products inside it use bf16 if `half`.
 
-    Parameters, momentum and statistics stay float32. Casts are not kept from one context to the next, as a captured
-    step would go on with the casts of the step that was recorded.
+    Parameters, momentum and statistics stay float32. Casts are not cached between contexts: a captured step
+    would go on using the casts of the step that was captured.
     """
     if not half:
         return nullcontext
@@ -36,7 +36,7 @@ def computes_in_bf16(choice: str, work: float) -> bool:
 
 def keep_freed_memory() -> None:
     """Ask glibc not to hand memory back to the kernel after every step: page faults cost a fifth of a CPU step."""
-    with suppress(OSError, AttributeError):  # another C library: slower, nothing else
+    with suppress(OSError, AttributeError):  # another C library: training is only slower
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
@@ -44,7 +44,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """On a GPU, only algorithms that add up in the same order every time."""
+    """Within the context, a GPU uses only algorithms that add up in the same order every time."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
     cudnn.benchmark, cudnn.deterministic = False, True

@@ -43,7 +43,7 @@ class ReferenceEngine:
         mean, std = (torch.tensor(side, device=self.device) for side in (self.scenario.mean, self.scenario.std))
         self.inputs = Inputs(self.images, mean, std, self.scenario.arrays, work.training.augment)
         self.threads, self.one_by_one = torch.get_num_threads(), set[int]()
-        self._weights: dict[int, Tensor | None] = {}  # of the classes in the loss, by client
+        self._weights: dict[int, Tensor | None] = {}  # weights of the classes in the loss, by client
         if self.device.type == "cpu":
             image = self.inputs.plain(torch.zeros(1, dtype=torch.int64))
             amount = self.config.batch_size * operations(next(iter(self.models.values())), image)
@@ -157,7 +157,7 @@ class ReferenceEngine:
     def _attach(
         self, k: int, tensors: Tensors, losses: list[Tensor], phase: Phase, weights: Tensor | None = None
     ) -> tuple[Callable[..., Tensors], Tensors]:
-        """A loss gradient on these tensors, and the parameters that train; each loss is noted in `losses`.
+        """Returns a loss gradient on these tensors, and the parameters that train; each loss is appended to `losses`.
 
         The model works directly on the given tensors, so that training changes the stack. Calling it as a function of
         parameters given by name takes a millisecond more, which only gradients at other points cost.
@@ -196,7 +196,7 @@ class ReferenceEngine:
         return global_rng(self.config.seed, purpose, round_number, seat, device=self.device)
 
     def receive(self, round_number: int, k: int, clients: ClientState, given: Tensors) -> Tensors:
-        """Calls the method's hook under the same conditions as training: threads, algorithms and seeds."""
+        """Calls the method's hook with the threads, algorithms and seeds of training."""
         with repeatable(), using_threads(self.threads), self._seeded("receive", round_number, k):
             return self.method.receive(self._local(round_number, k, clients, clients.state.client(k)), given)
 
@@ -215,11 +215,11 @@ class ReferenceEngine:
         norms = {n: m for n, m in norms.items() if m.running_mean is None or f"{n}.running_mean".strip(".") in tensors}
         if not norms:
             return tensors
-        share: dict[str, float] = {}  # of a batch's statistics that one pass puts into each buffer
+        share: dict[str, float] = {}  # the share of a batch's statistics that one pass puts into each buffer
         before = {name: norm.momentum for name, norm in norms.items()}
         for name, norm in norms.items():
             norm.train()
-            norm.momentum = norm.momentum or 1.0  # with None or 0 a single pass would not say what it saw
+            norm.momentum = norm.momentum or 1.0  # with None or 0 one pass would not show the batch's statistics
             for leaf in ("running_mean", "running_var"):
                 share[f"{name}.{leaf}" if name else leaf] = norm.momentum
         changed = {
@@ -275,7 +275,7 @@ class ReferenceEngine:
         return matrices
 
     def tested(self, round_number: int, k: int, clients: ClientState, recalibrate: bool | None = None) -> Tensors:
-        """The client's own tensors, or their averages, or what the method makes of them, recalibrated if asked for."""
+        """The client's own, averaged or personal tensors, recalibrated if the option says so."""
         tested = clients.state.client(k) | clients.average.client(k)
         if self.method.personal:
             with self._seeded("tested", round_number, k):
@@ -321,7 +321,7 @@ class ReferenceEngine:
             yield self.exact(logits), self.labels(k, chosen)
 
     def exact(self, outputs: Tensor) -> Tensor:
-        """Returns outputs as losses and metrics take them: in float32 where the network computed them in bf16."""
+        """Returns outputs in float32, which losses and metrics need, where the network computed them in bf16."""
         return outputs.float() if self.half else outputs
 
     def labels(self, k: int, chosen: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions from the share of a run that is done, 0 to 1, to a factor on the learning rate.
 
-A schedule depends on nothing but that share, so a resumed run continues where the interrupted one was.
+A schedule depends on nothing but that share, so a resumed run continues with the same rates.
 """
 
 import math
@@ -60,7 +60,7 @@ def make_schedule(name: str, brought: Brought) -> Schedule:
     def checked(done: float) -> float:
         try:
             factor = float(function(done))
-        except Exception as error:  # whatever foreign code raises
+        except Exception as error:  # foreign code may raise any error
             raise UserError(f"The schedule {name} fails at {done:g} of the run ({reason_of(error)}).") from error
         if not (math.isfinite(factor) and factor >= 0):
             advice = "return a factor on the learning rate, a finite number of at least 0"

@@ -1,4 +1,4 @@
-"""How clients train besides the method: optimiser, schedule, clipping, averaged weights, own augmentation."""
+"""The choices of local training that are the same for all methods, such as optimiser, schedule and augmentation."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ class Training:
 
     optimizer: Choice
     schedule: Schedule = constant
-    clip: float = 0.0  # largest norm of a gradient; 0: any
-    ema: float = 0.0  # what remains of averaged weights after a step; 0: there are none
+    clip: float = 0.0  # largest norm of a gradient; 0: no limit
+    ema: float = 0.0  # share of the average that remains after a step; 0: no averages
     augment: tuple[str, OwnAugment] | None = None  # the caller's, with its name
 
     @property

@@ -87,7 +87,7 @@ INSTALLED = frozenset(METHODS)
 
 
 def find_method(name: str) -> type[Method]:
-    """The method of that name; raises UserError if there is none."""
+    """Returns the method of that name; raises UserError if there is none."""
     if not isinstance(name, str) or name not in METHODS:
         raise UserError(
             f"{unknown('method', str(name), METHODS, '`ffl methods`')} A method of your own needs `ffl --load FILE.py`."
@@ -96,12 +96,12 @@ def find_method(name: str) -> type[Method]:
 
 
 def label_refusal(method: Method) -> str:
-    """A sentence for clients whose labels disagree: that the method cannot serve them, and some methods that can."""
+    """Returns the error for clients whose labels disagree, with some methods that such clients can use."""
     can = [name for name in ("fedavg", "fedrep", "ditto", "factorized-peers") if name in METHODS]
     cannot = ", ".join(name for name, other in METHODS.items() if other.needs_agreeing_labels)
     return (
         f"{method.name} compares classes by their numbers, so it cannot be used: choose {', '.join(can[:-1])} or "
-        f"{can[-1]}, or another method but {cannot}; or set align = "
+        f"{can[-1]}, or any other method except {cannot}; or set align = "
         "'statistics', so that classes are matched."
     )
 
@@ -152,7 +152,7 @@ def sentence_of(method: type[Method]) -> str:
 
 
 def make_method(name: str, options: Mapping[str, Any]) -> Method:
-    """A method with its options."""
+    """Returns a method with its options."""
     return make(find_method(name), options, f"option of {name}")
 
 

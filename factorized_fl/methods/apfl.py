@@ -31,17 +31,17 @@ class APFL(FedAvg):
     own_lr: float = option(1.0, "factor on the learning rate of v and a", above=0)
 
     def keeps(self, model: Tensors, shared: frozenset[str]) -> Tensors:
-        """The model v with running statistics of the mixture, the share a, and whether a was renewed in this round."""
+        """The model v with running statistics of the mixture, the share a, and whether a was updated in this round."""
         own = {name: tensor.clone() for name, tensor in model.items()}
         return {**own, _SHARE: torch.tensor(self.share, dtype=torch.float64), "renewed": torch.zeros(())}
 
     @property
     def gradients_per_step(self) -> int:
-        """Gradients at the mixture and at the shared model."""
+        """Two: the gradients at the mixture and at the shared model."""
         return 2
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
-        """The gradient of w; takes a step of v and of a before."""
+        """Takes a step of v and of a, then returns the gradient of w."""
         kept, lr = local.kept, self.own_lr * local.lr
         share = float(kept[_SHARE])
         at = self._mixture(local, parameters)
@@ -57,7 +57,7 @@ class APFL(FedAvg):
         return local.loss_gradient(parameters, batches[0])
 
     def finish(self, local: Local) -> Tensors:
-        """Lets the next round renew a."""
+        """Allows the next round to update a."""
         local.kept["renewed"].zero_()
         return {}
 

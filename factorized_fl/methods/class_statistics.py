@@ -1,8 +1,8 @@
 """Statistics of the images of each class, by which a server matches the classes of different clients.
 
 Every client computes the same random features of its training images: 64 random 3 x 3 filters, ReLU, means on a 4 x 4
-grid, and a random projection to 64 numbers. It sends the mean of each class and one matrix that says how images of a
-class vary. No image, label or name of a class is sent.
+grid, and a random projection to 64 numbers. It sends the mean of each class and the covariance of images within
+classes. No image, label or name of a class is sent.
 """
 
 import math
@@ -65,7 +65,7 @@ def describe_classes(
     means = means / counts.clamp_min(1)[:, None]
     inside = rows - means[labels]
     freedom = len(rows) - int(there.sum())
-    if freedom <= 0:  # one image of each class does not show how its images differ: take the variance of all
+    if freedom <= 0:  # with one image of each class take the covariance of all images
         inside, freedom = rows - rows.mean(0), max(1, len(rows) - 1)
     spread = inside.T @ inside / freedom
     if noise:

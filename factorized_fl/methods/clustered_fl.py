@@ -19,7 +19,7 @@ class ClusteredFL(FedAvg):
     A cluster is split when its mean update is short although the updates of its members are long. By default both
     are compared with each other, so that the rule depends on no scale, and the halves must be as far apart as the
     method's theory demands. With rule=norms both are compared with absolute norms, as in the authors' code: these
-    depend on model and data, and `ffl pilot PRESET` finds some. A run without any split is FedAvg, unweighted.
+    depend on model and data, and `ffl pilot PRESET` suggests values. A run without any split is FedAvg, unweighted.
     """
 
     name = "clustered-fl"
@@ -83,8 +83,8 @@ class ClusteredFL(FedAvg):
 def separation(similarity: torch.Tensor, second: torch.Tensor) -> float:
     """sqrt((1 - alpha) / 2) for the greatest similarity alpha of two clients in different halves.
 
-    According to the method's theory two halves whose data disagree are separated rightly if the noise of every update,
-    relative to its length, is below this.
+    According to the method's theory two halves whose data disagree are separated correctly if the noise of every
+    update, relative to its length, is below this.
     """
     across = similarity[~second][:, second].max()
     return float(((1 - across) / 2).clamp(min=0).sqrt())

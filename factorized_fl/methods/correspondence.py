@@ -1,8 +1,9 @@
-"""Which class of one client is which class of another: evidence for each pair, and a joint assignment of all classes.
+"""Matching of the classes of different clients: evidence for each pair, and a joint assignment of all classes.
 
-The evidence for two classes is the logarithm of a likelihood ratio: how much more likely what was sent is if the two
-are one class than if they are different classes. The assignment puts classes into groups with at most one class of
-each client, so that it never says that A is B and B is C but A is not C. A group of one is a class without a match.
+The evidence for two classes is the logarithm of a likelihood ratio: how much more likely the received numbers are if
+the two are one class than if they are different classes. The assignment puts classes into groups with at most one
+class of each client, so that it never says that A is B and B is C but A is not C. A group of one is a class without a
+match.
 """
 
 import math
@@ -25,10 +26,10 @@ _MOST = 20.0  # limit of the evidence from one pair, so that no pair outweighs a
 _SUREST = 1e-6  # variance of a mean in units of that of single images, whatever a client declares
 _FLOOR = 1e-3  # of a feature's variance, relative to the mean of all
 _LEAST = 1e-9
-_STEPS = 50  # of estimates by expectation maximisation
-_EXPECTED = 10.0  # pairs of classes as which the share of equal pairs that is expected beforehand counts
-_APART = 2.0  # deviations by which cosines of equal classes exceed those of different ones, at least
-_DRAWS = 1000  # of unrelated directions
+_STEPS = 50  # steps of expectation maximisation
+_EXPECTED = 10.0  # weight of the expected share of equal pairs, in pairs of classes
+_APART = 2.0  # least difference of the mean cosines of equal and of different classes, in deviations
+_DRAWS = 1000  # random draws of unrelated directions
 _CHANCE = 0.001  # the probability with which some clients without a common class seem to have one
 _NEVER = -1e3  # evidence against classes of clients that have none in common
 
@@ -80,7 +81,7 @@ def statistics_evidence(extra: Tensors, there: torch.Tensor) -> tuple[Array, Arr
     chosen = means[there].numpy()
     chosen[:, -1] = chosen[:, -1].clip(_SUREST, 1 / _SUREST)
     known = there.any(1).nonzero().flatten().tolist()
-    # A client's covariance counts by its numbers of images and classes, as far as the declared variances tell.
+    # A client's covariance is weighted by its images minus its classes, as the declared variances give them.
     images = 1 / torch.from_numpy(chosen[:, -1])
     weight = [float((images[owner == k] - 1).clamp_min(0).sum()) + _LEAST for k in known]
     inside = sum(w * covariance(spread[k]) for w, k in zip(weight, known, strict=True)) / sum(weight)
@@ -187,7 +188,7 @@ def _log_mean_ratio(scores: Array, share: Array | float) -> Array:
 
 @lru_cache(maxsize=1000)
 def _limit(one: int, two: int, dimensions: int, chance: float) -> float:
-    """How well so many classes of two clients fit with that probability if all their directions are random."""
+    """The fit of two clients with so many classes that random directions exceed with the probability `chance`."""
     rng = numpy_rng(0, "unrelated directions", one, two)
     sides = []
     for count in (one, two):
@@ -296,7 +297,7 @@ def _confidence(gain: Array, owner: Array, labels: Array) -> Array:
     A pair of a class and a group with the mean gain g has the odds exp(g), or the probability p = exp(g) / (1 +
     exp(g)), if nothing else is known. The confidence is p times the product of 1 / (1 + r) over the rivals of the pair:
     the same class with other groups, and other classes of its client with the same group. r are the odds of the rival,
-    divided by 1 + those of all other pairs of its group or class, because what fits elsewhere is no rival. So a
+    divided by 1 + those of all other pairs of its group or class, because a class that fits elsewhere is no rival. So a
     class that is two classes elsewhere is not matched with the more similar one of them.
     """
     confidence = np.zeros(len(owner))
@@ -304,7 +305,7 @@ def _confidence(gain: Array, owner: Array, labels: Array) -> Array:
         members, groups, summed, sizes = _groups(gain, owner, labels, client)
         odds = np.exp(summed / sizes)
         other_groups = np.log1p(odds / (1 + odds.sum(0) - odds))  # their groups may fit another class of the client
-        other_classes = np.log1p(odds / (1 + odds.sum(1, keepdims=True) - odds))  # which may fit another group
+        other_classes = np.log1p(odds / (1 + odds.sum(1, keepdims=True) - odds))  # their classes may fit another group
         place = {label: index for index, label in enumerate(groups)}
         for row, k in enumerate(members):
             if labels[k] in place:

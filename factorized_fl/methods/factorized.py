@@ -53,7 +53,7 @@ class Factorized(Method):
     l1: bool = option(True, "the L1 penalty has a gradient (in the authors' code it has none)")
     penalty: str = option(
         "step",
-        "Eq. 6 sums losses over data and penalises once: in each step, as its code would, or once in each local epoch",
+        "the whole L1 penalty of Eq. 6 counts in each step, as the authors' code would, or once in each local epoch",
         choices=("step", "epoch"),
     )
     layout: str = option("taps", "which matrix of a kernel has rank one", choices=LAYOUTS)
@@ -185,7 +185,7 @@ class FactorizedBySimilarity(FactorizedByImages):
 
     tau: float = option(0.5, "least similarity of a peer; the paper uses 0 to 0.75", low=-1, high=1)
     epsilon: float = option(10.0, "sharpness of the softmax over peers; the paper uses 1 to 20", low=0)
-    minimum: int = option(1, "fewest peers, oneself included; the paper has no minimum", low=1)
+    minimum: int = option(1, "smallest number of peers, the client itself included; the paper has no minimum", low=1)
     sequential: bool = option(False, "mix one client after the other, in place (authors' code)")
     match: str = option(
         "v",
@@ -243,5 +243,5 @@ class FactorizedFLBeta(FactorizedBySimilarity):
 
     @property
     def fingerprint_is_shared(self) -> bool:
-        """Whether clients are matched by v, which travels anyway."""
+        """Whether clients are matched by v, one of the shared tensors."""
         return not self.looks_at_images

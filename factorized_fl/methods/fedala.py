@@ -27,7 +27,7 @@ class FedALA(FedAvg):
     top: int = option(1, "p: the number of travelling layers, from the last, that have weights", low=1)
     step: float = option(1.0, "eta: learning rate of the weights", above=0)
     sample: int = option(2, "training batches that the weights are learned on", low=1)
-    first_passes: int = option(10, "at most so many passes over them at the first download", low=1)
+    first_passes: int = option(10, "largest number of passes over these batches at the first download", low=1)
     tolerance: float = option(0.01, "the first passes end when no weight changed by more than this", low=0)
 
     def keeps(self, model: Tensors, shared: frozenset[str]) -> Tensors:

@@ -1,4 +1,4 @@
-"""FedAMP: each client is pulled towards a model of its own in the cloud, in which similar clients weigh more."""
+"""FedAMP: each client is pulled towards a weighted mean that the server makes for it; similar clients weigh more."""
 
 from dataclasses import dataclass
 

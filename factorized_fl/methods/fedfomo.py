@@ -1,4 +1,4 @@
-"""FedFOMO: each client tries the models of others on held-out images and takes from those that lower its loss."""
+"""FedFOMO: each client evaluates other clients' models on held-out images and mixes in those that lower its loss."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ def _models_down(method: Method) -> int:
 
 @dataclass(frozen=True)
 class FedFOMO(FedAvg):
-    """Each client tries the models of others on images set aside and takes more of those that help it.
+    """Each client evaluates other clients' models on held-out images and mixes in those that lower its loss.
 
     Client i weighs model n by (L_i(start_i) - L_i(theta_n)) / ||theta_n - start_i||, keeping positive weights.
     When labels differ the classifier does not travel: L_i tries the body of model n under the classifier of client i.

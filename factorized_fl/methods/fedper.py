@@ -1,4 +1,4 @@
-"""FedPer: clients share the body of the network and keep a head of their own; the end may be fine-tuned."""
+"""FedPer: clients share the body of the network and keep personal heads; fine-tuning after the rounds is optional."""
 
 from dataclasses import dataclass
 

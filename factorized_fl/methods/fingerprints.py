@@ -21,15 +21,15 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.roles import LAYERS, find_head, layers, layers_under
 from factorized_fl.core.stack import call_untied
 
-HALF = 30.0  # images after which a class counts half as much as it ever can
+HALF = 30.0  # images at which a class has half of its largest weight
 NAME = "fingerprint"  # of the buffer that holds it among a client's tensors
 _BATCH = 500
 _DOUBT = 0.5  # about the deviation of a contrast by chance
 UNKNOWN = 0.0  # contrast of a single class
 _CLEAREST = 1000.0  # limit of a contrast; CIFAR-100's domains reach 55
 _LEAST = 1e-12
-_LARGEST = 100.0  # size of a log-variance that images can have; the demo's are from -9 to 0
-_OUTLIER = math.log(100)  # by which a log-variance exceeds the middle one; the demo's by 0.9 at most
+_LARGEST = 100.0  # largest size of a log-variance that is plausible; the demo's are from -9 to 0
+_OUTLIER = math.log(100)  # largest excess of a log-variance over the median; in the demo at most 0.9
 
 
 class _Seen(Exception):
@@ -148,7 +148,7 @@ def blur(fingerprint: torch.Tensor, noise: float, clip: float, generator: torch.
     drawn = noise * torch.randn(2, channels, generator=generator)
     mean = ((mean / scale).clamp(-clip, clip) + drawn[0]) * scale
     logs = logs.clamp(-clip, clip) + drawn[1]
-    rest = rest + torch.tensor([2 * channels * noise**2, 0.0])  # declared: others see how little a distance says
+    rest = rest + torch.tensor([2 * channels * noise**2, 0.0])  # declared, so that others can judge distances
     return torch.cat([mean, logs, rest]).to(fingerprint)
 
 

@@ -1,4 +1,4 @@
-"""The weights of FedFOMO: how much each of several models lowers a client's loss, for its distance."""
+"""The weights of FedFOMO: how much each of several models lowers a client's loss, divided by its distance."""
 
 import torch
 
@@ -16,5 +16,5 @@ def first_order_weights(server: Server, i: int, tried: list[int]) -> torch.Tenso
     for stacked in (tensors for name, tensors in models.items() if not name.endswith(RUNNING)):
         square = (stacked[1:] - stacked[0]).double()[:, None].flatten(1).square().sum(1) + square.to(stacked.device)
     weights = (losses[0] - losses[1:]) / (square.sqrt().cpu() + 1e-5)
-    # The loss of a model that diverged is no evidence for or against it.
+    # A model that diverged has no usable loss and gets no weight.
     return weights.nan_to_num(0.0, 0.0, 0.0)

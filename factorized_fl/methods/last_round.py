@@ -9,7 +9,7 @@ from factorized_fl.core.views import Mixing, Server
 def mean_of_last_round(server: Server, weights: torch.Tensor) -> Mixing:
     """The weighted mean over the clients that trained in the last round.
 
-    A round without any client gives the model before it again: the state holds the weights that made it.
+    After a round without updates the previous model is returned again: the state holds its weights.
     """
     row = server.state.get("row", weighted_mean(weights, server.received).row)
     if server.updated.any():

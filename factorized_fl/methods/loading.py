@@ -12,7 +12,7 @@ _PREFIX = "factorized_fl_loaded_"
 
 
 def load_methods(path: Path) -> None:
-    """Run a file of the user, which is as trusted as any program that is started.
+    """Run a Python file of the user, with the rights of any program that the user starts.
 
     Methods register themselves. Networks, data and other functions are found by "FILE:name", without ".py".
     """

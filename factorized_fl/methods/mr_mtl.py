@@ -49,5 +49,5 @@ class MRMTL(FedAvg):
         return False
 
     def mix(self, server: Server) -> Mixing:
-        """All clients count the same."""
+        """The plain mean over the clients."""
         return Mixing(weighted_mean(torch.ones_like(server.sizes), server.received))

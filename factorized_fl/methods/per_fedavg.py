@@ -68,7 +68,7 @@ class PerFedAvg(FedAvg):
         return 4 if self.hessian_free else 2
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
-        """g(w - alpha g(w; D); D'), for HF minus alpha times the product of the Hessian at w with it."""
+        """The gradient g(w - alpha g(w; D); D'), for HF minus alpha times the Hessian at w times that gradient."""
         first = local.loss_gradient(parameters, batches[0])
         outer = local.loss_gradient(moved(parameters, first, -self.inner), batches[1])
         if not self.hessian_free:
@@ -94,5 +94,5 @@ class PerFedAvg(FedAvg):
         return False
 
     def mix(self, server: Server) -> Mixing:
-        """All clients count the same."""
+        """The plain mean over the clients."""
         return Mixing(weighted_mean(torch.ones_like(server.sizes), server.received))

@@ -53,8 +53,8 @@ class Scaffold(FedAvg):
         return gradient | corrected
 
     def finish(self, local: Local) -> Tensors:
-        """Renews c_k and returns its change."""
-        if not local.steps:  # a privacy budget is spent
+        """Updates c_k and returns its change."""
+        if not local.steps:  # no step was taken because a privacy budget is spent
             return {name: torch.zeros_like(control) for name, control in local.kept.items()}
         changes = {}
         for name, control in local.kept.items():

@@ -1,6 +1,6 @@
 """The compiled engine: the reference engine's local steps, captured as CUDA graphs, several clients at a time.
 
-It serves any network, number of classes and optimiser. All that is not local training is the reference engine's. On a
+It serves any network, number of classes and optimiser. Everything except local training is the reference engine's. On a
 CPU it runs the same code without captures, which is how its tests compare it with the reference engine.
 """
 
@@ -30,11 +30,11 @@ LANES = 4  # clients that train at a time
 _TOGETHER = 8  # batches that are augmented at once: one batch alone takes longer to launch than to compute
 _ROOM = 2**30  # bytes of a GPU's memory that further lanes leave free
 
-Key = tuple[int, int]  # what steps of one record have in common: number of classes, steps of an epoch where it counts
+Key = tuple[int, int]  # clients with one key share a captured step: number of classes, steps of an epoch if they matter
 
 
 class CompiledEngine(ReferenceEngine):
-    """Gives the reference engine's results up to rounding; what cannot be captured trains as that engine does."""
+    """Gives the reference engine's results up to rounding; steps that cannot be captured run in that engine."""
 
     def __init__(self, work: Work, lanes: int = LANES) -> None:
         super().__init__(work, half=work.device.type == "cuda" and work.config.precision == "bf16")
@@ -48,13 +48,13 @@ class CompiledEngine(ReferenceEngine):
         self.queues: list[tuple[Queue, Any]] = []
 
     def describe(self) -> dict[str, str | int]:
-        """Returns "compiled", and what else the reference engine describes."""
+        """Returns "compiled" as the engine's name, and the rest of the reference engine's description."""
         return super().describe() | {"engine": "compiled"}
 
     def train(
         self, round_number: int, ks: Sequence[int], clients: ClientState, done: Callable[[int], None]
     ) -> dict[int, Trained]:
-        """Trains the clients in lanes; those with less than one batch, or without a record, one after the other."""
+        """Trains clients in lanes; those with less than one batch, or without a captured step, in turn."""
         full = [k for k in ks if len(self.scenario.clients[k].train) >= self.config.batch_size]
         with self._algorithms(), using_threads(self.threads):
             for k in full:
@@ -126,7 +126,7 @@ class CompiledEngine(ReferenceEngine):
                 lane.queue.lead()
                 lane.steps.append(LocalStep(lane, clients, k, phase, batches))
             if self.device.type != "cuda":
-                lane.steps[0].run(lane.steps[0].batches)  # on a GPU the capture has done so
+                lane.steps[0].run(lane.steps[0].batches)  # on a GPU the capture has run it
             self.draws = self.draws or not torch.equal(before, self._random_state())
         return lane
 
@@ -145,7 +145,7 @@ class CompiledEngine(ReferenceEngine):
     def _train_lanes(
         self, round_number: int, ks: Sequence[int], clients: ClientState, done: Callable[[int], None]
     ) -> dict[int, Trained]:
-        """Trains clients that have a record, those with most steps first."""
+        """Trains clients with a captured step, those with most steps first."""
         width = 1 if self.draws else min(len(self.lanes[self._key(k)]) for k in ks)
         waiting = deque(sorted(ks, key=lambda k: -self.work.step_count(k)))
         busy: dict[int, tuple[int, Iterator[Tensor]]] = {}

@@ -132,7 +132,7 @@ class LocalStep:
     # -- on a GPU
 
     def _capture(self) -> None:
-        """Records the step; raises RuntimeError if that is impossible or if the record computes something else."""
+        """Captures the step; raises RuntimeError if that is impossible or if the graph gives other results."""
         queue = self.lane.queue
         queue.follow()
         with queue.using():
@@ -150,9 +150,9 @@ class LocalStep:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Compares the record with the same step computed without it, on other pairs of inputs and labels.
+        """Compares the graph with the same step computed without it, on other pairs of inputs and labels.
 
-        Raises RuntimeError if they differ: something that changes from step to step was recorded as a constant.
+        Raises RuntimeError if they differ: a value that changes from step to step was captured as a constant.
         """
         for batch in self.batches:
             batch.labels.copy_(batch.labels.flip(0))
@@ -174,7 +174,7 @@ def _copies(tensors: Tensors) -> Tensors:
 
 
 def _close(found: Tensor, wanted: Tensor) -> bool:
-    """Whether two tensors are equal up to rounding, in units of the largest entry; all that is not finite is equal."""
+    """Whether two tensors are equal up to rounding, relative to the largest entry; non-finite tensors are equal."""
     if not wanted.is_floating_point():
         return torch.equal(found, wanted)
     found, wanted = found.double(), wanted.double()

@@ -1,4 +1,4 @@
-"""Queues of work on a device: CUDA streams, and on a CPU nothing, where every call runs at once."""
+"""Queues of work on a device: CUDA streams. On a CPU every call runs at once, so they do nothing."""
 
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -18,17 +18,17 @@ class Queue:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def follow(self, other: "Queue | None" = None) -> None:
-        """Lets this queue wait for all work that another one, or the caller's own, has at this moment."""
+        """Lets this queue wait for the work that another queue, or the caller's own, has now."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream() if other is None else _stream(other))
 
     def lead(self) -> None:
-        """Lets the caller's queue wait for all work that this one has at this moment."""
+        """Lets the caller's queue wait for the work that this queue has now."""
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
 
     def reads(self, *tensors: torch.Tensor) -> None:
-        """Keeps the memory of tensors of another queue until this one has done its present work."""
+        """Keeps the memory of tensors of another queue until this queue has done its present work."""
         if self.stream is not None:
             for tensor in tensors:
                 tensor.record_stream(self.stream)
