@@ -82,7 +82,7 @@ def _table(preset: str | Path) -> Mapping[str, Any]:
             stacklevel=3,
         )
     if "settle" in as_table(table.get("options", {}), "options"):
-        table = upgrade(table)  # the file of a run
+        table = upgrade(table)  # the configuration of an earlier run
     if not table.get("preset") or {field.name for field in fields(Config)} <= table.keys():
         return table
     base = find_preset(str(table["preset"]))
@@ -166,7 +166,7 @@ def run(
 
 
 def is_interactive() -> bool:
-    """Return whether somebody watches this process: in a terminal, or in a notebook."""
+    """Return whether this process runs in a terminal or in a notebook."""
     return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 

@@ -28,7 +28,7 @@ ALIGNMENTS = ("off", "statistics", "classifier", "true")
 ORACLES = ("none", "groups", "aligned", "centralised")
 AUGMENTS = ("paper", "none")
 BUILT_IN = ("resnet9", "resnet18", "cnn")  # networks
-# Options of methods that are newer than some runs, with the values that describe those runs.
+# Options that methods got after some runs were made, with the values that describe those runs.
 _EARLIER = {"fedfomo": {"statistics": "own"}, "clustered-fl": {"rule": "norms"}, "pfedpara": {"head": "low-rank"}}
 
 
@@ -94,7 +94,7 @@ class Config:
     schedule: str = option(
         "constant", "learning rate over the run: constant, cosine, linear, warm-up-cosine, or package.module:function"
     )
-    clip_norm: float = option(0.0, "largest norm of a gradient; 0: any", low=0)
+    clip_norm: float = option(0.0, "largest norm of a gradient; 0: no limit", low=0)
     ema: float = option(
         0.0,
         "weight of the past in averaged weights, which are tested in place of the last; 0: none",
@@ -127,8 +127,8 @@ class Config:
     )
     align: str = option(
         "off",
-        "find out which class of one client is which class of another, and aggregate classifiers by class: by "
-        "statistics of images, by changes of the classifier, or as it is in truth (simulations only)",
+        "match the classes of different clients, and aggregate classifiers by class: match by statistics of images, by "
+        "changes of the classifier, or by the true classes (simulations only)",
         choices=ALIGNMENTS,
     )
     align_confidence: float = option(0.3, "least confidence of a match that is used", low=0, high=1)
@@ -138,7 +138,7 @@ class Config:
     )
     oracle: str = option(
         "none",
-        "what a simulation may use that no federation knows: aggregate inside the true domains (groups), also with "
+        "use knowledge that only a simulation has: aggregate inside the true domains (groups), also with "
         "true labels (aligned), or train on each domain's pooled images (centralised)",
         choices=ORACLES,
     )
@@ -229,7 +229,7 @@ class Config:
         return make_method(self.method, self.options)
 
     def refuse_unkept(self) -> None:
-        """Raise a UserError if config.toml would not give this configuration back: Python accepts any types."""
+        """Raise a UserError if this configuration changes when it is written and read, as wrong types may."""
         try:
             same = from_table(tomllib.loads(self.to_toml())) == self
         except (TypeError, ValueError, UserError) as error:
@@ -249,7 +249,7 @@ def from_table(table: Mapping[str, Any]) -> Config:
 
 
 def upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The complete table of a run, as this version would have written it: earlier ones had other options."""
+    """The complete table of a run, as this version would have written it; earlier versions had other options."""
     if "recalibrate" in table or not isinstance(options := table.get("options"), Mapping):
         return dict(table)
     options = {**_EARLIER.get(str(table.get("method")), {}), **options}

@@ -1,4 +1,4 @@
-"""Options of a run that exclude each other because of what encryption hides, or what a privacy budget covers."""
+"""Options of a run that exclude each other under encryption or under a privacy budget."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def refuse_unencryptable(config: Any, method: "Method") -> None:
 
 
 def refuse_uncovered(config: Any, method: "Method") -> None:
-    """Raise a UserError if something in this run would use training images beyond its privacy budget."""
+    """Raise a UserError if an option uses training images in a way that the privacy budget does not cover."""
     from factorized_fl.methods import coverable
 
     if not config.privacy_epsilon:

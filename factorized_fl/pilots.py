@@ -19,7 +19,7 @@ class Pilot:
 
     @property
     def eps1(self) -> float:
-        """Return a tenth of the largest mean update."""
+        """Return a tenth of the norm of the largest mean update."""
         return max(mean for _, mean, _ in self.norms) / 10
 
     @property

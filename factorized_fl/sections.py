@@ -19,8 +19,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "privacy": ("privacy_epsilon", "privacy_delta", "privacy_clip"),
     "federation": ("rounds", "fraction", "dropout", "score", "test_every", "control", "oracle", "min_peers", "seed"),
 }
-_NAMED = {"data": "dataset", "model": "model", "method": "method"}  # what `name` means in a table
-_PREFIX = {"privacy": "privacy_"}  # of the options of a table, which are written there without it
+_NAMED = {"data": "dataset", "model": "model", "method": "method"}  # the option that `name` stands for in a table
+_PREFIX = {"privacy": "privacy_"}  # prefix of the options of a table, which leaves it out
 _SECTION_OF = {option: section for section, options in SECTIONS.items() for option in options}
 
 

@@ -104,7 +104,7 @@ def sweep(
         grid: values by setting, such as ``{"lr": [0.01, 0.1], "method": ["fedavg", "factorized-peers"]}``.
         seeds: the seeds of each combination.
         score: "validation" chooses on validation examples, and leaves the test examples for the final run.
-        jobs: runs at a time, each in a process of one thread. One where that is impossible: on a GPU, or without fork.
+        jobs: runs at a time, each in a process of one thread. On a GPU, or without fork, one run at a time.
         out: the folder of the runs and of `sweep.json`.
         settings: the other settings of all runs, as in `ffl.run`.
 

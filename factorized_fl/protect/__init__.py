@@ -2,7 +2,7 @@
 
 ckks       the cryptography: keys, ciphertexts, weighted sums of ciphertexts (the only module that imports TenSEAL)
 packing    named tensors as rows of slots, and the bytes of a client's update
-tags       secret check sums, which show that a download is the weighted sum that the server says it is
+tags       secret check sums, which verify that a download is the weighted sum that the server claims
 client     the clients' half: encrypt updates, decrypt and check downloads
-server     the server's half: weighted sums of what the clients sent
+server     the server's half: weighted sums of the clients' ciphertexts
 """

@@ -17,10 +17,10 @@ from factorized_fl.core.errors import UserError
 _ERROR = 0.01  # width of the accountant's interval, as a share of the budget
 _DELTA_ERROR = 1e-3  # the same of delta
 _FINER = 5  # times that the interval is halved where the accountant refuses its mesh
-_DIGITS = 4  # to which the noise is rounded up, so that machines that round otherwise use the same noise
-_LEAST, _MOST = 0.05, 1e4  # noise that is tried
-_NEAR = 0.97  # share of the budget that is used at least
-_CLOSE = 1.01  # ratio of noise that is too little and noise that is enough, at which the search ends
+_DIGITS = 4  # digits to which the noise is rounded up, so that all machines use the same noise
+_LEAST, _MOST = 0.05, 1e4  # smallest and largest noise that is tried
+_NEAR = 0.97  # least share of the budget that is used
+_CLOSE = 1.01  # the search ends at this ratio of sufficient and insufficient noise
 _SLOPE = 0.75  # the noise grows about as this power of 1 / epsilon
 _ROOM = 100.0  # times the budget: a larger epsilon is reported as infinite
 _ORDERS = (*range(2, 17), *range(18, 65, 4))
@@ -91,7 +91,7 @@ def most_steps(epsilon: float, delta: float, noise: float, rate: float, release:
 
 
 def _smallest(enough: Callable[[float], bool]) -> float:
-    """The least number of four digits that is enough."""
+    """The least number of four digits for which `enough` is true."""
     low, high = _LEAST, _MOST
     while high / low > 1 + 10.0**-_DIGITS:
         middle = math.sqrt(low * high)

@@ -9,7 +9,7 @@ from factorized_fl.core.views import Tensors
 from factorized_fl.protect.accountant import epsilon_spent, most_steps, noise_of_release, noise_of_steps
 from factorized_fl.protect.draws import Draws
 
-RELEASE_SHARE = 0.25  # of epsilon, for which the noise of the statistics of images is computed
+RELEASE_SHARE = 0.25  # share of epsilon for the statistics of images
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Budget:
         self.release = release_noise(epsilon, delta) if released else 0.0
         noise = [noise_of_steps(epsilon, delta, plan.rate, plan.steps, self.release) for plan in plans]
         self.noise = torch.tensor(noise, dtype=torch.float64)
-        self.taken = torch.zeros(len(plans), dtype=torch.int64)  # steps, also those of training that was given up
+        self.taken = torch.zeros(len(plans), dtype=torch.int64)  # steps, including those of training that was abandoned
         self.remember: Callable[[], None] = lambda: None  # called before steps are taken
         self._reserved = dict[int, int]()
 
@@ -76,7 +76,7 @@ class Budget:
         return {"privacy/taken": self.taken, "privacy/noise": self.noise}
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to a checkpoint."""
+        """Restores a checkpoint."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 

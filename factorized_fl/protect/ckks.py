@@ -21,7 +21,7 @@ from factorized_fl.core.errors import UserError
 DEGREE, BITS = 8192, (56, 48, 56)
 SCALE = 2.0**46
 SLOTS = DEGREE // 2
-LIMIT = 256.0  # of a client's numbers; sums beyond 512 would wrap around
+LIMIT = 256.0  # limit of a client's numbers; sums beyond 512 would wrap around
 UP, DOWN = 119_200, 124_400  # bytes kept for a ciphertext: 20 standard deviations above the mean of its size
 SECRET_BYTES = 32
 
@@ -29,7 +29,7 @@ Weight = float | np.ndarray  # one weight for all slots, or one for each slot
 
 
 class BadCiphertext(Exception):
-    """A ciphertext that is damaged, or of other parameters; the text says what is wrong."""
+    """A ciphertext that is damaged, or of other parameters; the text gives the reason."""
 
 
 def require_tenseal() -> None:

@@ -1,4 +1,4 @@
-"""The clients' half of encrypted aggregation: encrypt what they send, decrypt and check what they receive."""
+"""The clients' half of encrypted aggregation: encrypt uploads, decrypt and check downloads."""
 
 import hashlib
 import time
@@ -18,7 +18,7 @@ from factorized_fl.protect.packing import Layout, from_row, to_row
 from factorized_fl.protect.tags import TOLERANCE, Tags
 
 Items = Iterable[tuple[str, torch.Tensor]]
-_SUM = 1e-5  # by which the sum of claimed weights may differ from 1
+_SUM = 1e-5  # largest difference of the sum of claimed weights from 1
 
 
 class BadAggregate(UserError):
@@ -50,7 +50,7 @@ class Sealer:
 
     @property
     def due(self) -> Tensors:
-        """A tensor like each of those in one client's download."""
+        """Zeros in the shape and type of each tensor in one client's download."""
         size = packing.row_size(self.layout.ciphertexts, DOWN)
         return {
             CIPHERTEXTS: torch.zeros(size, dtype=torch.uint8),

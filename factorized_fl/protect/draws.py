@@ -1,7 +1,7 @@
 """Secret random numbers: which examples a step samples, and the noise that it adds.
 
-A party that could compute them could subtract the noise. So they are expanded from a secret by SHAKE-256, which is a
-cryptographic generator, and not by those of PyTorch and NumPy, from which a few outputs reveal all others.
+A party that could compute them could subtract the noise. So SHAKE-256, a cryptographic function, expands them from a
+secret. A few outputs of PyTorch's or NumPy's generators would reveal all others.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-_BITS = 52  # of a uniform number: the largest one, 1 - 2**-53, is still below 1 in float64
+_BITS = 52  # bits of a uniform number: the largest number, 1 - 2**-53, is still below 1 in float64
 
 
 class Draws:

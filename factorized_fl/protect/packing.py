@@ -1,7 +1,7 @@
 """Named tensors as rows of slots, and the bytes of one client's ciphertexts as a row of fixed length.
 
 A row begins with its kind and its round. Ciphertexts differ in size by some bytes, so each has its length before it and
-the row ends with zeros: ledger, checks and checkpoints then see a tensor like any other.
+the row ends with zeros: ledger, checks and checkpoints can treat it as any other tensor.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Secret check sums in every ciphertext: a download is the weighted sum that the server claims, or it is noticed.
+"""Secret check sums in every ciphertext: they reveal a download that is not the weighted sum that the server claims.
 
 Anyone can add and scale CKKS ciphertexts, slot by slot. So each client puts eight tags into each of its ciphertexts:
 tag = <signs, numbers> / 4096 + mask. The signs depend on the place of the ciphertext in an update, the mask also on the

@@ -1,4 +1,4 @@
-"""Sharing of classifiers among matched classes: what a run with `align` adds to its server and its clients."""
+"""Sharing of classifiers among matched classes: the parts that `align` adds to the server and the clients of a run."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -36,9 +36,9 @@ class Alignment:
 
     config: Config
     rows: ClassRows
-    described: Tensors  # a tensor like each payload by which classes are matched
+    described: Tensors  # for each payload by which classes are matched, a tensor of its shape and type
     clients: int
-    labels: torch.Tensor | None = None  # the true ones, int64 [K, most]
+    labels: torch.Tensor | None = None  # the true matches, int64 [K, most]
 
     def matcher(self) -> Matcher:
         """The matcher of the configuration."""
@@ -47,7 +47,7 @@ class Alignment:
         return StatisticsMatcher() if self.config.align == "statistics" else ClassifierMatcher()
 
     def down(self, tensors: Tensors) -> Tensors:
-        """A tensor like each payload about classes that a client receives; `tensors` are those of any client."""
+        """Zeros in the shape of each payload about classes that a client receives, from the tensors of any client."""
         return self.rows.down(tensors, self.clients)
 
     def sharing(self) -> ClassSharing:
@@ -61,11 +61,11 @@ class Alignment:
 def find_alignment(
     config: Config, method: Method, models: Mapping[int, nn.Module], scenario: Scenario
 ) -> Alignment | None:
-    """How classifiers are shared by class; None without `align`, and where no client exchanges anything."""
+    """Returns how classifiers are shared by class; None without `align`, or if clients exchange nothing."""
     if config.align == "off" or not config.exchanges:
         return None
     if scenario.targets(0, scenario.clients[0].train[:1]).is_floating_point():
-        raise UserError(f"align = '{config.align}' matches classes, but the targets of this task are no classes.")
+        raise UserError(f"align = '{config.align}' matches classes, but the targets of this task are not classes.")
     if scenario.labels_agree:
         raise UserError(f"align = '{config.align}' has no effect where all clients number their classes alike.")
     counts = [len(client.classes) for client in scenario.clients]
@@ -78,14 +78,14 @@ def find_alignment(
 
 
 def network_alignment(config: Config, method: Method, model: nn.Module, classes: int) -> Alignment | None:
-    """How organisations share classifiers by class, given a network for so many classes; None without `align`."""
+    """Returns how organisations share classifiers by class, for a network with `classes`; None without `align`."""
     return None if config.align == "off" else alignment_of(config, method, model, classes, config.align_classes)
 
 
 def alignment_of(
     config: Config, method: Method, model: nn.Module, classes: int, most: int, labels: torch.Tensor | None = None
 ) -> Alignment | None:
-    """How a run shares what belongs to single classes; None if the method shares nothing of this kind.
+    """Returns how a run shares the rows of single classes; None if the method shares none.
 
     `model` is a network for so many `classes`; `most` is the largest number of classes of a client; `labels` are
     the true matches, if they are used.
@@ -165,7 +165,7 @@ def described_classes(
 
 
 def judge_matches(labels: torch.Tensor, truth: torch.Tensor) -> dict[str, int]:
-    """How many pairs of classes of two clients are the same class, were matched, and were matched rightly.
+    """Counts the pairs of classes of two clients that are the same class, that were matched, and both.
 
     Both are int64 [K, M] with one number for equal classes, -1 for classes that are matched with none or do not exist.
     """

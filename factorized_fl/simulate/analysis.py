@@ -1,4 +1,4 @@
-"""Measurements of a federation for the report: cheap beside a round, and nothing depends on them."""
+"""Measurements of a federation for the report: they are cheap compared with a round and influence no result."""
 
 from typing import Any
 

@@ -45,7 +45,7 @@ from factorized_fl.simulate.training import task_of, training_of
 
 @dataclass
 class Federation:
-    """Everything a run needs in memory. It is built from the configuration; a checkpoint fills in the rest."""
+    """The objects of a run in memory, built from the configuration; a checkpoint restores their tensors."""
 
     config: Config
     scenario: Scenario
@@ -82,7 +82,7 @@ class Federation:
 
     @property
     def tensors(self) -> Tensors:
-        """All that changes from round to round, under distinct names."""
+        """All tensors that change from round to round, under distinct names."""
         own = {} if self.sealer is None else {"sealer/seen": self.sealer.seen}
         own |= {} if self.budget is None else self.budget.tensors
         return self.clients.tensors | self.server.tensors | own
@@ -98,8 +98,8 @@ class Federation:
         return found
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to where a checkpoint was taken; fingerprints are made again from the clients' tensors."""
-        # Early checkpoints hold only `received`, which in a simulation is true for the clients that have trained.
+        """Restores a checkpoint; fingerprints are computed again from the clients' tensors."""
+        # Checkpoints of earlier versions hold only `received`: in a simulation, the clients that have trained.
         self.clients.load({"trained": tensors["received"]} | tensors)
         self.server.load(tensors)
         if self.sealer is not None:

@@ -53,8 +53,8 @@ Callback = Callable[[RoundState], object]
 class EarlyStopping:
     """Ends a run if the clients' mean score has not risen for some tested rounds.
 
-    A resumed run stops after the same round. Choose the score on validation examples (``score="validation"``), or the
-    test examples decide when to stop.
+    A resumed run stops after the same round. Choose the score on validation examples (``score="validation"``), because
+    otherwise the test examples decide when to stop.
 
     Args:
         patience: the number of tested rounds without a better score after which the run ends.
@@ -89,13 +89,13 @@ class CallbackObserver:
         self.federation: Federation | None = None
 
     def started(self, federation: "Federation", done: int) -> None:
-        """Remember the federation, and where an earlier process would have stopped it."""
+        """Store the federation, and the round after which an earlier process would have ended it."""
         self.federation = federation
         if done:
             self._call([callback for callback in self.callbacks if isinstance(callback, EarlyStopping)], done, ())
 
     def client_done(self, round_number: int, client: int) -> None:
-        """Wait for the end of the round."""
+        """Do nothing: functions are called at the end of the round."""
 
     def round_done(self, round_number: int, records: Sequence[Record]) -> None:
         """Call the functions in order."""
@@ -112,9 +112,9 @@ class CallbackObserver:
 
 
 def observers_of(callbacks: Sequence["Callback | Observer"], directory: RunDirectory) -> "list[Observer]":
-    """Return observers for callbacks: functions are called after every round, observers stay what they are.
+    """Return observers for callbacks: functions are wrapped, observers are returned unchanged.
 
-    Raise UserError for what is neither.
+    Raise UserError for any other object.
     """
     functions: list[Callback] = []
     found: list[Observer] = []

@@ -11,7 +11,7 @@ from factorized_fl.protect.client import Sealer
 
 
 def refuse_extra_payloads(clients: ClientState) -> None:
-    """Raises UserError for a method that sends or receives more than shared tensors: that would not be encrypted."""
+    """Raises UserError for a method with payloads besides shared tensors, which would not be encrypted."""
     if clients.expected_up or clients.expected_down:
         raise UserError(
             f"{clients.method.name} sends further payloads besides shared tensors, and protect = 'encrypt' encrypts "

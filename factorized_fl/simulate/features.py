@@ -1,4 +1,4 @@
-"""Features in place of inputs: what a frozen first part of a network makes of every input is computed only once."""
+"""Features in place of inputs: the outputs of a network's frozen first part are computed once for every input."""
 
 import copy
 import os
@@ -81,7 +81,7 @@ def _same(whole: Mapping[int, nn.Module], rest: Mapping[int, nn.Module], inputs:
     for outputs, model in whole.items():
         try:
             given = rest[outputs].eval()(features.to(inputs.device))
-        except Exception:  # the rest needs the input itself, in whatever way
+        except Exception:  # the rest of the network needs the input itself
             return False
         if not torch.allclose(given, model.eval()(inputs), rtol=1e-4, atol=1e-5):
             return False

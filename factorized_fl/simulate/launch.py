@@ -24,7 +24,7 @@ def launch(command: Sequence[str], processes: int) -> int:
         started = [_start(command, rank, processes, logs[rank]) for rank in range(processes)]
         try:
             failed = _wait(started)
-        except KeyboardInterrupt:  # the terminal has sent it to all of them
+        except KeyboardInterrupt:  # the terminal sends Ctrl-C to all processes
             _end(started)
             return 130
         except BaseException:

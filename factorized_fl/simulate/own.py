@@ -1,4 +1,4 @@
-"""Runs with the caller's own data or network: their configuration, and what one takes from a finished run."""
+"""Runs with the caller's own data or network: their configuration, and the models and verdict of a finished run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,7 +88,7 @@ class Run(RunDirectory):
 
     @property
     def scenario(self) -> Scenario:
-        """The data of the run; where the caller did not bring any, it is loaded again."""
+        """The data of the run; if it did not come from the caller, it is loaded again."""
         if self._scenario is None:
             self._scenario = build_scenario_of(self.config(), self._data)
         return self._scenario

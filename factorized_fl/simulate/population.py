@@ -1,4 +1,4 @@
-"""Federations of very many clients, of whom few take part in a round (`storage = disk`).
+"""Federations of very many clients, few of which take part in a round (`storage = disk`).
 
 The tensors of clients lie in a file. A round touches its participants and the clients whose last update counts: the
 server's half of a round sees these alone, so no step of a round grows with the number of all clients except counters of
@@ -22,10 +22,10 @@ from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.server import Downloads, Losses, ServerState
 from factorized_fl.core.views import Mixing, Tensors, Trained
 
-MANY = 2000  # clients from which tensors lie in a file unless asked otherwise
+MANY = 2000  # number of clients from which `storage = auto` means disk
 SAMPLE = 1000  # clients that are tested at the end, at most, besides the participants of the last round
 _AWAKE = "population/awake"
-_SMALL = 4096  # numbers of a fingerprint that is kept; larger ones are made again from a client's record
+_SMALL = 4096  # largest fingerprint, in numbers, that is kept; larger ones are computed again from a client's record
 _ROW = "row"  # the one entry of a method's state that has a number for each client
 
 
@@ -73,7 +73,7 @@ class Population(ClientState):
         return self.state.awake
 
     def wake(self, ks: Sequence[int]) -> None:
-        """Gives records to those of these clients that take part for the first time."""
+        """Gives a record to each of these clients that takes part for the first time."""
         new = [k for k in ks if not self.awake[k]]
         for _, stack in self._disk:
             stack.wake(new)
@@ -84,26 +84,26 @@ class Population(ClientState):
     def train(
         self, round_number: int, ks: Sequence[int], engine: Engine, done: Callable[[int], None] = lambda k: None
     ) -> dict[int, Trained]:
-        """Trains, and forgets what arrived for this round."""
+        """Trains, then drops the payloads that arrived for this round."""
         trained = super().train(round_number, ks, engine, done)
         self.reports = {}
         return trained
 
     def release(self) -> None:
-        """Hands memory of records back to the system at a round's end."""
+        """Frees the memory of records at a round's end."""
         for _, stack in self._disk:
             stack.release()
 
     @property
     def tensors(self) -> Tensors:
-        """The records of the clients that have one, and which these are."""
+        """The records of the clients that have one, and the numbers of these clients."""
         found = {"trained": self.trained, _AWAKE: self.awake}
         for prefix, stack in self.stacks.items():
             found |= stack.flat(prefix)
         return found
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to where `tensors` was taken: a checkpoint is loaded into clients that have not taken part."""
+        """Restores the state that `tensors` was taken from; no client may have taken part yet."""
         self.trained.copy_(tensors["trained"])
         there = tensors[_AWAKE].nonzero().flatten().tolist()
         for prefix, stack in self._disk:
@@ -112,7 +112,7 @@ class Population(ClientState):
 
 
 class PopulationServer(ServerState):
-    """The server's half of a round, of which a method sees the clients that count in this round."""
+    """The server's half of a round; the method sees only the clients that count in this round."""
 
     def __init__(self, *args: Any, clients: Population, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -148,11 +148,11 @@ class PopulationServer(ServerState):
         return DownloadsOfSome(found, clients, members)
 
     def _first_vectors(self, vector: torch.Tensor, count: int) -> torch.Tensor | None:
-        """None: they are made from the clients' records whenever they are needed."""
+        """Returns None: vectors are computed from the clients' records when they are needed."""
         return None
 
     def _vectors_of(self, members: Sequence[int]) -> torch.Tensor | None:
-        """The fingerprints; a client without an update has the one that all begin with."""
+        """The fingerprints; a client without an update has the initial one."""
         if not self.stack or (first := self.method.fingerprint(self.initial, self.roles)) is None:
             return None
         for k in members:
@@ -226,7 +226,7 @@ class WeightsOfSome(Weights):
         return {"clients": self.clients, "members": self.members, "rows": self.some}
 
     def complaint(self) -> str:
-        """Nothing: the whole weights were checked."""
+        """Returns an empty string: the complete weights were checked before."""
         return ""
 
 

@@ -1,6 +1,6 @@
 """Several processes that simulate one federation together, on one machine or several (torch.distributed, gloo).
 
-Each client is pinned to one process, its rank, which alone holds the client's private tensors as they are now. After
+Each client is pinned to one process, its rank, and only this process holds the client's current private tensors. After
 local training the ranks exchange what the clients share; every rank then computes the same server half of a round. One
 rank, the leader, writes the run directory. The network between the machines must be trusted, as torch.distributed
 neither encrypts nor authenticates.
@@ -168,7 +168,7 @@ def find_ranks() -> Ranks:
 
 
 def pin(work: Sequence[float], size: int) -> list[int]:
-    """The rank of each client: the largest amounts of work first, each to the rank that has the least so far."""
+    """Returns the rank of each client: in order of decreasing work, each goes to the rank with the least work."""
     loads, ranks = [0.0] * size, [0] * len(work)
     for k in sorted(range(len(work)), key=lambda k: (-work[k], k)):
         rank = min(range(size), key=lambda r: (loads[r], r))
@@ -177,12 +177,12 @@ def pin(work: Sequence[float], size: int) -> list[int]:
 
 
 class RankedClients(ClientState):
-    """The clients of a run of several ranks: this rank trains its own and learns what the others share."""
+    """The clients of a run of several ranks: this rank trains its own and receives the shared tensors of the others."""
 
     ranks: Ranks
     rank_of: Sequence[int]
-    _extras: dict[int, Tensors]  # what each client sent in this round besides the shared tensors
-    _costs: dict[int, Cost]  # of clients that have trained since this process began
+    _extras: dict[int, Tensors]  # payloads of each client in this round besides the shared tensors
+    _costs: dict[int, Cost]  # by client that has trained since this process began
 
     def pin(self, ranks: Ranks, rank_of: Sequence[int]) -> None:
         """Sets which rank each client belongs to; called once, before the first round."""
@@ -206,7 +206,7 @@ class RankedClients(ClientState):
     def train(
         self, round_number: int, ks: Sequence[int], engine: Engine, done: Callable[[int], None] = lambda k: None
     ) -> dict[int, Trained]:
-        """Trains this rank's clients, then exchanges what all of them share."""
+        """Trains this rank's clients, then exchanges the shared tensors with the other ranks."""
         own, owned = self.own(ks), self.owned(ks)
         trained = super().train(round_number, own, engine, done)
         self.trained[list(ks)] = True
@@ -246,7 +246,7 @@ class RankedClients(ClientState):
         self.ranks.exchange(stacked, self.owned(range(len(self))))
 
     def complete_all(self) -> None:
-        """Fills in everything that a checkpoint holds of the clients of other ranks."""
+        """Fills in all tensors of the clients of other ranks that a checkpoint holds."""
         own = self.own(range(len(self)))
         for stack in self.stacks.values():
             self.complete(stack.common)
@@ -262,13 +262,13 @@ class RankedClients(ClientState):
 
 
 class RankedEngine:
-    """Trains and tests this rank's clients with an engine, and learns the results of the others."""
+    """Trains and tests this rank's clients with an engine, and receives the results of the other ranks."""
 
     def __init__(self, engine: Engine, clients: RankedClients) -> None:
         self.engine, self.clients = engine, clients
 
     def describe(self) -> dict[str, str | int]:
-        """Returns what the engine says, and the number of processes."""
+        """Returns the engine's description, and the number of processes."""
         return {**self.engine.describe(), "processes": self.clients.ranks.size}
 
     def train(
@@ -310,5 +310,5 @@ class RankedEngine:
         return self.clients.ranks.gather(losses)[self.clients.rank_of[k]] or []
 
     def receive(self, round_number: int, k: int, clients: ClientState, given: Tensors) -> Tensors:
-        """Returns what a client of this rank begins the round with."""
+        """Returns the tensors with which a client of this rank begins the round."""
         return self.engine.receive(round_number, k, clients, given)

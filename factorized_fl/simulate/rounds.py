@@ -88,8 +88,8 @@ def run_round(
 def all_scores(federation: Federation, round_number: int, tested: Mapping[int, Evaluated]) -> dict[int, Record]:
     """The scores of each client's model with both kinds of BatchNorm statistics, on test and validation images.
 
-    `tested` are the results of the kind that the run is configured to test. Where validation images take the place of
-    test images (`score`), there are no others, and a client without validation images has no such score.
+    `tested` are the results of the kind that the run is configured to test. With score = "validation" there are only
+    validation scores. A client without validation images has no validation score.
     """
     config, clients = federation.config, federation.scenario.clients
     found: dict[int, Record] = {k: {} for k in tested}
@@ -119,8 +119,8 @@ def make_record(
 ) -> Record:
     """One line of the metrics; a client that dropped out has traffic but no result.
 
-    `peers` is the number of effective peers of what the client received, None if it received nothing; `spent` is what
-    `Federation.spent` returns.
+    `peers` is the number of effective peers in the client's download, None without a download; `spent` is the result of
+    `Federation.spent`.
     """
     return {
         "round": round_number,

@@ -32,8 +32,8 @@ from factorized_fl.simulate.rounds import SCORES, run_round
 from factorized_fl.simulate.scenario import build_scenario_of, scenario_for
 
 _METRICS_SIZE = "metrics_size"  # in a checkpoint: the size of metrics.jsonl in bytes when it was written
-_DROPPED_SHARE = 0.25  # of an epoch may be dropped without a warning
-_CHECKPOINT_SHARE = 0.01  # of a run's time may be spent on checkpoints; small ones are written every round
+_DROPPED_SHARE = 0.25  # share of an epoch that may be dropped without a warning
+_CHECKPOINT_SHARE = 0.01  # largest share of a run's time for checkpoints; small ones are written every round
 
 
 _FINAL = (  # of a line of metrics
@@ -217,7 +217,7 @@ def _go_on(
 
 
 def _restore(federation: Federation, directory: RunDirectory, ranks: Ranks) -> int | None:
-    """Goes back to the checkpoint; returns the size that metrics.jsonl had then, if it is recorded."""
+    """Restores the checkpoint; returns the size that metrics.jsonl had then, if it is recorded."""
     with directory.reading_checkpoint():
         tensors = ranks.same(directory.load_checkpoint() if ranks.leads else {})
         federation.load(tensors)

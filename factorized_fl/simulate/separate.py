@@ -1,4 +1,4 @@
-"""Servers that serve a part of the clients each: for the control of a run, and for oracles.
+"""Several servers, each for a part of the clients: for the control of a run, and for oracles.
 
 In the control of a run, the same method, seed and batches are used while every client is a federation of its own. With
 an oracle, every true domain is a federation of its own.
@@ -45,7 +45,7 @@ class SeparateServers:
             for server, ks in zip(self.servers, self.members, strict=True):
                 server.vectors = self.vectors[ks.start : ks.stop]
 
-    classes = None  # they are matched by the one server of all clients
+    classes = None  # the server of all clients matches classes
 
     @property
     def received(self) -> torch.Tensor:
@@ -83,12 +83,12 @@ class SeparateServers:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all that changes from round to round, under distinct names."""
+        """Return all tensors that change from round to round, under distinct names."""
         named = {f"{index}/{n}": t for index, server in enumerate(self.servers) for n, t in server.tensors.items()}
         return {"received": self.received} | named
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Go back to where `tensors` was taken."""
+        """Restore the state that `tensors` was taken from."""
         for index, server in enumerate(self.servers):
             begin = f"{index}/"
             server.load({n.removeprefix(begin): t for n, t in tensors.items() if n.startswith(begin)})

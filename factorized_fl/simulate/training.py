@@ -22,9 +22,9 @@ _FORMS = {
 
 
 def bring(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Brought]:
-    """Return settings in which names stand for functions and classes, and these by option; metrics by name.
+    """Return settings with names in place of functions and classes, and the functions and classes by option.
 
-    Raises UserError for what is neither a name nor a function.
+    Raises UserError for a value that is neither a name nor a function.
     """
     named, brought = dict(settings), dict[str, Any]()
     for option, form in _FORMS.items():
@@ -47,7 +47,7 @@ def _metric_name(metric: Metric | Callable[..., Any]) -> str:
 
 
 def training_of(config: Config, brought: Brought) -> Training:
-    """How all clients of a run train; raises UserError for an unknown name or a function that does not serve."""
+    """Returns the training of all clients of a run; raises UserError for an unknown name or an unfit function."""
     own = brought_or_imported("optimizer", config.optimizer, brought) if is_named(config.optimizer) else None
     augment = None
     if config.augment not in AUGMENTS:
@@ -62,7 +62,7 @@ def training_of(config: Config, brought: Brought) -> Training:
 
 
 def task_of(config: Config, scenario: Scenario, brought: Brought) -> Task:
-    """The task of a run; raises UserError for options that do not fit the data, naming the client where it is one's."""
+    """The task of a run; raises UserError for options that do not fit the data, naming the client if it is one."""
     classes = [len(client.classes) for client in scenario.clients]
     task = make_task(config.loss, config.metrics, config.class_weights, scenario.labels, classes, brought)
     if config.class_weights and not scenario.labels_agree and task.kind == "classes":
