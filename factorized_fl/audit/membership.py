@@ -32,7 +32,7 @@ from factorized_fl.simulate.networks import initial_models, model_inputs
 MODEL, COORDINATOR, PEER = "the client's own model", "the coordinator", "another client"
 VIEWS = (COORDINATOR, PEER, MODEL)
 FEWEST_SHADOWS = 4
-FALSE_SHARE = 0.05  # of the other images that may be taken for members, where found members are counted
+FALSE_SHARE = 0.05  # share of other images that may pass as members where found members are counted
 _RIDGE = 1e-3  # added to variances, relative to their mean
 
 

@@ -1,7 +1,7 @@
-"""The view of each party of a simulated federation: its rounds are run again, and every message is noted.
+"""The view of each party of a simulated federation: its rounds are run again, and every message is recorded.
 
 A run is a function of its configuration and its data, so the run that is audited can be repeated, and repeated with
-other training images of each client: these are the shadow runs with which an attacker learns what membership changes.
+other training images of each client. With these shadow runs an attacker measures the effect of membership.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ class Source:
 
 @dataclass
 class Seen:
-    """The shared tensors that travelled in each round, and the clients' models, which stay where they are.
+    """The shared tensors that travelled in each round, and the clients' own models.
 
     Fingerprints and further payloads are left out: attacks use the tensors of the model.
     """
@@ -74,7 +74,7 @@ class Seen:
 
 
 def observe(source: Source, noise_seed: int | None = None, done: Callable[[], None] = lambda: None) -> Seen:
-    """Run a federation and return what travelled; `done` is called after each round."""
+    """Run a federation and return all messages; `done` is called after each round."""
     federation = source.build(noise_seed)
     everyone = range(len(federation.scenario.clients))
     seen = Seen([_copies(federation.clients.state.client(k)) for k in everyone])
@@ -94,7 +94,7 @@ def observe(source: Source, noise_seed: int | None = None, done: Callable[[], No
 
 
 class _Noting:
-    """The clients of a federation, with a note of what they receive and send."""
+    """The clients of a federation, which record their downloads and uploads."""
 
     def __init__(self, clients: ClientState, seen: Seen) -> None:
         self._clients, self._seen = clients, seen

@@ -3,8 +3,8 @@
 In the first round all clients begin with public tensors, so the attacker knows the whole model. It looks for pictures
 whose gradient points along the update, and knows their labels. Two cases are attacked: a client that trained for one
 step on a single picture, which is the attacker's best case (two pictures where the network has BatchNorm, which needs
-two), and the round as it was. A reconstruction counts by how much better it correlates with the true picture than with
-other pictures of the client: the area under the ROC curve, 0.5 by chance.
+two), and the round as it was. A reconstruction is judged by how much better it correlates with the true picture than
+with other pictures of the client: the area under the ROC curve, 0.5 by chance.
 """
 
 import copy
@@ -32,7 +32,7 @@ _OTHERS = 50  # pictures of the client with which a reconstruction is compared
 def reconstruct(
     source: Source, target: Seen, *, pictures: int, done: Callable[[], None] = lambda: None
 ) -> dict[str, Measure]:
-    """Return how well pictures of so many clients are recognised in what is reconstructed, for both cases.
+    """Return how well pictures of so many clients are recognised in their reconstructions, for both cases.
 
     Empty for networks and data that are not attacked: large networks, and inputs that are not pictures of classes.
     """

@@ -26,7 +26,7 @@ from factorized_fl.simulate.run import describe_run
 FORMAT = 1
 SHADOWS, PICTURES = 16, 6
 _AREA, _SHARE = "area under the ROC curve", "share of right guesses"
-_FOUND = f"members found where {FALSE_SHARE:.0%} of other images are taken for members"
+_FOUND = f"members found where {FALSE_SHARE:.0%} of other images pass as members"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which site sent an update, and of which domain is it? The attacker saw earlier updates with their senders' names."""
+"""Attacks on updates without a name: the sender and its domain, given earlier updates with their senders' names."""
 
 import torch
 

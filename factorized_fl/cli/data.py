@@ -33,10 +33,10 @@ def inspect_command(
     """Check your own images before training: counts, sizes, unreadable files, duplicates. Runs locally."""
     from factorized_fl.data.local_images import inspect_images
     from factorized_fl.report.documents import inspection_document
-    from factorized_fl.report.progress import images_told
+    from factorized_fl.report.progress import reporting_images
     from factorized_fl.report.tables import inspection_line, inspection_table
 
-    with images_told(notes if as_json else console):
+    with reporting_images(notes if as_json else console):
         inspection = inspect_images(path)
     if as_json:
         print_json(inspection_document(inspection))

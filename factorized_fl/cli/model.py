@@ -13,11 +13,11 @@ from factorized_fl.core.errors import UserError
 def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run directory, or a site's kit.")],
     client: Annotated[int, typer.Option("--client", "-k", help="The client, counted from 1; for a run only.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for it; default: RUN/model/client-K.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: RUN/model/client-K.")] = None,
     data: Data = None,
     alone: Annotated[Path | None, typer.Option("--alone", help="A Stand-Alone run, for the verdict.")] = None,
     control: Annotated[
-        bool, typer.Option("--control", help="Of a kit: the model trained without the other sites.")
+        bool, typer.Option("--control", help="For a kit: the model trained without the other sites.")
     ] = False,
 ) -> None:
     """Export a client's model: dense weights, ONNX, class names, preprocessing, a model card."""
@@ -50,9 +50,9 @@ def predict_command(
     if form not in ("lines", "json"):
         raise UserError(f"--format '{form}' must be lines or json.")
     from factorized_fl.export.predict import predict
-    from factorized_fl.report.progress import images_told
+    from factorized_fl.report.progress import reporting_images
 
-    with images_told(notes):  # standard output may be read by a program
+    with reporting_images(notes):  # standard output may be read by a program
         predictions = predict(folder, images, runtime)
     if form == "json":
         records = [
@@ -76,11 +76,11 @@ def evaluate_command(
     data: Annotated[
         Path | None, typer.Option("--data", help="Images with known classes; default for a kit: the site's data.")
     ] = None,
-    image: Annotated[str, typer.Option("--image", help="Of a table: the column of images.")] = "",
-    label: Annotated[str, typer.Option("--label", help="Of a table: the column of labels; default: label.")] = "",
-    split: Annotated[str, typer.Option("--split", help="Of a table: the column of train, validation, test.")] = "",
+    image: Annotated[str, typer.Option("--image", help="For a table: the column of images.")] = "",
+    label: Annotated[str, typer.Option("--label", help="For a table: the column of labels; default: label.")] = "",
+    split: Annotated[str, typer.Option("--split", help="For a table: the column of train, validation, test.")] = "",
     subgroup: Annotated[
-        list[str] | None, typer.Option("--subgroup", help="Of a table: a column to divide the metrics by, repeatable.")
+        list[str] | None, typer.Option("--subgroup", help="For a table: a column to divide the metrics by, repeatable.")
     ] = None,
     threshold: Annotated[
         float, typer.Option("--threshold", help="Probability from which an image counts as positive for a class.")
@@ -90,12 +90,12 @@ def evaluate_command(
     """Measure a model on test images: AUROC, sensitivity, calibration and more, with 95% intervals."""
     from factorized_fl.export.clinical_report import rows_by_class, rows_by_group, rows_overall, write_clinical
     from factorized_fl.report.listing import NamedTable
-    from factorized_fl.report.progress import images_told
+    from factorized_fl.report.progress import reporting_images
     from factorized_fl.silo.columns import TableColumns
     from factorized_fl.silo.evaluation import evaluate_folder
 
     columns = TableColumns(label=label, image=image, split=split, subgroups=tuple(subgroup or ()))
-    with images_told(notes):
+    with reporting_images(notes):
         report = evaluate_folder(model, data, threshold, columns)
     console.print(f"{report.whole.cases:,} test images", highlight=False)
     for line in report.warnings:

@@ -55,7 +55,7 @@ def model_card(
 
 
 def _tables(clinical: ClinicalReport) -> dict[str, object]:
-    """Return what the card of a classifier says of its metrics."""
+    """Return the tables of metrics in the card of a classifier."""
     return {
         "threshold": clinical.whole.threshold,
         "overall": rows_overall(clinical),

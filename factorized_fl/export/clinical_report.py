@@ -61,7 +61,7 @@ class ClinicalReport:
             names = ", ".join(f"{_plain(name)} ({cases})" for name, cases in few[:5])
             more = f" and {len(few) - 5} more" if len(few) > 5 else ""
             start = "fewer than" if where else "Fewer than"
-            lines.append(f"{where}{start} {FEW} cases: {names}{more}; their numbers say little.")
+            lines.append(f"{where}{start} {FEW} cases: {names}{more}; their metrics are uncertain.")
         return lines
 
 

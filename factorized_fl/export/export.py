@@ -57,7 +57,7 @@ from factorized_fl.tasks.metrics import METRICS
 from factorized_fl.tasks.task import kind_of
 
 _BATCH = 500
-_TOLERANCE = 1e-4  # of a class score, between the trained, the folded and the ONNX model
+_TOLERANCE = 1e-4  # largest difference of a class score between the trained, the folded and the ONNX model
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def export_run(
 
 
 def _measured(run: Path, rounds: int, planned: int, reference: Path | None) -> Effect | None:
-    """Return what the run gained over a reference, or over the controls beside it and its other seeds."""
+    """Return the gain of the run over a reference, or over the controls beside it and its other seeds."""
     if reference is None:
         return effect_beside(read_run(run))
     if rounds < planned:
@@ -174,8 +174,8 @@ def export_client(
 ) -> Exported:
     """Fold client k's model, compare it with the trained one on all test images, and write it to `out`.
 
-    The client has trained in `trained` of the `rounds` rounds. `effect` is what the run gained. `subgroups` has, by
-    column, the value of each test image; `window` is that by which images of more than 8 bits were decoded. `audited`
+    The client has trained in `trained` of the `rounds` rounds. `effect` is the gain of the run. `subgroups` has, by
+    column, the value of each test image; `window` is the window of images with more than 8 bits. `audited`
     are the sentences of an audit.
     """
     config, scenario = federation.config, federation.scenario
@@ -279,7 +279,7 @@ def _package(federation: Federation, k: int, name: str) -> Package:
 
 
 def _targets(config: Config, scenario: Scenario) -> str:
-    """Return what the outputs of a run's networks stand for."""
+    """Return the kind of outputs of a run's networks: classes, labels or numbers."""
     kind = kind_of(scenario.labels)
     return VALUES if kind == LABELS and config.loss == "squared-error" else kind
 
@@ -290,7 +290,7 @@ def _scores_of_onnx(path: Path, package: Package, inputs: torch.Tensor, wanted: 
         got = _scores(onnx_scores(path, package), inputs)
         _compare(wanted, got, "ONNX")
         return got
-    except Exception as error:  # whatever ONNX Runtime raises for operations that it cannot compute
+    except Exception as error:  # ONNX Runtime may raise any error for operations that it cannot compute
         if package.model in MODELS:
             raise
         path.unlink()

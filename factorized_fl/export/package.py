@@ -27,7 +27,7 @@ from factorized_fl.tasks.augment import normalise
 
 PIXELS, NUMBERS, TOKENS = "pixels", "numbers", "tokens"
 INPUTS = {PIXELS: torch.uint8, NUMBERS: torch.float32, TOKENS: torch.int64}  # the types of a model's inputs
-CLASSES, LABELS, VALUES = "classes", "labels", "numbers"  # what a model gives: one class, several labels, numbers
+CLASSES, LABELS, VALUES = "classes", "labels", "numbers"  # the outputs of a model: one class, several labels, numbers
 WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "model.json", "README.md"
 ARCHITECTURE = ("width", "head_layers", "head_norm", "head_width")  # options of a network
 
@@ -53,7 +53,7 @@ class Package:
     inputs: str = PIXELS  # the kind of input: raw pixels, or numbers or tokens that the network takes as they are
     shape: tuple[int, ...] = ()  # of one input; empty for square images of image_size
     window: str = ""  # LEVEL/WIDTH of grey values in pictures with more than 8 bits, where one was chosen
-    targets: str = CLASSES  # what the outputs, named by `classes`, stand for
+    targets: str = CLASSES  # the kind of the outputs, which `classes` names
 
     @property
     def input_shape(self) -> tuple[int, ...]:

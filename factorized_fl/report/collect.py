@@ -1,4 +1,4 @@
-"""From run directories to one document: everything the page shows, as values that JSON can hold.
+"""Collects run directories into one document: all content of the page, as values that JSON can hold.
 
 Its size is bounded: matrices are rounded to 255 steps and, beyond a budget, only those of every n-th round are kept,
 which the document notes.
@@ -49,7 +49,7 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
         raise UserError("There is nothing to report on: name a run directory, or a folder of them.")
     found = find_runs(list(paths))
     given = read_reference(baseline) if baseline else None
-    if len(found) > 1 and baseline:  # among several runs it is another run
+    if len(found) > 1 and baseline:  # the baseline joins several runs as one more run
         found, given = find_runs([*found, baseline]), None
     runs = [read_run(path) for path in found]
     if not live and not any(run.final or (run.party and run.done) for run in runs):
@@ -92,7 +92,7 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
     domains = list(dict.fromkeys(client["domain"] for client in run.clients))
     matrices = collect_matrices(run, budget)
     table = {**run.config, "options": run.options}
-    again = str(run.path / CONFIG)  # as the run was named, so that the command works in the same folder
+    again = str(run.path / CONFIG)  # the path as the user gave it, so that the command works in the same folder
     return {
         "name": run.path.resolve().name,
         "method": run.method,

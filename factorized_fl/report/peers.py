@@ -1,4 +1,4 @@
-"""The sentence of the page on effective peers: how many other clients stand behind what a client received."""
+"""The sentence of the page on effective peers: how many other clients a download mixes."""
 
 from factorized_fl.results.reading import RunFiles
 
@@ -6,7 +6,7 @@ _ALMOST_ONE = 1.5  # effective peers below which one other client dominates
 
 
 def peers_sentence(run: RunFiles) -> str:
-    """Return the range of effective peers in the last round and the fewest in any; empty if no run says them."""
+    """Return the range of effective peers in the last round and the fewest in any; empty if the run has none."""
     found = [(line["effective_peers"], line["round"], line["client"]) for line in run.metrics]
     shared = [(peers, at, k) for peers, at, k in found if peers]
     if not any(peers is not None for peers, _, _ in found):

@@ -25,7 +25,7 @@ _LONG_ROUND = 30.0  # seconds between lines within one round in a log
 
 
 @contextmanager
-def images_told(console: Console) -> Iterator[None]:
+def reporting_images(console: Console) -> Iterator[None]:
     """Print the number of decoded images every few seconds while the context lasts."""
     last = 0.0
 
@@ -51,7 +51,7 @@ def _clock(seconds: float | None) -> str:
 
 
 class _TimeLeft(ProgressColumn):
-    """The time left as `seconds` estimates it; that of rich counts what was done before as done at once."""
+    """The time left as `seconds` estimates it; rich's own estimate counts earlier work as done in an instant."""
 
     def __init__(self, seconds: Callable[[], float | None]) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class ProgressObserver:
 
     def __enter__(self) -> "ProgressObserver":
         self.open.enter_context(self.bar)
-        self.open.enter_context(images_told(self.console))
+        self.open.enter_context(reporting_images(self.console))
         self.task = self.bar.add_task(self.title, total=None, note="reading data")
         return self
 
@@ -163,7 +163,7 @@ class ProgressObserver:
             self.last_line = now
 
     def _ending(self) -> str:
-        """Return what ends a line of a log."""
+        """Return the end of a line of a log: accuracy and bytes."""
         return ""
 
     def _note(self, round_number: int) -> str:
@@ -187,7 +187,7 @@ class ComparisonObserver(ProgressObserver):
         self.total = sum(self.sizes)
 
     def started(self, federation: "Federation", done: int) -> None:
-        """Go on with the next run."""
+        """Begin with the next run."""
         config = federation.config
         index = self.configs.index(config)
         self.before = sum(self.sizes[:index])

@@ -102,7 +102,7 @@ def comparison_table(rows: Sequence[Comparison], title: str) -> NamedTable:
 
 
 def verdict_lines(rows: Sequence[Comparison]) -> list[str]:
-    """Return what differs between methods, each one's verdict, and clients whose training diverged, as sentences."""
+    """Return sentences on differing settings, each method's verdict, and clients whose training diverged."""
     banner = difference_banner([method_title(row.method) for row in rows], [row.differs for row in rows])
     lines = [banner] if banner else []
     for row in rows:

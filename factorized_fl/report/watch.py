@@ -1,4 +1,4 @@
-"""A small server for the page of a running run, for browsers on this machine: the page and its document."""
+"""A small server that shows the page of a running run to browsers on this machine."""
 
 import json
 import threading

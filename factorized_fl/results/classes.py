@@ -1,4 +1,4 @@
-"""Which classes were matched in a run: classes.json, and the table that people and spreadsheets read.
+"""The classes that were matched in a run: classes.json, and the table for people and spreadsheets.
 
 Classes are written by number: a site knows the names of its own classes only, and a coordinator none.
 """
@@ -22,7 +22,7 @@ Report = Mapping[str, torch.Tensor]
 
 
 def save_classes(run: Path, round_number: int, reports: Mapping[int, Report]) -> None:
-    """Writes what some clients received about their classes in a round; entries of other clients stay."""
+    """Writes the reports on classes that some clients received in a round; entries of other clients stay."""
     if not reports:
         return
     entries = read_classes(RunReader(run, strict=False)) | {
@@ -100,7 +100,7 @@ def matched_classes(run: Path, sites: Sequence[str] = ()) -> list[MatchedClass]:
 
 
 def judge_rows(rows: Iterable[MatchedClass]) -> tuple[int, int]:
-    """How many matches are right, of how many that can be judged; both sides of a match count once."""
+    """The number of right matches, and of those that can be judged; both sides of a match count once."""
     judged = {
         frozenset([(row.client, row.number), (row.peer, row.peer_number)]): row.right
         for row in rows

@@ -27,14 +27,14 @@ class Comparison:
 
     method: str
     accuracy: float
-    client_spread: float  # between clients, averaged over seeds
-    seed_spread: float | None  # between seeds' means
+    client_spread: float  # standard deviation between clients, averaged over seeds
+    seed_spread: float | None  # standard deviation between the means of seeds
     up_bytes: float | None  # of one run
     down_bytes: float | None
     effect: Effect | None = None  # over the method's control
     alone: Effect | None = None  # over Stand-Alone, the second reference
     diverged: tuple[int, ...] = ()  # clients, with any seed
-    inactive: int = 0  # runs in which the method did not do what distinguishes it
+    inactive: int = 0  # runs in which the method had no effect, such as a split
     plain: float | None = None  # accuracy with plain statistics, and with recalibrated ones
     recalibrated: float | None = None
     differs: dict[str, Any] = field(default_factory=dict)  # settings in which the compared methods differ
@@ -111,7 +111,7 @@ def differing(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """
     ignored = {*DATA_SETTINGS, "method", "preset", "profile", "seed", "control"}
     configs = [variant.first.config for variant in variants]
-    # A setting that only some of them have came with a later version, whose default is the earlier behaviour.
+    # A setting that only some runs have came with a later version, whose default is the earlier behaviour.
     common = [name for name in configs[0] if name not in ignored and all(name in config for config in configs)]
     names = [name for name in common if any(config[name] != configs[0][name] for config in configs)]
     return [{name: config[name] for name in names} for config in configs]

@@ -1,4 +1,4 @@
-"""Which run is the control of a run: every client aggregates with itself alone, and all else is the same."""
+"""The control of a run: the same run, except that every client aggregates with itself alone."""
 
 from dataclasses import fields, replace
 

@@ -82,12 +82,12 @@ class Effect:
 
     @property
     def over(self) -> str:
-        """Return what the difference is over."""
+        """Return the reference of the difference, as in "its control"."""
         return {CONTROL: "its control", BASELINE: "Stand-Alone"}.get(self.reference, self.reference)
 
     @property
     def reference_words(self) -> str:
-        """Return what the reference's models are."""
+        """Return the reference's models in words."""
         same = "a model of the same method without the other participants"
         return same if self.reference == CONTROL else "a model trained alone"
 
@@ -137,16 +137,16 @@ class Tested:
 
 
 def measure_effect(runs: Sequence[RunFiles], references: Sequence[RunFiles], name: str = "") -> Effect | None:
-    """Return what runs gained over reference runs, seed by seed in the same order; None if no client is in both.
+    """Return the gain of runs over reference runs, seed by seed in the same order; None if no client is in both.
 
-    `name` is what the references are, by default their method.
+    `name` is the name of the references, by default their method.
     """
     ours, theirs = ([Tested(r.seed, r.final, read_graded(r.path, r.notes)) for r in of] for of in (runs, references))
     return effect_between(ours, theirs, name or "".join(run.method for run in references[:1]))
 
 
 def effect_between(runs: Sequence[Tested], references: Sequence[Tested], name: str) -> Effect | None:
-    """Return what runs gained over reference runs, seed by seed in the same order; None if no client is in both.
+    """Return the gain of runs over reference runs, seed by seed in the same order; None if no client is in both.
 
     A test of which the bits are missing in one of the runs is compared by its counts, as if the two tests were
     independent.
@@ -174,7 +174,7 @@ def effect_between(runs: Sequence[Tested], references: Sequence[Tested], name: s
 
 
 def mean_difference(runs: Sequence[Tested], references: Sequence[Tested]) -> Estimate | None:
-    """Return the mean over clients of what `effect_between` compares; None if no client is in both."""
+    """Return the mean over clients of the differences of `effect_between`; None if no client is in both."""
     found = compare_paired(_pair_tests(runs, references)[0])
     return None if found is None else found.mean
 

@@ -1,7 +1,7 @@
 """The reader of run directories: strict for the program, lenient for the page.
 
 A strict reader raises UserError at the first damaged file, because a run must not be continued from one. A lenient
-reader returns whatever can be read and keeps a note of whatever cannot.
+reader returns all that can be read and keeps a note of each file or line that cannot.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""With which runs a run may be compared: its control, a Stand-Alone run, and the differences between their settings."""
+"""The runs with which a run may be compared: its control or a Stand-Alone run, and how their settings differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ def difference_lines(run: RunFiles, base: RunFiles) -> list[str]:
     ignored = {*DATA_SETTINGS, "method", "preset", "seed", "control"}
     if run.party:  # a site's Stand-Alone run has as many rounds as the site trained, not as many as planned
         ignored |= {"rounds", "fraction"}
-    # A setting that only one of them has came with a later version, whose default is the earlier behaviour.
+    # A setting that only one run has came with a later version, whose default is the earlier behaviour.
     both = [name for name in run.config if name in base.config and name not in ignored]
     differing = [name for name in both if run.config[name] != base.config[name]]
     return [f"{name} {base.config[name]!r} instead of {run.config[name]!r}" for name in differing]
@@ -79,7 +79,7 @@ def check_reference(run: RunFiles, base: RunFiles) -> None:
 
 
 def judge_run(path: Path, reference: Path) -> Effect:
-    """Return what a run gained over a control or Stand-Alone run; raise UserError if they cannot be compared."""
+    """Return the gain of a run over a control or Stand-Alone run; raise UserError if they cannot be compared."""
     ours, theirs = read_run(path, strict=True), read_reference(reference)
     check_reference(ours, theirs)
     for run in (ours, theirs):
@@ -145,7 +145,7 @@ def find_control(run: RunFiles, runs: Sequence[RunFiles]) -> RunFiles | None:
 
 
 def effect_beside(run: RunFiles) -> Effect | None:
-    """Return what a run and the complete runs beside it with other seeds gained over their controls; None without."""
+    """Return the gain of a run, and of complete runs beside it with other seeds, over their controls; None without."""
     config = _config_of(run)
     if config is None or not run.complete:
         return None

@@ -1,4 +1,4 @@
-"""Which test images every client classified right: one bit for each image, so that runs can be compared in pairs.
+"""The test images that every client classified right: one bit for each image, so that runs can be compared in pairs.
 
 The file has one group of tensors for each set of test images, because clients of one domain share theirs. `images.G`
 are marks of the images, int32 [n]; `clients.G` are numbers of clients from 1, int32 [m]; `right.G` are bits, uint8

@@ -111,7 +111,7 @@ class RunDirectory(RunReader):
         kept = dict.fromkeys((schema.METRICS, schema.TIMING), b"")
         if done:
             for name in kept:
-                records = self._lines(name, "")  # as they are, because the checkpoint knows their size
+                records = self._lines(name, "")  # unchanged, because the checkpoint holds their size
                 kept[name] = "".join(_line(record) for record in records if record["round"] <= done).encode()
         # Its size at the checkpoint, if that is known.
         if metrics_size not in (None, len(kept[schema.METRICS])):
@@ -271,7 +271,7 @@ def describe_clients(scenario: Scenario) -> list[Record]:
     described = []
     for client in scenario.clients:
         parts = {part: getattr(client, part) for part in ("train", "validation", "test", "holdout")}
-        # Whatever they are used for: this mark is the same for methods that split them differently.
+        # All images, whatever their use: the mark is the same for methods that split them differently.
         everything = torch.cat(list(parts.values())).unique()
         own = client.labelling if client.own_labelling is None else client.own_labelling
         targets = partial(_targets, scenario.labels, own)

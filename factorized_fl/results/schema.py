@@ -121,15 +121,14 @@ def diverged(record: Mapping[str, Any]) -> bool:
 
 
 def inactive(summary: Summary | None) -> bool:
-    """Return whether a method is known not to have done what distinguishes it."""
+    """Return whether a method is known to have had no effect, such as no split of a cluster."""
     return summary is not None and summary["activated"] is False
 
 
 def inactivity_line(title: str, runs: str = "") -> str:
-    """Return a sentence that says of a method that it never did what distinguishes it."""
-    return (
-        f"{title} did not activate{runs}: it never did what distinguishes it, so its results are not evidence for it."
-    )
+    """Return a sentence that says that a method had no effect."""
+    activated = f"{title} did not activate{runs}: the step that distinguishes it never happened"
+    return f"{activated}, so its results are not evidence for it."
 
 
 def score_of(record: Mapping[str, Any]) -> float | None:

@@ -46,7 +46,7 @@ def paired_from_counts(
     """Return a test of which only (right, total) of both runs is known.
 
     It has as many discordant images as two independent tests would have. Tests with one `group`, seed and total share
-    their images, and their clients differ on the same ones, which gives an error that is rather too large.
+    their images, and their clients differ on the same ones, which makes the error too large rather than too small.
     """
     (right, total), (reference, others) = ours, theirs
     size = min(total, others)
@@ -138,7 +138,7 @@ def compare_paired(tests: Sequence[PairedTest], between_seeds: float = 0.0) -> P
     several = {k: own for k, own in of_client.items() if len(own) > 1}
     freedoms = np.array([len(own) - 1 for own in several.values()])
     spreads = np.array([np.var([test.mean for test in own], ddof=1) for own in several.values()])
-    # What the seed alone adds to the variance of one seed's difference, without the error of the test images.
+    # The seed's own part of the variance of one seed's difference, without the error of the test images.
     excess = spreads - np.array([len(own) * _unshared_variance(own) for own in several.values()])
     weights = freedoms / max(freedoms.sum(), 1)
     pooled, total = max(0.0, float(weights @ excess)), float(weights @ spreads)
@@ -232,7 +232,7 @@ def _unshared_variance(tests: Sequence[PairedTest]) -> float:
 
 
 def _clustered(tests: Sequence[PairedTest], gains: Sequence[Array]) -> float:
-    """Return the sum over images of the squared sum of all that the tests have of this image."""
+    """Return the sum over images of the squared sum of an image's weighted gains in all tests."""
     images: dict[bytes, Array] = {}
     sums: dict[bytes, Array] = {}
     for test, gain in zip(tests, gains, strict=True):
@@ -270,7 +270,7 @@ class PairedSample:
     differences: Sequence[float]
     groups: Sequence[Hashable] = ()  # clients of one group share test images: only the groups' means are independent
     last_rounds: Sequence[float] = ()  # differences of the two runs' means after each of their last rounds
-    # The difference's sampling variance, if test sets tell it; replaces the variation between seeds and between rounds.
+    # The difference's sampling variance, if test sets show it; replaces the variation between seeds and between rounds.
     variance: float | None = None
 
 

@@ -51,9 +51,9 @@ def test_few_cases_are_named_for_all_and_for_each_subgroup() -> None:
         torch.randn(44, 2), labels, ("healthy", "ill"), subgroups={"site": ["a"] * 22 + ["b"] * 22}
     )
     assert report.warnings == [
-        "Fewer than 20 cases: ill (19); their numbers say little.",
-        "In the subgroup site = a, fewer than 20 cases: ill (0); their numbers say little.",
-        "In the subgroup site = b, fewer than 20 cases: healthy (3), ill (19); their numbers say little.",
+        "Fewer than 20 cases: ill (19); their metrics are uncertain.",
+        "In the subgroup site = a, fewer than 20 cases: ill (0); their metrics are uncertain.",
+        "In the subgroup site = b, fewer than 20 cases: healthy (3), ill (19); their metrics are uncertain.",
     ]
 
 

@@ -275,7 +275,7 @@ def test_a_method_that_did_not_activate_is_named_everywhere(tmp_path: Path) -> N
         "Stand-Alone",
         "Clustered-FL (did not activate)",
     ]
-    said = "Clustered-FL did not activate: it never did what distinguishes it"
+    said = "Clustered-FL did not activate: the step that distinguishes it never happened"
     assert any(note.startswith(said) for run in document["runs"] for note in run["notes"])
     rows = compare_methods({"clustered-fl": [read_run(tmp_path / "clustered")]})
     assert rows[0].inactive == 1
