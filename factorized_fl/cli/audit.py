@@ -13,10 +13,10 @@ def audit_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a complete run.")],
     data: Data = None,
     shadows: Annotated[
-        int, typer.Option("--shadows", help="Repeat the run so often with other training images.", min=4)
+        int, typer.Option("--shadows", help="Number of repetitions with other training images.", min=4)
     ] = 16,
     pictures: Annotated[
-        int, typer.Option("--pictures", help="Reconstruct pictures of so many clients; 0: none.", min=0)
+        int, typer.Option("--pictures", help="Number of clients whose pictures are reconstructed; 0: none.", min=0)
     ] = 6,
     as_json: AsJson = False,
 ) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def bench_command(
     suite: Annotated[str, typer.Argument(help="A suite, or 'all'; without one the suites are listed.")] = "",
     tune: Annotated[bool, typer.Option("--tune", help="Choose learning rates on validation images.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Run so many cells at once, each in a process.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Number of runs at a time, each in a process.")] = 1,
     seeds: Annotated[str, typer.Option("--seeds", help="Only these seeds, as in 1,2 or 1-3.")] = "",
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this entry; can be repeated.")] = None,
     cell: Annotated[list[str] | None, typer.Option("--cell", help="Only the run of this name; repeatable.")] = None,

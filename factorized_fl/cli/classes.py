@@ -1,4 +1,4 @@
-"""The command that shows which class of one client was matched with which class of another."""
+"""The command that shows how the classes of clients were matched."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ def classes_command(
     csv: Annotated[Path | None, typer.Option("--csv", help="Also write the matches to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which of a client's classes are which classes of others, in a run with --set align=..."""
+    """Show how classes of different clients were matched, in a run with --set align=..."""
     from dataclasses import asdict
 
     from factorized_fl.core.files import write_atomically

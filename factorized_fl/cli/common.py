@@ -44,7 +44,7 @@ def _width() -> int | None:
         return _LOG_WIDTH
 
 
-# Of the processes that simulate one federation together only the first one prints.
+# If several processes simulate one federation, only the first one prints.
 FOLLOWS = os.environ.get("RANK", "0") != "0" and "WORLD_SIZE" in os.environ
 console = _PlainConsole(width=_width(), markup=False, quiet=FOLLOWS)
 notes = _PlainConsole(stderr=True, markup=False)  # no markup: names may contain square brackets

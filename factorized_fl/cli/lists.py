@@ -26,7 +26,7 @@ def methods_command(
     options: Annotated[bool, typer.Option("--options", help="Also list the options of each method.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods, each with what it does in one sentence."""
+    """List the methods, each with a description in one sentence."""
     from factorized_fl.report.available import costs_table, method_option_lines, method_records, methods_list
 
     if as_json:

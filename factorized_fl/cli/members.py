@@ -19,8 +19,8 @@ def _show(line: str) -> None:
 
 def request_command(
     kit: KitFolder,
-    out: Annotated[Path | None, typer.Option("--out", help="File for it; default: KIT/PARTY.request.")] = None,
-    new_key: Annotated[bool, typer.Option("--new-key", help="Make a new key, which the approval puts in use.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: KIT/PARTY.request.")] = None,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Make a new key, used from its approval on.")] = False,
 ) -> None:
     """Make the party's key, if it has none, and a request for its certificate; also to renew it."""
     party = read_kit(kit)
@@ -34,9 +34,9 @@ def approve_command(
     authority: AuthorityFolder,
     party: Annotated[str, typer.Argument(metavar="PARTY", help="The party that sent the request.")],
     request: Annotated[Path, typer.Argument(metavar="REQUEST")],
-    out: Annotated[Path | None, typer.Option("--out", help="File for it; default: PARTY.approval.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: PARTY.approval.")] = None,
     days: Annotated[float, typer.Option("--days", help="Days for which the certificate is valid.", min=0.01)] = 90.0,
-    new_key: Annotated[bool, typer.Option("--new-key", help="Accept another key than before.")] = False,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Accept a key that differs from the last one.")] = False,
 ) -> None:
     """Sign a party's request: its certificate, which the party installs."""
     from factorized_fl.silo import authority as office
@@ -56,7 +56,7 @@ def add_command(
     site: Annotated[str, typer.Argument(metavar="SITE")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the new kit and the notice.")] = Path(),
 ) -> None:
-    """Make a site a member: its kit, without a key, and a notice for the coordinator."""
+    """Make a site a member: writes its kit, without a key, and a notice for the coordinator."""
     from factorized_fl.silo import authority as office
     from factorized_fl.silo.kits import write_keyless
 
@@ -72,7 +72,7 @@ def revoke_command(
     site: Annotated[str, typer.Argument(metavar="SITE")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the notice.")] = Path(),
 ) -> None:
-    """Revoke a site: a notice for the coordinator, which then sends the site nothing more."""
+    """Revoke a site: writes a notice for the coordinator, which then sends the site nothing more."""
     from factorized_fl.silo import authority as office
 
     office.revoke(authority, site)
@@ -81,10 +81,10 @@ def revoke_command(
 
 def extend_command(
     authority: AuthorityFolder,
-    rounds: Annotated[int, typer.Option("--rounds", help="Number of all rounds, also those that are done.", min=1)],
+    rounds: Annotated[int, typer.Option("--rounds", help="Total number of rounds, with those already done.", min=1)],
     out: Annotated[Path, typer.Option("--out", help="Folder for the notice.")] = Path(),
 ) -> None:
-    """Agree on more rounds, also after the end: a notice that every party installs."""
+    """Raise the number of rounds, also after the end: writes a notice that every party installs."""
     from factorized_fl.silo import authority as office
 
     office.extend(authority, rounds)

@@ -30,20 +30,20 @@ SiteData = Annotated[
     Path | None,
     typer.Option("--data", help="Your data: a folder of images per class, parquet files of images, or a table."),
 ]
-Label = Annotated[str | None, typer.Option("--label", help="Of a table: the column of labels; default: label.")]
-ImageColumn = Annotated[str | None, typer.Option("--image", help="Of a table: the column of images.")]
+Label = Annotated[str | None, typer.Option("--label", help="For a table: the column of labels; default: label.")]
+ImageColumn = Annotated[str | None, typer.Option("--image", help="For a table: the column of images.")]
 Feature = Annotated[
     list[str] | None,
-    typer.Option("--feature", help="Of a table: a column of numbers, repeated for each; or one column of arrays."),
+    typer.Option("--feature", help="For a table: a column of numbers, repeated for each; or one column of arrays."),
 ]
-Split = Annotated[str | None, typer.Option("--split", help="Of a table: the column of train, validation, test.")]
+Split = Annotated[str | None, typer.Option("--split", help="For a table: the column of train, validation, test.")]
 GroupColumn = Annotated[
     str | None,
-    typer.Option("--group", help="Of a table: the column of patients, never divided between training and test."),
+    typer.Option("--group", help="For a table: the column of patients, never divided between training and test."),
 ]
 Subgroup = Annotated[
     list[str] | None,
-    typer.Option("--subgroup", help="Of a table: a column by which your model's metrics are divided, repeatable."),
+    typer.Option("--subgroup", help="For a table: a column by which your model's metrics are divided, repeatable."),
 ]
 WindowChoice = Annotated[
     str | None,
@@ -80,7 +80,8 @@ DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda or a
 
 _REVEALED = {
     "statistics": "the coordinator sees how many classes you have and how many images of each, averages of random "
-    "features of these images and how they vary, and what the method shares of each class; no image and no name.",
+    "features of these images and how they vary, and the tensors that the method shares for each class; no image "
+    "and no name.",
     "classifier": "the coordinator sees how many classes you have, the row of the classifier of each, and how "
     "training moves it; no image and no name.",
 }
@@ -108,7 +109,7 @@ def new(
         _show(f"Note: the sites will look for the coordinator at {agreement.address}: this works on one machine only.")
     for party in (COORDINATOR, *agreement.sites):
         _show(f"{out / party}: give this folder to {party}, over a channel that you trust")
-    _show(f"{out / AUTHORITY}: keep this one to yourself")
+    _show(f"{out / AUTHORITY}: do not give this folder to anyone")
 
 
 def serve(
@@ -166,7 +167,7 @@ def _run(party: Kit, metrics: int | None = None) -> None:
             _show(f"Page, health and metrics of {party.party}: {url}")
         ended = supervise.supervise(party, _show)
     if not ended:
-        _show("Stopped: nothing is lost, start again to go on.")
+        _show("Stopped: nothing is lost, repeat the command to continue.")
         raise typer.Exit(130)
 
 
@@ -179,13 +180,13 @@ class Found(NamedTuple):
 
 def check_data(kit: Path, data: Path, device: str, columns: TableColumns) -> Found:
     """Read a site's data; raises UserError if they cannot be used or are not those of earlier rounds."""
-    from factorized_fl.report.progress import images_told
+    from factorized_fl.report.progress import reporting_images
     from factorized_fl.silo.own_part import site_federation
     from factorized_fl.silo.site_data import site_scenario
     from factorized_fl.simulate.run import find_device
 
     party = read_kit(kit)
-    with images_told(console):
+    with reporting_images(console):
         scenario = site_scenario(party, data, columns)
     site_federation(party, scenario)
     (client,) = scenario.clients
@@ -238,7 +239,7 @@ def site_choices(
     if told := _REVEALED.get(str(party.table.get("align"))):
         _show(
             f"This federation matches the classes of its sites: {told} Other sites see which of "
-            "their classes you have, by number. docs/classes.md says more."
+            "their classes you have, by number. docs/classes.md has details."
         )
     metrics = before.metrics if shared is None else tuple(shared)
     if metrics:
@@ -252,7 +253,7 @@ def try_federation(
     data: Annotated[Path, typer.Option("--data", help="Your images: a folder per class, or parquet.")],
     device: DeviceName = None,
 ) -> None:
-    """Try a finished federation before you join: train with what it would give you, and alone. It keeps nothing."""
+    """Try a finished federation before you join it: train with its tensors, and alone. It keeps nothing of you."""
     party = read_kit(kit)
     supervise.refuse_running(party)
     trial = make_trial(party)
@@ -289,21 +290,21 @@ def health(
 
 @app.command("readmit")
 def readmit(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
-    """Let a site take part again that was set aside for bad updates."""
+    """End the quarantine of a site, so that it takes part again."""
     _ask(kit, "readmit", site)
     _show(f"{site} will be asked again.")
 
 
 @app.command("exclude")
 def exclude(kit: KitFolder, site: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
-    """Leave a harmful site out: it gets no more requests, and its tensors are given to no other site."""
+    """Exclude a harmful site: it gets no more requests, and its tensors are sent to no other site."""
     _ask(kit, "exclude", site)
     _show(f"{site} will be left out; `ffl federation readmit` lets it in again.")
 
 
 @app.command("audit")
 def audit_log(kit: KitFolder) -> None:
-    """Verify the audit log of a party: what it sent, received, refused and decided."""
+    """Verify the audit log of a party, which records its messages, refusals and decisions."""
     party = read_kit(kit)
     found = audit.verify(party)
     counts = ", ".join(f"{count} {event}" for event, count in sorted(found.events.items()))

@@ -24,7 +24,7 @@ def report_command(
     baseline: Annotated[Path | None, typer.Option("--baseline", help="A Stand-Alone run of the same clients.")] = None,
     figures: Annotated[Path | None, typer.Option("--figures", help="Also save figures as SVG and PNG here.")] = None,
 ) -> None:
-    """Write the page: did federation help, and which clients learned from which?"""
+    """Write the page of runs: whether federation helped, and which clients learned from each other."""
     from factorized_fl import api
 
     console.print(f"Report: {api.report(runs, out, baseline)}", highlight=False, soft_wrap=True)

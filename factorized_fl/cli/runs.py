@@ -68,7 +68,7 @@ def run_command(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
     processes: Annotated[
         int,
-        typer.Option("--processes", help="Simulate with so many processes of this machine; the result is the same."),
+        typer.Option("--processes", help="Number of processes of this machine; results do not depend on it."),
     ] = 1,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Options of a run that are given like options of a command, such as --seed 3: the answer is the right form."""
+"""Options of a run that are given as options of a command, such as --seed 3: the error names the right form."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from factorized_fl.core.errors import UserError
 
 
 class SettingsCommand(TyperCommand):
-    """A command with --set, which names the form in which an option of a run is to be given."""
+    """A command with --set, whose errors give the right form of a run's option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual; raises a UserError for an option of a run without --set."""

@@ -41,7 +41,7 @@ class Agent:
         self.courier = Courier(self._ask, kit.agreement.id, kit.agreement.largest, Pace(limit))
 
     def work(self) -> None:
-        """Ask, train and answer until the coordinator reports the end; raises CannotContinue if refused."""
+        """Poll, train and answer until the coordinator reports the end; raises CannotContinue if refused."""
         trainer = Trainer(self.kit, self.journal)
         hello = trainer.hello()
         self.about["agreement"] = hello.fields.get("agreement")
@@ -63,7 +63,7 @@ class Agent:
                 if reply.fields.get("revoked"):
                     why = "the authority has revoked this site"
                 elif reply.fields.get("turned_away"):
-                    why = "the coordinator found something invalid in what this site sent; its journal says more"
+                    why = "the coordinator found a message of this site invalid; its journal has the reason"
                 elif theirs != __version__:
                     why = f"this site runs factorized-fl {__version__}, the coordinator {theirs}, and their agreements "
                     why += f"differ{what}: install the same version"
@@ -104,13 +104,16 @@ class Agent:
             answer = self.courier.exchange(replace(news, fields=news.fields | self.about), self.about)
         except (BadMessage, Unreachable) as error:
             if self.reachable and not quiet:
-                # The connection may work, but answers go to a copy of this kit on another machine.
+                # The connection may work while answers go to a copy of this kit on another machine.
                 hint = "" if connection_problem(self.kit) else "; if this site runs in a second place, stop one of them"
                 self.journal(f"the coordinator is out of reach ({error}): trying again{hint}")
                 write_status(self.kit, "the coordinator is out of reach")
                 self.reachable = False
             return None
-        before, self.twice = self.twice, bool(answer.fields.get("twice"))  # the coordinator hears it from two places
+        before, self.twice = (
+            self.twice,
+            bool(answer.fields.get("twice")),
+        )  # the coordinator receives messages from two places
         if self.twice and not before:
             self.journal("this site runs in two places, with copies of one kit: stop one of them")
         if not self.reachable:

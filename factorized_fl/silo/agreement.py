@@ -29,8 +29,15 @@ AUTHORITY = "authority"  # the folder, beside the kits, with the key that signs 
 _RESERVED = (COORDINATOR, AUTHORITY, "server")  # the transport uses the last one for the coordinator
 LOOPBACK = ("localhost", "127.0.0.1")
 NOISE_SEED = "noise-seed"  # a file of a site's kit
-SPENDING = "privacy-spent.json"  # another one
-_MAY_DIFFER = ("address", "port", "quorum", "deadline", "change_limit", "sites")  # only the coordinator acts on these
+SPENDING = "privacy-spent.json"  # a file of a site's kit
+_MAY_DIFFER = (
+    "address",
+    "port",
+    "quorum",
+    "deadline",
+    "change_limit",
+    "sites",
+)  # the terms that only the coordinator uses
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _MADE = {"sites", "id", "largest", "package", "version", "tensors"}  # not options of a federation
@@ -108,14 +115,16 @@ class Kit:
     def terms(self) -> dict[str, str]:
         """Digests of the terms that must be the same at all parties, by name, without those at their defaults.
 
-        So an option that a later version adds, with a default that changes nothing, does not divide the parties.
+        So parties agree although one has a later version with a new option, if its default changes nothing.
         Imports PyTorch, because it reads `config`.
         """
         agreed = {name: value for name, value in _chosen(self.agreement).items() if name not in _MAY_DIFFER}
         of_run, of_method = _chosen(self.config), _chosen(self.config.build_method())
         agreed |= {name: value for name, value in of_run.items() if name not in ("clients", "options")}
         agreed |= {f"options_{name}": value for name, value in of_method.items()}
-        return {name: _digest(value, 4) for name, value in agreed.items()}  # without clients: sites come and go
+        return {
+            name: _digest(value, 4) for name, value in agreed.items()
+        }  # without the number of clients: sites may be added and revoked
 
     @property
     def mark(self) -> str:
@@ -144,7 +153,7 @@ class Kit:
 
     @property
     def status(self) -> Path:
-        """The file in which the party's processes report what they do."""
+        """The file in which the party's processes report their state."""
         return self.path / "status.json"
 
     @property
@@ -198,12 +207,12 @@ def read_agreement(path: Path) -> tuple[Agreement, Config]:
     if config.has_own_model and (unused := [name for name in _NETWORK if name in table]):
         raise UserError(f"{path} sets {unused[0]}, which has no effect on {config.model}: leave it out.")
     if (method := config.build_method()).needs_agreeing_labels and config.align == "off":
-        raise UserError(f"Nothing says that sites number their classes alike. {label_refusal(method)}")
+        raise UserError(f"Sites may number their classes differently. {label_refusal(method)}")
     if config.align == "true":
         raise UserError(f"{path} sets align to the true names of classes, which stay at the sites: use statistics.")
     if config.align != "off" and not config.align_classes:
         raise UserError(
-            f"{path} must set align_classes, the largest number of classes of a site: sites do not tell theirs."
+            f"{path} must set align_classes, the largest number of classes of a site: sites do not report theirs."
         )
     if config.method not in INSTALLED:
         raise UserError(f"'{config.method}' is a method of your own: between organisations only installed code runs.")

@@ -1,7 +1,7 @@
 """A party's audit log: JSON lines, each with the digest of the line before, so that a later change breaks the chain.
 
-The journal is for people and best-effort. The audit log is evidence: what was sent, received, refused and decided, by
-which party, with digests of the tensors, in the order in which it happened. Each line is on disk before the next.
+The journal is for people and best-effort. The audit log is evidence: it records in order all messages, refusals and
+decisions, with the party and digests of the tensors. Each line is on disk before the next.
 """
 
 import json
@@ -18,7 +18,16 @@ from factorized_fl.silo.agreement import Kit
 from factorized_fl.silo.messages import Message
 
 _FILE = "audit.jsonl"
-_FIELDS = ("request", "round", "result", "reason", "declined", "steps", "models", "total")  # of a message, no accuracy
+_FIELDS = (
+    "request",
+    "round",
+    "result",
+    "reason",
+    "declined",
+    "steps",
+    "models",
+    "total",
+)  # fields of a message that are logged; no accuracy
 
 
 def audit_path(kit: Kit) -> Path:
@@ -43,11 +52,11 @@ class Audit:
         whole = lines[:-1] if self.torn else lines
         self.number = len(whole)
         self.before = _digest(whole[-1]) if whole else _digest(kit.agreement.id.encode())
-        if self.torn:  # a crash or a full disk left half a line, which nothing refers to
+        if self.torn:  # a crash or a full disk left half a line, to which no other line refers
             os.truncate(self.path, sum(map(len, whole)))
 
     def __call__(self, event: str, **about: Any) -> None:
-        """Append one event; raises UserError if it cannot be written, because nothing may happen unrecorded."""
+        """Append one event; raises UserError if it cannot be written, because every event must be recorded."""
         with self.lock, plain_errors(self.path):
             entry = {"number": self.number + 1, "time": time.time(), "party": self.party, "event": event, **about}
             line = json.dumps({**entry, "before": self.before}, ensure_ascii=True).encode() + b"\n"

@@ -23,7 +23,7 @@ from factorized_fl.silo.transport import network
 ROOT_KEY, ROOT = "root.key", "rootCA.pem"
 _REGISTER = "register.json"
 _AUTHORITY_YEARS = 10
-DAYS = 90  # for which a certificate is valid, unless the operator chooses another number
+DAYS = 90  # days for which a certificate is valid by default
 _SKEW = timedelta(minutes=5)  # clocks of parties differ
 
 
@@ -35,7 +35,7 @@ class Register:
     table: dict[str, Any]  # the training configuration
     approved: dict[str, str] = field(default_factory=dict)  # fingerprint of each party's key
     revoked: list[str] = field(default_factory=list)
-    number: int = 0  # of the last notice
+    number: int = 0  # the number of the last notice
 
 
 def found(folder: Path, agreement: Agreement, table: dict[str, Any]) -> bytes:
@@ -123,7 +123,7 @@ def _check(asked: Request, party: str, agreement: Agreement, path: Path) -> None
 
 
 def add(folder: Path, site: str) -> Register:
-    """Make a site a member, also one that was revoked; returns the register, whose number is that of a new notice."""
+    """Make a new or revoked site a member; returns the register, with the number of a new notice."""
     with _changing(folder) as register:
         if site in register.revoked:
             register.revoked.remove(site)
@@ -142,7 +142,7 @@ def add(folder: Path, site: str) -> Register:
 
 
 def revoke(folder: Path, site: str) -> Register:
-    """Revoke a site; returns the register, whose number is that of a new notice."""
+    """Revoke a site; returns the register, with the number of a new notice."""
     with _changing(folder) as register:
         if site not in register.agreement.sites or site in register.revoked:
             raise UserError(f"'{site}' is no member of {register.agreement.name}, so it cannot be revoked.")
@@ -152,7 +152,7 @@ def revoke(folder: Path, site: str) -> Register:
 
 
 def extend(folder: Path, rounds: int) -> Register:
-    """Agree on more rounds; returns the register, whose number is that of a new notice."""
+    """Raise the number of rounds; returns the register, with the number of a new notice."""
     with _changing(folder) as register:
         if rounds <= (before := int(register.table["rounds"])):
             raise UserError(f"{register.agreement.name} has {before} rounds: extend it to more, not to {rounds}.")

@@ -1,7 +1,7 @@
-"""A coordinator whose run is older than its sites', or lost: it continues from what the sites hold.
+"""Recovery of a coordinator whose run is lost, or older than that of the sites: it continues from their last uploads.
 
-A site tells its round and holds its last upload. The coordinator believes a round that a quorum has reached, asks every
-site for its last upload, and continues with the round after.
+A site reports its round and keeps its last upload. The coordinator accepts a round that a quorum has reached, asks
+every site for its last upload, and continues with the next round.
 """
 
 import time
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELD = 2  # rounds that a site can answer again from disk
 REQUEST = "last"
-REJOIN = 3.0  # seconds for the sites to be heard after a restart
+REJOIN = 3.0  # seconds for the sites to connect after a restart
 
 
 def reached(rounds: Iterable[int], quorum: int, limit: int) -> int:
@@ -57,12 +57,12 @@ def continue_from_sites(coordinator: "Coordinator", done: int) -> int:
     theirs = reached((line.done for line in mailbox.lines.values()), agreement.needed, rounds)
     if theirs <= done + (HELD if done else HELD - 1):
         return done
-    if coordinator.memory.blind is not None:  # what sites hold is encrypted for its own round
+    if coordinator.memory.blind is not None:  # uploads are encrypted for their own round
         coordinator.log(
             f"the sites' last round is {theirs}: with encryption, restore this coordinator's run from a copy"
         )
         return done
-    coordinator.log(f"this coordinator's last round is {done}, the sites' is {theirs}: continuing from what they hold")
+    coordinator.log(f"this coordinator's last round is {done}, the sites' is {theirs}: continuing from their uploads")
     request = Message(REQUEST, agreement.id, {"request": f"{REQUEST}-{theirs}"})
     ks = {site: k for k, site in enumerate(coordinator.sites) if not coordinator.memory.aside[k]}
     requests = dict.fromkeys(ks, request)

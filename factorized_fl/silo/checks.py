@@ -17,7 +17,7 @@ from factorized_fl.core.views import Evaluated, Tensors, Trained
 from factorized_fl.silo.clinical import CLINICAL, read_shared
 from factorized_fl.silo.messages import BadMessage, Message
 
-LARGEST_GROWTH = 10.0  # of a tensor's norm in one round; far above what training causes
+LARGEST_GROWTH = 10.0  # largest growth of a tensor's norm in one round; far above that of training
 # The least norm that growth is measured from, as the size of an entry: some tensors begin at zero.
 _LEAST, _LEAST_OF_FINGERPRINTS = 1.0, 100.0
 _SPARE = 200  # bytes of a payload's header for each tensor
@@ -37,7 +37,7 @@ def read_tensors(payload: bytes, expected: Mapping[str, torch.Tensor]) -> Tensor
         raise BadMessage(f"its tensors cannot be read: {error}") from None
     if tensors.keys() != expected.keys():
         odd = sorted(tensors.keys() ^ expected.keys())[0]
-        raise BadMessage(f"it must hold {len(expected)} tensors, but {odd[:80]!r} is missing or too many")
+        raise BadMessage(f"it must hold {len(expected)} tensors, but {odd[:80]!r} is missing or not expected")
     for name, tensor in tensors.items():
         wanted = expected[name]
         if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
@@ -48,7 +48,7 @@ def read_tensors(payload: bytes, expected: Mapping[str, torch.Tensor]) -> Tensor
 
 
 def check_growth(tensors: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> None:
-    """Raises BadMessage for tensors that are not finite, or that grew more than a round's training can cause."""
+    """Raises BadMessage for tensors that are not finite, or that grew more than training in one round can cause."""
     for name, tensor in tensors.items():
         if name.startswith(ENCRYPTED):  # only the sites can check these
             continue
@@ -85,9 +85,9 @@ class Update:
     tensors: Tensors
     trained: Trained
     result: Evaluated | None  # its test result, if the site reports it
-    seconds: float  # of its own work
-    epsilon: dict[str, float]  # that the site has spent, as an entry of the metrics; empty without privacy_epsilon
-    declined: str  # why the site trained its own tensors in place of what it received, empty if it used that
+    seconds: float  # duration of its own work
+    epsilon: dict[str, float]  # epsilon spent, as an entry of the metrics; empty without privacy_epsilon
+    declined: str  # why the site trained its own tensors in place of the download; empty if it used that
     clinical: Mapping[str, Any] | None = None  # metrics that the site chose to show after the last round
 
     @property

@@ -12,7 +12,10 @@ from factorized_fl.silo.agreement import Kit, read_json
 CONTROL = "control.json"
 _TAKEN = "control.taken.json"
 _ASIDE = "aside.json"
-_TOO_LATE = {"readmit": "nothing is left to ask {} for", "exclude": "nothing is left to leave {} out of"}  # by kind
+_TOO_LATE = {
+    "readmit": "nothing is left to ask {} for",
+    "exclude": "nothing is left to leave {} out of",
+}  # errors after the last round, by kind of request
 Wishes = dict[str, list[str]]  # the names of sites, by the kind of request
 
 

@@ -1,6 +1,6 @@
-"""The coordinator's rounds: mix what was last received, send, collect with a deadline, check, keep.
+"""The coordinator's rounds: mix the last updates, send, collect with a deadline, check, keep.
 
-It holds what travels and nothing else: no image, no label, no class name, no classifier.
+It holds shared tensors only: no image, no label, no class name, no classifier.
 """
 
 import json
@@ -42,7 +42,7 @@ from factorized_fl.simulate.rounds import make_record
 from factorized_fl.simulate.run import activation, summarise
 
 MOST_REFUSED = 3  # rounds in a row that a site may refuse before it is quarantined
-FAREWELL = 60.0  # seconds that a finished coordinator keeps serving sites that have not heard of the end
+FAREWELL = 60.0  # seconds that a finished coordinator keeps serving sites that do not know of the end
 _LAST_ANSWER = 0.5  # seconds
 
 
@@ -66,7 +66,7 @@ class Coordinator:
         self.refused: dict[int, int] = {}  # rounds that a site refused in a row
         self.round = 0
         self.note = "starting"
-        self.mixing: Mixing | None = None  # this and the next three are those of the current round
+        self.mixing: Mixing | None = None  # this and the next three belong to the current round
         self.sent: dict[int, Tensors] = {}
         self.others: dict[str, float] = {}  # share of the other sites in what each site receives in this round
         self.peers: dict[int, float] = {}  # effective peers of each site's last download
@@ -95,7 +95,7 @@ class Coordinator:
                 self.memory.trust_all_but(aside)
             heed_revocations(self)
             if done:
-                self.log(f"going on after round {done}")
+                self.log(f"continuing after round {done}")
             environment = describe_environment(self.config.seed, "cpu")
             self.directory.begin(self.config, environment, self.memory.describe(), done)
             self.timing = self.directory.timing()
@@ -277,14 +277,14 @@ class Coordinator:
                     self.memory.set_aside(k)
                     save_quarantine(self)
                     self.say(
-                        k, f"set aside after {MOST_REFUSED} refused rounds; `ffl federation readmit` asks it again"
+                        k, f"quarantined after {MOST_REFUSED} refused rounds; `ffl federation readmit` asks it again"
                     )
                 return
             update = read_update(answer, self.memory.server.expected(k, self.sent.get(k, {})))
             self.memory.check(update.tensors, self.round)
             self.good[k], self.memory.strikes[k], self.refused[k] = update, 0, 0
             if update.declined:
-                self.say(k, f"did not use what it received, as {update.declined}; it trained its own")
+                self.say(k, f"did not use its download, as {update.declined}; it trained its own tensors")
                 self.sent[k] = self.memory.own(k, self.sent.get(k, {}))
                 self.others[self.sites[k]] = 0.0
         except BadMessage as error:
@@ -321,7 +321,7 @@ class Coordinator:
         self.say(k, f"dropped its answer, as {reason} ({int(self.memory.strikes[k])} in a row)")
         if aside:
             save_quarantine(self)
-            self.say(k, "set aside; `ffl federation readmit` lets it in again")
+            self.say(k, "quarantined; `ffl federation readmit` lets it in again")
 
     def farewell(self, seconds: float) -> None:
         """Keeps serving for up to `seconds` so that sites can fetch the notice that the federation is complete."""
@@ -330,7 +330,7 @@ class Coordinator:
         write_atomically(self.told, json.dumps(told).encode())
         self.tell()
 
-    # -- what the operator asks, and what is written
+    # -- the declared sizes, and the status
 
     def learn_sizes(self) -> None:
         """Takes each site's declared number of training images, which is fixed with the site's first update."""

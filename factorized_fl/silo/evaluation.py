@@ -1,4 +1,4 @@
-"""The clinical metrics of a site's own model, on the test images that no round trained on."""
+"""The clinical metrics of a site's own model, on its test images."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace

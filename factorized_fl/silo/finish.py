@@ -1,4 +1,4 @@
-"""A site's last phase, which needs no coordinator: train a model alone as the baseline, and export the model.
+"""A site's last phase, which needs no coordinator: train the control without the other sites, and export the model.
 
 The agent enters this phase when the coordinator reports that all rounds are done, and stores that fact on disk. A site
 that dies in this phase is restarted without the transport, because the coordinator may no longer run.
@@ -60,7 +60,7 @@ def finish_later(folder: Path) -> None:
     end_with_parent(os.getppid())
     kit = read_kit(folder)
     journal = Journal(kit)
-    journal("all rounds are done: going on with the model")
+    journal("all rounds are done: continuing with the model")
     finish(kit, journal, Trainer(kit, journal))
 
 

@@ -21,7 +21,7 @@ class RefusedConnections:
         self.reported: dict[str, float] = {}
 
     def look(self) -> None:
-        """Read what is new in the log."""
+        """Read the new lines of the log."""
         try:
             if self.path.stat().st_size > self.place:
                 with self.path.open("rb") as file:

@@ -13,8 +13,8 @@ from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.messages import BadMessage, Message
 from factorized_fl.silo.trainer import ALIVE, REFUSED, read_frame, write_frame
 
-HUNG = 120.0  # seconds without a sign of life after which a trainer is ended: it is stopped or frozen
-_ALIVE = 2.0  # seconds between signs of life while a site trains
+HUNG = 120.0  # seconds without a heartbeat after which a trainer is ended: it is stopped or frozen
+_ALIVE = 2.0  # seconds between heartbeats while a site trains
 
 
 class Trainer:
@@ -23,7 +23,7 @@ class Trainer:
     def __init__(self, kit: Kit, journal: Journal) -> None:
         self.kit, self.journal = kit, journal
         self.pause = 0.0
-        self.heard = time.monotonic()  # the last sign of life
+        self.heard = time.monotonic()  # time of the last heartbeat
         self.process: subprocess.Popen[bytes] | None = None
 
     def hello(self, meanwhile: Callable[[], None] = lambda: None) -> Message:
@@ -83,7 +83,7 @@ class Trainer:
                 self.heard = time.monotonic()
                 if answer.kind != ALIVE:
                     answers.put(answer)
-        except BadMessage:  # the process no longer keeps to the protocol: start another
+        except BadMessage:  # the process violates the protocol: start another
             process.kill()
         answers.put(None)
 

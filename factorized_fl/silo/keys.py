@@ -1,4 +1,4 @@
-"""Keys that a party makes itself: its request, the approval that comes back, and notices of members.
+"""Keys that a party makes itself: its request, the authority's approval, and notices of members.
 
 A private key is written to the party's kit and nowhere else. A request holds the public key and is signed with the
 private one; an approval is a certificate. Requests, approvals and notices are no secrets, but the authority should
@@ -25,7 +25,7 @@ from factorized_fl.silo.transport import network
 
 NOTICE = "members.json"
 _DAY, _SOON = 86400.0, 14.0  # seconds; days before the end of a certificate at which a warning is given
-_NEXT = ".next"  # after the name of a key that waits for its approval
+_NEXT = ".next"  # suffix of a key that waits for its approval
 _NOTICE_KEYS = {"federation", "number", "sites", "revoked", "rounds"}
 _OF_THE_END = ("run/summary.json", "run/told.json", "ended", "status.json")  # files of a party that has ended
 
@@ -111,7 +111,7 @@ def read_request(path: Path) -> Request:
 
 
 def install(kit: Kit, path: Path) -> str:
-    """Use an approval or a notice that came from the authority; returns what it says."""
+    """Use an approval or a notice of the authority; returns its content in a sentence."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -21,7 +21,7 @@ _ENDED = ("complete", "done")
 
 
 def live_document(kit: Kit) -> dict[str, Any]:
-    """Return the state of a party: what it does, its rounds, sites, bytes, peers, privacy budget and journal."""
+    """Return the state of a party: its current work, rounds, sites, bytes, peers, privacy budget and journal."""
     status, timing = read_status(kit) or {}, run_lines(kit, "timing.jsonl")
     runs = is_running(kit)
     current = runs and time.time() - status.get("updated", 0) < _STALE  # a killed party leaves its last status
@@ -68,7 +68,7 @@ def live_document(kit: Kit) -> dict[str, Any]:
 
 
 def _accuracies(kit: Kit, records: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return by site the rounds in which its accuracy is known here, with that accuracy."""
+    """Return by site the rounds with an accuracy that this party knows, and that accuracy."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in records:
         if row.get("accuracy") is not None:
@@ -87,7 +87,7 @@ def _spent(kit: Kit, records: list[dict[str, Any]]) -> dict[str, float] | None:
 
 
 def check_now(kit: Kit, ready: bool = False) -> str:
-    """Return what a health check finds wrong with a party that is not done, "" for nothing; `ready` as in `problem`."""
+    """Return the problem of a party that is not done, "" without one; `ready` as in `problem`."""
     ended = (read_status(kit) or {}).get("note") in _ENDED
     return "" if ended else problem(kit, is_running(kit), ready)
 

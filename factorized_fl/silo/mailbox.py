@@ -1,6 +1,6 @@
 """The coordinator's open requests and the answers to them. Sites poll for requests: they only connect outwards.
 
-The name of a request says what it asks (`round-7`) and is the same after a restart of either side. So an answer that is
+The name of a request gives its purpose (`round-7`) and is the same after a restart of either side. So an answer that is
 late, replayed or from before a restart matches no open request and is dropped.
 """
 
@@ -34,7 +34,7 @@ class Connection:
     answer: Message | None = None  # the answer to the last request
     seen: float = 0.0
     busy: str = ""
-    done: int = 0  # its last complete round, as it says
+    done: int = 0  # its last complete round, as it reports
     train: int | None = None  # number of training images that it declared
     marks: tuple[str, str] = ("", "")  # sessions of its last two processes
     marked: float = 0.0  # time at which the later session was first seen
@@ -43,15 +43,15 @@ class Connection:
     down: int = 0  # bytes sent
     told_end: bool = False
     refused: bool = False  # its agreement differs
-    differs: Sequence[str] = ()  # in these terms, as far as it says
+    differs: Sequence[str] = ()  # the terms that differ, if it sent its terms
     version: str = __version__
     visit: bool = False  # it tries the federation and takes part in no round
     turn: int = 0  # number of its last poll
     transfers: Counter = field(default_factory=Counter)  # messages that travel in pieces
     moved: float = -math.inf  # time of the last piece
-    slow: bool = False  # connected at a deadline, and has answered nothing since
+    slow: bool = False  # it was connected at a deadline, and has not answered since
     minute: float = -math.inf  # start of the minute in which faults are counted
-    faults: int = 0  # in this minute
+    faults: int = 0  # number of faults in this minute
     bad: int = 0  # messages that failed a check
 
     def count_on(self, row: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Mailbox:
     sites: tuple[str, ...]
     log: Callable[[str], None] = lambda line: None
     agreement: str = ""  # the digest that all messages must carry
-    terms: Mapping[str, str] = field(default_factory=dict)  # digests of what it is made of
+    terms: Mapping[str, str] = field(default_factory=dict)  # digests of its terms
     largest: int = 0  # limit on the bytes of a message
     clock: Callable[[], float] = time.monotonic
     lines: dict[str, Connection] = field(init=False)
@@ -85,7 +85,7 @@ class Mailbox:
         self.lines = {site: Connection() for site in self.sites}
 
     def answer(self, site: str, sessions: Iterable[str], question: object, hold: float = HOLD) -> bytes:
-        """The answer to an authenticated site's question; a bad one is noted. `sessions` are logins, latest first."""
+        """The answer to an authenticated site's question; a bad one is logged. `sessions` are logins, latest first."""
         for session in sessions:
             self.recognise(site, session)
         try:
@@ -193,7 +193,7 @@ class Mailbox:
         return differs
 
     def recognise(self, site: str, mark: str) -> None:
-        """Note a site's session. A new one is a restart; if the earlier one returns, the site runs in two places."""
+        """Record a site's session. A new one is a restart; if the earlier one returns, the site runs in two places."""
         line = self.lines[site]
         with self.changed:
             old, new = line.marks
@@ -210,7 +210,7 @@ class Mailbox:
         return self.clock() - line.doubled < _TWICE
 
     def revoke(self, sites: Collection[str]) -> None:
-        """Send nothing more to these sites, and forget what they sent."""
+        """Send nothing more to these sites, and drop their answers."""
         with self.changed:
             self.revoked |= set(sites)
             for site in self.revoked & self.lines.keys():
@@ -280,7 +280,7 @@ class Mailbox:
         return self.lines[site].seen > 0 and self.clock() - self.lines[site].seen < SILENT
 
     def doing(self, site: str) -> str:
-        """A few words on the state of the site."""
+        """The state of the site in a few words."""
         line = self.lines[site]
         if self.ended:
             return "knows the end" if self.knows_end(site) else "does not know the end yet"

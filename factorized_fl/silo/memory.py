@@ -33,7 +33,7 @@ class Memory:
         self.config, self.sites, self.method = config, sites, config.build_method()
         self.sampling = Sampling(config.seed, config.clients, config.fraction, config.dropout)
         count = len(sites)
-        # The body of a model does not depend on the number of classes, and the rest never comes here.
+        # The body of a model does not depend on the number of classes, and the classifier never leaves a site.
         model = initial_model(config, 2, config.channels, labels_agree=False)
         first = untied_state(model)
         alignment = network_alignment(config, self.method, model, 2)
@@ -69,11 +69,13 @@ class Memory:
         return self.server.tensors | {"strikes": self.strikes, "aside": self.aside}
 
     def load(self, tensors: Tensors) -> None:
-        """Goes back to a checkpoint; sites that are newer than it begin as all sites began."""
+        """Restores a checkpoint; sites added after it begin with the initial tensors."""
         before = self.tensors
         count, now = len(tensors["received"]), len(self.sites)
         if count < now:
-            of_method = [name for name in tensors if name.startswith("method")]  # it may count the sites
+            of_method = [
+                name for name in tensors if name.startswith("method")
+            ]  # its size may depend on the number of sites
             tensors = {name: tensor for name, tensor in tensors.items() if name not in of_method}
             padded = {n: torch.cat([t, before[n][count:]]) for n, t in tensors.items() if n in before}
             tensors = {**tensors, **padded}
@@ -85,9 +87,9 @@ class Memory:
         self.aside.copy_(tensors["aside"])
 
     def learn_sizes(self, declared: Mapping[int, int]) -> dict[int, str]:
-        """Takes the declared numbers of training images of sites without an update yet; returns what is odd, by site.
+        """Takes the declared numbers of training images of sites without an update yet; returns remarks by site.
 
-        A number counts up to three times the median of all: nothing else keeps a site from declaring any number.
+        A number counts up to three times the median of all, because a site could declare any number.
         """
         odd = {}
         known = {k: int(self.sizes[k]) if self.received[k] else count for k, count in declared.items()}
@@ -111,9 +113,9 @@ class Memory:
         return declared
 
     def restore(self, directory: RunDirectory, federation: str, log: Callable[[str], None]) -> None:
-        """Goes back to the last complete round on disk, or to the one before it, which sites keep as well.
+        """Restores the last complete round on disk, or the one before it, which sites keep as well.
 
-        If neither can be read, the run begins at round 0 again, and the coordinator continues from what sites hold.
+        If neither can be read, the run begins at round 0 again, and the coordinator continues from the sites' uploads.
         """
         for path in filter(Path.exists, (directory.checkpoint_path, directory.previous_path)):
             try:
@@ -143,7 +145,7 @@ class Memory:
     def prepare(
         self, round_number: int, clients: Sequence[int], losses: Losses
     ) -> tuple[Downloads, dict[int, Tensors]]:
-        """The downloads of some sites, and the tensors that each of them is to begin the round with."""
+        """The downloads of some sites, and the tensors with which each of them begins the round."""
         downloads = self.server.prepare(round_number, clients, losses)
         tensors = dict(downloads.items())
         sent = {k: {name: rows[row] for name, rows in tensors.items()} for row, k in enumerate(clients)}
@@ -167,7 +169,7 @@ class Memory:
         return self.server.keep([k], ((name, tensor[None]) for name, tensor in update.items()))[k]
 
     def formula(self, update: Tensors) -> Cost:
-        """The paper's cost formula for a site, without the classifier, which would tell its number of classes."""
+        """The paper's cost formula for a site, without the classifier, which would reveal its number of classes."""
         tensors = self.body | {name: tensor for name, tensor in update.items() if name in self.body}
         return self.method.card.cost(self.method, tensors, {name: self.roles[name] for name in tensors})
 

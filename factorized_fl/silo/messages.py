@@ -15,7 +15,7 @@ _LONGEST_HEADER = 100_000
 
 
 class BadMessage(Exception):
-    """A message that fails a check and must be ignored; the text says which check."""
+    """A message that fails a check and must be ignored; the text names the check."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def heed_revocations(coordinator: "Coordinator") -> bool:
-    """Sets aside what the authority revoked; returns whether the download must be computed again."""
+    """Quarantines sites that the authority revoked; returns whether the download must be computed again."""
     notice = read_notice(coordinator.kit)
     revoked = set(notice.revoked) - coordinator.mailbox.revoked if notice else set()
     for k in (coordinator.sites.index(site) for site in sorted(revoked & {*coordinator.sites})):
@@ -49,7 +49,7 @@ def carry_out(coordinator: "Coordinator") -> bool:
 
 
 def save_quarantine(coordinator: "Coordinator") -> None:
-    """Saves which sites are quarantined, so that they stay so if this coordinator dies within the round."""
+    """Saves the names of the quarantined sites, in case this coordinator dies within the round."""
     control.remember_aside(
         coordinator.kit, [site for k, site in enumerate(coordinator.sites) if coordinator.memory.aside[k]]
     )

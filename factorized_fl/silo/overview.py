@@ -20,7 +20,7 @@ def site_rows(
         {
             "name": site,
             "connected": mailbox.connected(site) and not mailbox.closed,
-            "doing": "set aside" if memory.aside[k] else mailbox.doing(site),
+            "doing": "quarantined" if memory.aside[k] else mailbox.doing(site),
             "images": memory.images(k, line.train),
             "strikes": int(memory.strikes[k]),
             "peers": peers.get(k),
@@ -55,8 +55,8 @@ def seconds_left(timing: Sequence[Record], rounds: int) -> float | None:
 
 
 def what_helps(declined: Sequence[str], enough: int) -> str:
-    """Why a round does not progress and what the operator can do; `declined` are the sites that refused it."""
+    """Returns why a round does not progress and what the operator can do; `declined` are the sites that refused it."""
     if not declined:
         return f"waiting: a quorum of {enough} needs a site readmitted"
     names = ", ".join(declined)
-    return f"waiting: {names} refused this round: exclude the site that spoiled it, or readmit {names} to ask again"
+    return f"waiting: {names} refused this round: exclude the site that caused it, or readmit {names} to ask again"

@@ -37,19 +37,19 @@ def site_federation(
 
 
 def _write_spending(kit: Kit, budget: Budget) -> None:
-    """Stores what the site has spent, before it trains: training that is given up or lost counts as well."""
+    """Stores the spent budget before the site trains: abandoned or lost training counts as well."""
     spent = {"taken": int(budget.taken[0]), "noise": float(budget.noise[0])}
     write_atomically(kit.path / SPENDING, json.dumps(spent).encode())
 
 
 def _recall_spending(kit: Kit, federation: Federation) -> None:
-    """Counts steps that the site took after the checkpoint, which is older; its noise stays what it began with."""
+    """Adds the steps that the site took after its checkpoint; the noise is the one that the site began with."""
     budget = federation.budget
     if budget is None or not (kit.path / SPENDING).exists():
         return
     found = read_json(kit.path / SPENDING, dict)
     if found is None or not {"taken", "noise"} <= found.keys():
-        raise UserError(f"'{kit.path / SPENDING}' is damaged, so what was spent is unknown: restore it from a copy.")
+        raise UserError(f"'{kit.path / SPENDING}' is damaged, so the spent budget is unknown: restore it from a copy.")
     budget.taken.clamp_(min=int(found["taken"]))
     budget.noise.fill_(float(found["noise"]))
 

@@ -1,4 +1,4 @@
-"""Large messages in pieces: a slow connection is given time, and a broken one continues where it stopped.
+"""Large messages in pieces: a slow connection has enough time, and a broken one continues where it stopped.
 
 A site sends a large message as "piece" messages, and each reply, "have", names the next byte that the coordinator
 needs. The coordinator announces a large request by "large", and the site asks for its pieces by "fetch". Every piece
@@ -59,7 +59,7 @@ class Courier:
     ) -> None:
         self.ask, self.federation, self.largest, self.clock = ask, federation, largest, clock
         self.pace = pace or Pace()
-        self.sending, self.sent = "", 0  # the message that is on its way, and how many of its bytes have arrived
+        self.sending, self.sent = "", 0  # the message in transfer, and how many of its bytes have arrived
         self.fetching, self.fetched = "", bytearray()
 
     def exchange(self, news: Message, about: Mapping[str, Any]) -> Message:
@@ -126,7 +126,7 @@ class Counter:
     leaving: str = ""
     request: Message | None = None  # the announced request, and its bytes
     packed: bytes = b""
-    moving: str = ""  # in words, for the status
+    moving: str = ""  # progress in words, for the status
 
     def take(self, news: Message, largest: int) -> Message | None:
         """The reply "have" to a piece, or the whole message with its last piece; None if that was sent again."""

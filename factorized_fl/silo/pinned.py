@@ -20,20 +20,20 @@ from factorized_fl.nn.own import make_own_model
 from factorized_fl.silo.agreement import Agreement, Kit
 from factorized_fl.simulate.networks import blank_input
 
-_OUTPUTS = 2  # of the network that is described; only the classifier depends on their number
+_OUTPUTS = 2  # outputs of the described network; only the classifier depends on their number
 
 
 _FUNCTIONS = ("optimizer", "schedule", "augment", "loss")
 
 
 def _refuse_functions(config: Config) -> None:
-    """Raise UserError if an option names a function: an agreement comes from another party, which may name any."""
+    """Raise UserError if an option names a function: an agreement, which another party wrote, could name any."""
     for option in (*_FUNCTIONS, "metrics"):
         value = getattr(config, option)
         for name in (value,) if isinstance(value, str) else value:
             if is_named(name):
                 raise UserError(
-                    f"{option} = '{name}' is a function, which other parties would call on the word of the agreement: "
+                    f"{option} = '{name}' is a function, which other parties would have to call: "
                     f"between organisations use one of the names that docs/own-data-and-model.md lists."
                 )
 

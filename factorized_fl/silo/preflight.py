@@ -116,7 +116,7 @@ def check_port(kit: Kit) -> None:
 
 
 class ConnectionCheck:
-    """Tries a site's connection to its coordinator until it works: the transport retries without saying why."""
+    """Tries a site's connection to its coordinator until it works: the transport retries without naming the reason."""
 
     def __init__(self, kit: Kit, journal: Journal) -> None:
         self.kit, self.journal = kit, journal

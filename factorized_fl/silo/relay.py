@@ -1,4 +1,4 @@
-"""The coordinator's part in the exchange of the sites' secret: it relays what it cannot read."""
+"""The coordinator's part in the exchange of the sites' secret: it relays messages that it cannot read."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +11,11 @@ Ask = Callable[[Mapping[str, Message]], dict[str, Message]]  # posts requests an
 
 
 class SecretRelay:
-    """Which sites have the secret, as they say, and the requests by which the others get it."""
+    """The sites that report to have the secret, and the requests by which the others get it."""
 
     def __init__(self, federation: str, log: Callable[[str], None]) -> None:
         self.federation, self.log = federation, log
-        self.marks: dict[str, str] = {}  # of the sites that have the secret
+        self.marks: dict[str, str] = {}  # the marks of the secrets that sites have
         self._asked = 0
 
     def hand_over(self, sites: Sequence[str], ask: Ask, own: Callable[[str, str], None]) -> None:

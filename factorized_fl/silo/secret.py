@@ -1,10 +1,10 @@
-"""The sites' common secret: one site makes it, and it reaches every other site under a key that was born there.
+"""The sites' common secret: one site makes it, and every other site receives it encrypted for a key that the site made.
 
 A site makes an exchange key (X25519) and signs it with the key of its certificate: its offer. A site that has the
 secret checks certificate and signature of each offer, encrypts the secret for that exchange key, and signs the result.
-The coordinator relays offers and wrapped secrets and cannot read the secret. A copy of the certificates' keys, as the
-party that made the kits may have kept, does not open what was relayed. With such keys, that party and the coordinator
-together could impersonate a site while the secret is handed over.
+The coordinator relays offers and wrapped secrets and cannot read the secret. The party that made the kits may have kept
+a copy of the certificates' keys, which does not decrypt relayed secrets. With these keys, that party and the
+coordinator together could impersonate a site while the secret is handed over.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The choices that a site makes for itself and does not share: its data, its device, what it reports."""
+"""The choices that a site makes for itself and does not share: its data, its device, its reports."""
 
 from dataclasses import asdict, dataclass
 from dataclasses import field as dataclass_field
@@ -34,7 +34,7 @@ class Settings:
     report: bool = False  # send this site's accuracies to the coordinator
     alone: bool = True  # train the control at the end: the same method without the other sites
     limit: float = 0.0  # megabits per second that messages may use each way, 0: no limit
-    columns: TableColumns = dataclass_field(default_factory=TableColumns)  # of the data, if they are a table
+    columns: TableColumns = dataclass_field(default_factory=TableColumns)  # columns of the data, if they are a table
     metrics: tuple[str, ...] = ()  # clinical metrics that the coordinator may see after the last round
 
 

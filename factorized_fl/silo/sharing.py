@@ -10,11 +10,11 @@ PATIENCE = 3  # rounds after which the coordinator warns if no site has received
 
 @dataclass(frozen=True)
 class Shared:
-    """In how many of its rounds a site received something from other sites, and how much of it on average."""
+    """The number of a site's rounds with a contribution of other sites, and their average share."""
 
     rounds: int  # in which the site received a download
-    some: int  # of these, with something from other sites
-    mean: float  # share of the other sites, on average over the former
+    some: int  # number of these with a contribution of other sites
+    mean: float  # average share of the other sites over all rounds with a download
 
     @property
     def words(self) -> str:

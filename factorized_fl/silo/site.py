@@ -60,7 +60,7 @@ class Site:
         report: bool,
         metrics: Sequence[str] = (),
     ) -> None:
-        self.metrics = metrics  # those that the coordinator may see after the last round
+        self.metrics = metrics  # the metrics that the coordinator may see after the last round
         self.kit, self.log, self.report, self.device = kit, log, report, device
         self.config = kit.config
         self.columns, self.scenario = columns, site_scenario(kit, data, columns)
@@ -75,7 +75,7 @@ class Site:
         self.directory.begin(self.config, describe_environment(self.config.seed, device), described, self.done)
         self.train_images = len(self.federation.scenario.clients[0].train)
 
-    # -- what survives a crash
+    # -- state on disk, which survives a crash
 
     def _answer_path(self, round_number: int) -> Path:
         return self.directory.path / f"answer-{round_number % 2}.message"
@@ -167,7 +167,7 @@ class Site:
             declined = str(error)
             trained = self._train(round_number, {}, self._shared())
         if declined:
-            self.log(f"did not use what the coordinator sent for round {round_number}, as {declined}")
+            self.log(f"did not use the coordinator's download of round {round_number}, as {declined}")
         federation, clients, engine = self.federation, self.federation.clients, self.federation.engine
         sent = clients.send([0])
         if federation.sealer is not None:
@@ -190,7 +190,7 @@ class Site:
         fields |= self._reported(round_number, result, trained) | ({"declined": declined[:200]} if declined else {})
         answer = self._reply(request, fields, encode(upload) if upload else b"")
         self._save(round_number, answer)
-        told = "" if share is None else f"; {share:.1%} of what it received came from other sites"
+        told = "" if share is None else f"; {share:.1%} of its download came from other sites"
         self.log(f"trained round {round_number} of {self.config.rounds}: {result.words}{told}")
         return answer
 

@@ -23,9 +23,10 @@ _TABLES = (".csv", ".npz", ".parquet")
 
 
 def site_scenario(kit: Kit, data: Path, columns: TableColumns = NO_COLUMNS) -> Scenario:
-    """Return a site's own data, split by the federation's seed unless it is split; its labels agree with no other's.
+    """Return a site's own data, split by the federation's seed unless it is split.
 
-    Raise UserError if the data cannot be used, or are not of the kind that the agreement names.
+    Its labels are never assumed to agree with those of other sites. Raise UserError if the data cannot be used, or are
+    not of the kind that the agreement names.
     """
     with windowing(columns.window):
         scenario = _scenario(kit, data, columns)
@@ -43,7 +44,7 @@ def subgroups_tested(data: Path, columns: TableColumns, scenario: Scenario) -> d
         return {}
     table, (client,) = read_columns(data), scenario.clients
     rows = np.arange(table.rows)
-    if columns.split and not columns.image:  # vectors lie in the order of their parts, images in that of the table
+    if columns.split and not columns.image:  # vectors are ordered by their parts, images as in the table
         rows = np.argsort(splits_of(table, columns.split), kind="stable")
     found = {name: words_of(table, name)[rows[client.test.numpy()]].tolist() for name in columns.subgroups}
     return check_subgroups(found)

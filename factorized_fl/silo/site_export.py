@@ -42,7 +42,7 @@ def export_now(kit: Kit, data: Path, out: Path | None = None, columns: TableColu
 
 
 def effect_over_alone(kit: Kit) -> Effect | None:
-    """Returns what the federation added to the model that the site trained without it; None without such a model."""
+    """Returns the gain of the site's model over the one that it trained without the federation; None without one."""
     ours, alone = RunDirectory(kit.run), RunDirectory(kit.alone)
     if ours.summary() is None or not kit.alone.exists() or alone.summary() is None:
         return None

@@ -38,7 +38,7 @@ def supervise(kit: Kit, show: Callable[[str], None] = lambda line: None) -> bool
     """Run a party; True once it is done, False after Ctrl-C or SIGTERM. `show` receives new lines of the journal."""
     check_before_start(kit)
     journal = Journal(kit)
-    seen = _show_new(kit, 0, lambda line: None)  # the lines of earlier starts
+    seen = _show_new(kit, 0, lambda line: None)  # skip the lines of earlier starts
     previous = {number: signal.signal(number, _stop) for number in _SIGNALS}
     pause = 0.0
     child: subprocess.Popen[bytes] | None = None

@@ -19,8 +19,8 @@ from factorized_fl.silo.journal import Journal
 from factorized_fl.silo.messages import Message, pack, unpack
 from factorized_fl.silo.settings import read_settings
 
-ALIVE = "alive"  # the kind of a message that says nothing else
-_BEAT = 5.0  # seconds between two of them
+ALIVE = "alive"  # the kind of a heartbeat message
+_BEAT = 5.0  # seconds between two heartbeats
 REFUSED = 2  # exit code of a trainer that has written its error to the journal
 _LENGTH = struct.Struct(">Q")
 _PAUSE = 0.2  # seconds between two attempts to take the lock
@@ -60,7 +60,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def _beat(write: Callable[[Message], None], federation: str) -> None:
-    """Say every few seconds that this process is not stopped."""
+    """Send a heartbeat every few seconds."""
     with suppress(OSError, ValueError):  # the agent is gone, or this process ends
         while True:
             write(Message(ALIVE, federation))

@@ -1,8 +1,8 @@
 """A new site tries a finished federation before it joins: the site's part, in a folder of its own in the kit.
 
 The trial has two rounds. In the first the site trains by itself, so that the coordinator can match it; in the second it
-begins with what the federation gives a site like it. Its control trains as long without the federation. The
-coordinator keeps nothing of it (`visits`).
+begins with the tensors that the federation has for a site like it. Its control trains as long without the federation.
+The coordinator keeps nothing of the trial (`visits`).
 """
 
 import json
@@ -44,7 +44,7 @@ def make_trial(kit: Kit) -> Kit:
 
 
 def end_trial(trial: Kit) -> str:
-    """Removes the copy of the key; returns what the trial found, in words."""
+    """Removes the copy of the key; returns the result of the trial in words."""
     shutil.rmtree(network().credentials(trial).key.parent, ignore_errors=True)
     path = trial.model / "model.json"
     if not path.is_file():

@@ -1,8 +1,8 @@
-"""Visitors of a finished federation: what a new site would receive, without keeping anything of it.
+"""Visitors of a finished federation: new sites that receive what a member would, without changing the federation.
 
-A visitor trains one round by itself and sends its update, by which the method matches it like any other site. It gets
-what the method gives it, trains a second round with that, and takes the result home. Then the coordinator's memory is
-that of before the visit.
+A visitor trains one round by itself and sends its update, with which the method matches it like any other site. It
+receives the mixed tensors, trains a second round with them, and keeps the result. Then the coordinator restores its
+memory of before the visit.
 """
 
 from functools import partial
@@ -50,7 +50,7 @@ def _receive(coordinator: "Coordinator", k: int) -> None:
         downloads, sent = memory.prepare(coordinator.config.rounds + 1, [k], partial(ask_losses, coordinator))
         share = downloads.from_others().get(k, 0.0)
         _ask(coordinator, k, 2, sent.get(k, {}), {"from_others": share, "peers": downloads.peers().get(k)})
-        coordinator.say(k, f"has visited: {share:.1%} of what it received came from other sites; its update is dropped")
+        coordinator.say(k, f"has visited: {share:.1%} of its download came from other sites; its update is dropped")
     except BadMessage as error:
         coordinator.mailbox.turned_away.add(site)
         coordinator.say(k, f"is turned away, as {error}")

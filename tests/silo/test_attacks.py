@@ -215,7 +215,7 @@ def test_a_malicious_member_is_refused_and_named(
     journal = journal_path(server.kit).read_text()
     for words in (
         "aster: refused its message, as its header is too long",
-        "shut out a message of aster for FLARE's channel 'factorized_fl'",
+        "dropped a message of aster for FLARE's channel 'factorized_fl'",
         "aster: refused its message, as it belongs to another federation",
         "aster: refused its message, as train is -1",
         "aster: dropped an answer to round-7, which is not an open request",
@@ -248,8 +248,8 @@ def test_a_site_cannot_give_orders_to_another_partys_flare(
     assert set(replies) == {"show a file", "say what you are", "stop", "begin again", "swallow this"}
     assert all(reply.split()[0] in ("timeout", "comm_error") for reply in replies.values()), replies
     journal = journal_path(server.kit).read_text()
-    assert "shut out a message of cedar for FLARE's channel 'admin', which this federation does not use" in journal
-    assert "shut out a message of cedar for FLARE's channel 'aux_communication'" in journal
+    assert "dropped a message of cedar for FLARE's channel 'admin', which this federation does not use" in journal
+    assert "dropped a message of cedar for FLARE's channel 'aux_communication'" in journal
     assert "stopped by an error" not in journal
 
 

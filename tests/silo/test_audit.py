@@ -111,6 +111,6 @@ def test_a_site_that_always_refuses_is_set_aside(data: Path, tmp_path: Path) -> 
     parties.sites["aster"] = Refusing(sites["aster"])
     assert parties.run()
     assert asked == [1, 2, 3]
-    assert "aster: set aside after 3 refused rounds; `ffl federation readmit` asks it again" in parties.journal
+    assert "aster: quarantined after 3 refused rounds; `ffl federation readmit` asks it again" in parties.journal
     noted = [line for line in entries(kits["coordinator"]) if line["event"] == "noted"]
     assert [line["site"] for line in noted] == ["aster"] * 4

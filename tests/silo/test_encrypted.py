@@ -209,7 +209,7 @@ def test_a_site_refuses_another_sites_row_names_the_round_and_goes_on(data: Path
     assert any(
         "The aggregate of round 2 for this site cannot be trusted: it is not the weighted sum" in s for s in lines
     )
-    assert any(line.startswith("did not use what the coordinator sent for round 2") for line in lines)
+    assert any(line.startswith("did not use the coordinator's download of round 2") for line in lines)
     rounds = [line["round"] for line in RunDirectory(kits["aster"].run).metrics()]
     assert 3 in rounds
 

@@ -129,7 +129,7 @@ def test_a_finished_coordinator_names_the_sites_that_do_not_know_of_the_end(
     assert third.run()
     third.coordinator.farewell(0.5)  # all know, but an answer may have been lost
     assert third.journal == [
-        "going on after round 1",
+        "continuing after round 1",
         "waiting up to 0 s for repeated questions: all sites know of the end",
     ]
     assert rows(third) == [(name, False, told) for name in NAMES]

@@ -94,8 +94,8 @@ FAULTS: dict[str, tuple[Callable[[Federation], None], str, str]] = {
     "trainer of a site killed": (kill_trainer, "aster", "the trainer died (exit code -9)"),
     "agent of a site killed": (kill_agent, "birch", "the party's process died (exit code -9)"),
     "all of a site killed, joined again": (kill_site, "coordinator", "round 6 of 6 is complete"),
-    "process of the server killed": (kill_server_process, "coordinator", "going on after round"),
-    "all of the server killed, started again": (kill_whole_server, "coordinator", "going on after round"),
+    "process of the server killed": (kill_server_process, "coordinator", "continuing after round"),
+    "all of the server killed, started again": (kill_whole_server, "coordinator", "continuing after round"),
     "site stalled for 30 s, deadline 200 s": (stall, "coordinator", "round 6 of 6 is complete"),
 }
 

@@ -216,7 +216,7 @@ def test_a_coordinator_whose_checkpoint_is_damaged_goes_on_from_the_round_before
     second = Loopback(kits, sites)
     assert second.run()
     assert "checkpoint.safetensors is damaged" in second.journal[0]
-    assert second.journal[1:3] == ["going back to the round before", "going on after round 1"]
+    assert second.journal[1:3] == ["going back to the round before", "continuing after round 1"]
     for party, kit in kits.items():
         assert RunDirectory(kit.run).metrics() == undisturbed[party]
 
@@ -276,7 +276,7 @@ def test_a_coordinator_without_its_last_rounds_continues_from_what_sites_hold(
     trained = {name: site.done for name, site in sites.items()}
     second = Loopback(kits, sites)
     assert second.run()
-    (words,) = (line for line in second.journal if "continuing from what they hold" in line)
+    (words,) = (line for line in second.journal if "continuing from their uploads" in line)
     assert f"the sites' is {sorted(trained.values())[1]}" in words
     for name, site in sites.items():
         rounds = [record["round"] for record in RunDirectory(kits[name].run).metrics()]

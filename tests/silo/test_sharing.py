@@ -44,7 +44,7 @@ def test_journal_status_and_card_say_how_much_a_site_received(shares: bool, data
     others = 1 - sites["aster"].train_images / sum(site.train_images for site in sites.values())
     told = f"aster {others:.1%}" if shares else "aster 0.0%"
     assert f": {told}, birch" in second
-    assert any(f"; {others if shares else 0:.1%} of what it received came from other sites" in line for line in said)
+    assert any(f"; {others if shares else 0:.1%} of its download came from other sites" in line for line in said)
     words = shared_with(RunDirectory(kits["aster"].run).timing(), "aster").words
     assert words == (
         f"received something from other sites in 2 of 2 rounds, {others:.1%} on average"

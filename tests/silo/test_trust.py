@@ -67,7 +67,7 @@ ATTACKS: dict[str, tuple[Callable[[Message], Message], str]] = {
     "NaN": (spoil(lambda t: first(t, sorted(t.items())[0][1] * torch.nan)), "not finite"),
     "infinity": (spoil(lambda t: first(t, sorted(t.items())[0][1] + torch.inf)), "not finite"),
     "huge numbers": (spoil(lambda t: first(t, sorted(t.items())[0][1] + 1e8)), "above the limit"),
-    "a tensor too few": (spoil(lambda t: dict(sorted(t.items())[1:])), "is missing or too many"),
+    "a tensor too few": (spoil(lambda t: dict(sorted(t.items())[1:])), "is missing or not expected"),
     "a path for a name": (spoil(lambda t: {**t, "../../etc/passwd": torch.zeros(2)}), "../../etc/passwd"),
     "a huge tensor in few bytes": (bomb, "not among the tensors that are due"),
     "no tensors at all": (lambda answer: replace(answer, payload=b"rubbish" * 9), "cannot be read"),
@@ -89,9 +89,9 @@ def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, 
     parties.sites["aster"] = Handler(evil)
     assert parties.run()
     blamed = [line for line in parties.journal if line.startswith("aster: dropped its answer")]
-    assert len(blamed) == 3  # then it is set aside and not asked again
+    assert len(blamed) == 3  # then it is quarantined and not asked again
     assert all(words in line for line in blamed)
-    assert any("aster: set aside" in line for line in parties.journal)
+    assert any("aster: quarantined" in line for line in parties.journal)
     assert not any(line.startswith(("birch", "cedar")) for line in parties.journal)
     records = RunDirectory(kits[COORDINATOR].run).metrics()
     assert {record["client"] for record in records if record["steps"]} == {1, 2}
@@ -99,7 +99,7 @@ def test_a_bad_update_is_dropped_and_the_round_goes_on(attack: str, data: Path, 
     assert not parties.coordinator.memory.received[0]
     assert all(tensor.isfinite().all() for tensor in parties.coordinator.memory.server.stack.values())
     status = json.loads(kits[COORDINATOR].status.read_text())
-    assert next(site["doing"] for site in status["sites"]) == "set aside"
+    assert next(site["doing"] for site in status["sites"]) == "quarantined"
 
 
 def test_a_fingerprint_that_no_images_have_is_dropped(data: Path, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_an_old_round_replayed_is_dropped(data: Path, tmp_path: Path) -> None:
 
 
 def test_three_bad_updates_in_a_row_and_readmission_by_the_operator(data: Path, tmp_path: Path) -> None:
-    """Bad in rounds 1 to 3, set aside, readmitted, good again: it takes part in what is left."""
+    """Bad in rounds 1 to 3, quarantined, readmitted, good again: it takes part in what is left."""
     kits = kits_of(tmp_path, trio_config(rounds=8))
     sites = make_sites(kits, data)
     parties = Loopback(kits, sites)
@@ -279,7 +279,7 @@ def test_a_site_whose_training_diverges_on_received_weights_trains_its_own(data:
         alone.answer(round_request(round_number))
         assert answer.fields["result"] == "trained"
         assert "training diverges from the received weights" in answer.fields["declined"]
-        assert any("did not use what the coordinator sent" in line for line in said)
+        assert any("did not use the coordinator's download" in line for line in said)
         assert same(alone.federation.tensors, site.federation.tensors, 0.0)
     assert [record["round"] for record in RunDirectory(kits["aster"].run).metrics()] == [1, 2]
 
@@ -394,7 +394,7 @@ def test_a_victim_of_poisoned_tensors_takes_part_with_its_own(data: Path, tmp_pa
 
     parties.sites["birch"] = Victim(sites["birch"])
     assert parties.run()
-    assert any(line.startswith("birch: did not use what it received, as ") for line in parties.journal)
+    assert any(line.startswith("birch: did not use its download, as ") for line in parties.journal)
     assert parties.coordinator.memory.strikes.tolist() == [0, 0, 0]
     assert parties.coordinator.timing[1]["from_others"]["birch"] == 0
     assert sum(record["steps"] > 0 for record in RunDirectory(kits["birch"].run).metrics()) == 3

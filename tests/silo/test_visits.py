@@ -141,7 +141,7 @@ def test_a_refused_visitor_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     closed = Message("wait", trial.agreement.id, {"closed": True})
     replies = [closed, closed, Message("refused", trial.agreement.id, {"version": "0", "turned_away": True})]
     monkeypatch.setattr(agent, "exchange", lambda news: replies.pop(0))
-    with pytest.raises(CannotContinue, match="found something invalid in what this site sent"):
+    with pytest.raises(CannotContinue, match="found a message of this site invalid"):
         agent.work()
     (line,) = last_lines(trial)
     assert "receives no visitors yet: after its last round, with --visitors" in line

@@ -15,11 +15,11 @@ FINAL = 77  # exit code of a party's process that would fail in the same way if 
 
 
 class CannotContinue(Exception):
-    """The party would fail in the same way if it were started again; the text says why."""
+    """The party would fail in the same way if it were started again; the text gives the reason."""
 
 
 class Unreachable(Exception):
-    """The coordinator gave no answer; the text says why."""
+    """The coordinator gave no answer; the text gives the reason."""
 
 
 class Line(Protocol):
@@ -58,7 +58,7 @@ class Transport(Protocol):
         """The paths of a party's credentials in its kit."""
 
     def prepare(self, kit: Kit) -> None:
-        """Write what the party's process needs to the kit, replacing everything of an earlier start."""
+        """Write the files of the party's process to the kit, replacing those of an earlier start."""
 
     def command(self, kit: Kit) -> list[str]:
         """The arguments to Python that start the party's process."""

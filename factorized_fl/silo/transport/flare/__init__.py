@@ -1,1 +1,1 @@
-"""The transport between machines: NVIDIA FLARE, a gRPC connection with mutual TLS. All that names FLARE is here."""
+"""The transport between machines: NVIDIA FLARE, a gRPC connection with mutual TLS. Only this folder imports FLARE."""

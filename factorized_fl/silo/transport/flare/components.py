@@ -93,7 +93,7 @@ class CoordinatorComponent(_Component):
             return make_reply(ReturnCode.UNAUTHENTICATED, "no site of this federation")
         sessions = [str(request.get_header(CellMessageHeaderKeys.TOKEN))]
         login = self.manager.name_to_clients.get(site)
-        if login is not None and login.token != self.logins.get(site):  # of a copy of a kit often nothing else arrives
+        if login is not None and login.token != self.logins.get(site):  # often the only sign of a copy of a kit
             self.logins[site] = login.token
             sessions.insert(0, login.token)
         return make_reply(ReturnCode.OK, body=self.mailbox.answer(site, sessions, request.payload))

@@ -124,4 +124,4 @@ def _report(sender: str, message: Any) -> None:
     if (sender, kind) not in _reported and len(_reported) < _MOST_REPORTED:
         _reported.add((sender, kind))
         for report in _listeners:
-            report(f"shut out a message of {sender} for FLARE's channel {kind!r}, which this federation does not use")
+            report(f"dropped a message of {sender} for FLARE's channel {kind!r}, which this federation does not use")

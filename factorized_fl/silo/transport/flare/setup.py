@@ -1,6 +1,6 @@
 """Keys and certificates for all parties, FLARE's configuration at every start, and the process that runs FLARE.
 
-FLARE's provisioning makes keys and certificates. A kit comes from another party, so nothing in it decides which code
+FLARE's provisioning makes keys and certificates. A kit comes from another party, so nothing in it may decide which code
 runs: at every start the installed package writes FLARE's configuration and policies. No administrator has any right, no
 job may be submitted, no process launcher is installed, only classes of this package may be built, and a site streams no
 log to the coordinator.
