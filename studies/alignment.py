@@ -1,4 +1,4 @@
-"""How well classes are matched, and what sharing classifiers by class is worth: results/align/.
+"""Measures how well classes are matched, and the gain from sharing classifiers by class; writes results/align/.
 
 python -m studies.alignment matching --data DATA          matching alone, no training
 python -m studies.alignment runs --data DATA --work DIR    runs; what is finished is not run again
@@ -111,7 +111,7 @@ def match_groups(preset: str, seed: int, data: Path) -> Record:
 
 
 def match_unlike(draw: int, split: bool, data: Path) -> Record:
-    """Three clients of one domain with 10, 7 and 4 classes, 4 of them common; or one class of two is two elsewhere.
+    """Three clients of one domain with 10, 7 and 4 classes, 4 of them common; or two, one with a merged class.
 
     In the second case one class of the second client is the union of two of the first, so no match of it is right.
     """
@@ -257,7 +257,7 @@ def run_lines(folder: Path) -> list[str]:
             difference = None if align == "off" else difference_of(records, ways.get("off", {}))
             change = "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * x for x in difference)) if difference else ""
             accuracy = 100 * float(np.mean([record["accuracy"] for record in records.values()]))
-            # Records of before counted only matches, in both directions, and not how many classes are equal.
+            # Older records counted matches only, in both directions, and not the equal classes.
             pairs = [record["matches"] for record in records.values() if "same" in record.get("matches", {})]
             same, matched, right = (sum(each[what] for each in pairs) for what in ("same", "matched", "right"))
             share = f"{right / same:.0%} / {f'{right / matched:.0%}' if matched else '-'}" if pairs else ""

@@ -1,4 +1,4 @@
-"""What else may help where classes are matched, tried on the embedded data of the demo: results/align/beyond/.
+"""Further variants of class matching, tried on the embedded data of the demo: results/align/beyond/.
 
 python -m studies.alignment_beyond features    matching by features of a trained body; a minute on one core
 python -m studies.alignment_beyond runs        runs; about five minutes on one core
@@ -55,7 +55,7 @@ def measure_variant(method: str, variant: str, seed: int) -> Record:
 
 @torch.no_grad()
 def trained_features(federation: Federation, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the classifier of client k receives for its training images, [n, D], and their labels."""
+    """The inputs of client k's classifier for its training images, [n, D], and their labels."""
     scenario, client = federation.scenario, federation.scenario.clients[k]
     # Running statistics of BatchNorm stay at home and differ, so each client normalises with those of its images.
     model = federation.engine.models[len(client.classes)].train()  # type: ignore[attr-defined]

@@ -88,7 +88,9 @@ class Job:
     name: str
     path: Path
     config: Config
-    measure: Callable[[RunDirectory, float], Record]  # what is kept of a run, given the seconds that its start took
+    measure: Callable[
+        [RunDirectory, float], Record
+    ]  # returns the record of a run, given the seconds that its start took
     expected: Callable[[], float] = lambda: 0.0  # the seconds that it is expected to take, 0 if that is unknown
 
 

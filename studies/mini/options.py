@@ -1,4 +1,4 @@
-"""The study of what the paper leaves open in Factorized-FL: options tried on mini-domains with three seeds.
+"""The study of options that the paper leaves open in Factorized-FL, tried on mini-domains with three seeds.
 
 A run is a cell as `ffl bench` makes them. `write_options` compares each choice with the defaults on validation images.
 """

@@ -32,7 +32,7 @@ class Cell:
     method: str
     preset: str
     seed: int = 1
-    variant: str = ""  # a short name of what is different from the method as it stands
+    variant: str = ""  # a short name of the difference from the method as printed
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Where the cell is kept under the folder of results, without a suffix."""
+        """The path of the cell below the folder of results, without a suffix."""
         setting = "" if self.setting == self.study else f"{self.setting}/"
         return f"{self.study}/{setting}{self.row}-seed{self.seed}"
 
@@ -140,7 +140,7 @@ def published_mean(study: str, setting: str, method: str) -> list[float] | None:
 
 
 def title(row: str, variant_only: bool = False) -> str:
-    """Return a row's name: the method's title and, in brackets, what is different about it; or only the latter."""
+    """Return a row's name: the method's title and, in brackets, its variant; or only the variant."""
     titles = read_data("grid.toml")["titles"]
     method, _, variant = row.partition("+")
     changes = ", ".join(titles.get(change, change) for change in variant.replace(",", "+").split("+"))

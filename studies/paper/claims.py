@@ -1,4 +1,4 @@
-"""The ledger of claims: what the paper says, the checks of it that our cells allow, and the verdict that follows.
+"""The ledger of claims: the paper's claims, the checks of them that our cells allow, and the verdicts that follow.
 
 A check is decided by a difference of more than three standard errors; with more than two it is leaning, which decides
 nothing. A check against a baseline that we do not reproduce is not testable. A check of a run whose method did not

@@ -68,7 +68,7 @@ def reproduce(
     results: Annotated[Path, typer.Option("--results", help="Folder of the results.")] = RESULTS,
     work: Annotated[Path, typer.Option("--work", help="Folder of unfinished runs.")] = WORK,
     device: Device = "auto",
-    note: Annotated[str, typer.Option("--note", help="Kept with each result: what readers should know of it.")] = "",
+    note: Annotated[str, typer.Option("--note", help="A note for readers, kept with each result.")] = "",
     show: Annotated[bool, typer.Option("--show", help="Print our numbers beside the paper's.")] = False,
     output: Annotated[str, typer.Option("--format", help="With --show: table or json.")] = "table",
     list_studies: Annotated[bool, typer.Option("--list", help="List the studies; of STUDY also cells left.")] = False,

@@ -1,4 +1,4 @@
-"""The studies as jobs for the runner: in which order, with which choices, and what each is expected to take.
+"""The studies as jobs for the runner: their order, their choices, and the expected time of each.
 
 Options that the paper leaves open are chosen on validation images and never on test images. Each candidate has one
 short run with the first seed; the one with the best mean over clients after the last round is chosen, the first one of

@@ -1,4 +1,4 @@
-"""What the one-page summary shows: a small table, one effect for each of ten claims, and what was not run."""
+"""The content of the one-page summary: a small table, one effect for each of ten claims, and the missing runs."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     printed: Mean | None
     tuned: Mean | None
     seeds: int
-    inert: bool  # the method never did what distinguishes it
+    inert: bool  # the method never had its effect, such as a split
 
     @property
     def far(self) -> bool:

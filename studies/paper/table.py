@@ -72,7 +72,7 @@ class Run:
 
     @property
     def inactive(self) -> bool:
-        """Whether the method never did what distinguishes it: Clustered-FL without a split."""
+        """Whether the method never had its effect, such as Clustered-FL without a split."""
         clusters = self.record.get("mixing", {}).get("clusters")
         return clusters is not None and len(set(clusters)) == 1
 
