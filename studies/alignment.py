@@ -47,11 +47,13 @@ def scenario_of(preset: str, seed: int, data: Path) -> Scenario:
     return build_scenario_of(configure(preset, seed=seed), data)
 
 
-def describe_all(scenario: Scenario, seed: int, noise: float = 0.0, chosen: Sequence[Sequence[int]] = ()) -> Described:
+def describe_all(
+    scenario: Scenario, seed: int, noise: float = 0.0, chosen: Sequence[Sequence[int]] = (), mirrored: bool = True
+) -> Described:
     """The payloads of all clients; `chosen` are the classes that each of them keeps."""
     most, each = max(len(client.classes) for client in scenario.clients), []
     for k, client in enumerate(scenario.clients):
-        features = random_features(model_inputs(scenario, scenario.images[client.train]), seed)
+        features = random_features(model_inputs(scenario, scenario.images[client.train]), seed, mirrored)
         labels = scenario.targets(k, client.train)
         kept = torch.isin(labels, torch.tensor(chosen[k])) if chosen else torch.ones_like(labels, dtype=torch.bool)
         each.append(describe_classes(features[kept], labels[kept], most, noise, torch_rng(seed, "class noise", k)))

@@ -19,7 +19,7 @@ from factorized_fl.core.seeds import torch_rng
 from factorized_fl.methods.class_statistics import describe_classes
 from factorized_fl.methods.correspondence import StatisticsMatcher
 from factorized_fl.results.rundir import Record
-from factorized_fl.simulate.alignment import judge_matches, true_labels
+from factorized_fl.simulate.alignment import judge_matches, mirrors_images, true_labels
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.networks import model_inputs
 from factorized_fl.simulate.rounds import download, run_round
@@ -85,7 +85,7 @@ def measure_features(seed: int) -> list[Record]:
             **judge_matches(found.but(found.confidence >= LEAST).labels, truth.where(there, -1)),
         }
 
-    records = [judged("random", describe_all(scenario, seed))]
+    records = [judged("random", describe_all(scenario, seed, mirrored=mirrors_images(config, scenario)))]
     for round_number in range(1, config.rounds + 1):
         run_round(federation, round_number)
         if round_number in (1, 3, config.rounds):

@@ -1,8 +1,9 @@
 """Statistics of the images of each class, by which a server matches the classes of different clients.
 
-Every client computes the same random features of its training images: 64 random 3 x 3 filters, ReLU, means on a 4 x 4
-grid, and a random projection to 64 numbers. It sends the mean of each class and the covariance of images within
-classes. No image, label or name of a class is sent.
+Every client computes the same random features of its training images: 64 random 3 x 3 filters, ReLU, means on a 3 x 3
+grid, square roots, and a random projection to 128 numbers. Where training mirrors images, so do the features: they are
+the mean of those of an image and of its mirror image. A client sends the mean of each class and the covariance of
+images within classes. No image, label or name of a class is sent.
 """
 
 import math
@@ -15,16 +16,17 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.seeds import torch_rng
 from factorized_fl.core.views import Tensors
 
-FEATURES = 64
-_FILTERS, _SIDE, _GRID = 64, 3, 4
+FEATURES = 128
+_FILTERS, _SIDE, _GRID = 64, 3, 3
 _BATCH = 500
 _FLOOR = 1e-6  # added to the variances, relative to their mean, where images do not vary in some direction
 
 
-def random_features(inputs: torch.Tensor, seed: int) -> torch.Tensor:
+def random_features(inputs: torch.Tensor, seed: int, mirrored: bool = False) -> torch.Tensor:
     """Features of inputs as the network receives them, float32 [n, FEATURES]; equal seeds give equal features.
 
     Images are [n, C, H, W]; other inputs are floats of any shape [n, ...]. Raises UserError for whole numbers.
+    With `mirrored`, an image and its mirror image have the same features.
     """
     if not inputs.is_floating_point():
         raise UserError("align = 'statistics' cannot describe inputs that are whole numbers: set align = 'classifier'.")
@@ -36,13 +38,19 @@ def random_features(inputs: torch.Tensor, seed: int) -> torch.Tensor:
         size = inputs[0].numel()
         filters = torch.randn(_FILTERS * _GRID**2, size, generator=rng) / math.sqrt(size)
     projection = torch.linalg.qr(torch.randn(_FILTERS * _GRID**2, FEATURES, generator=rng))[0].to(inputs)
+    filters = filters.to(inputs)
+
+    def of_images(some: torch.Tensor) -> torch.Tensor:
+        maps = F.relu(F.conv2d(some, filters, padding=_SIDE // 2))
+        # Square roots are nearer to a normal distribution, which the server assumes, than means of a ReLU are.
+        return F.adaptive_avg_pool2d(maps, _GRID).flatten(1).sqrt()
+
     found = []
     for some in inputs.split(_BATCH):
         if inputs.dim() == 4:
-            maps = F.relu(F.conv2d(some, filters.to(inputs), padding=_SIDE // 2))
-            wide = F.adaptive_avg_pool2d(maps, _GRID).flatten(1)
+            wide = (of_images(some) + of_images(some.flip(3))) / 2 if mirrored else of_images(some)
         else:
-            wide = F.relu(some.flatten(1) @ filters.to(inputs).T)
+            wide = F.relu(some.flatten(1) @ filters.T)
         found.append(wide @ projection)
     return torch.cat(found)
 

@@ -149,15 +149,20 @@ def true_labels(scenario: Scenario, most: int) -> torch.Tensor:
     return labels
 
 
+def mirrors_images(config: Config, scenario: Scenario) -> bool:
+    """Whether training mirrors images at random, so that an image and its mirror image show the same class."""
+    return config.augment == "paper" and not scenario.arrays
+
+
 def described_classes(
     alignment: Alignment, scenario: Scenario, inputs: Callable[[torch.Tensor], torch.Tensor], noise_seed: int
 ) -> Tensors:
     """Return the vectors that match classes, [K, ...]: before training, rows of classifiers have not moved."""
     if alignment.config.align != "statistics":
         return {name: torch.zeros(len(scenario.clients), *t.shape) for name, t in alignment.described.items()}
-    each = []
+    each, mirrored = [], mirrors_images(alignment.config, scenario)
     for k, client in enumerate(scenario.clients):
-        features = random_features(inputs(scenario.images[client.train]), alignment.config.seed)
+        features = random_features(inputs(scenario.images[client.train]), alignment.config.seed, mirrored)
         labels = scenario.targets(k, client.train)
         generator = torch_rng(noise_seed, "class noise", client.draws_as(k))
         each.append(describe_classes(features, labels, alignment.rows.most, alignment.config.align_noise, generator))

@@ -254,5 +254,7 @@ def test_features_are_the_same_everywhere_and_refuse_whole_numbers() -> None:
     assert torch.equal(random_features(images, 1), random_features(images, 1))
     assert random_features(images, 1).shape == (3, FEATURES)
     assert random_features(torch.randn(3, 20), 1).shape == (3, FEATURES)
+    assert torch.allclose(random_features(images, 1, mirrored=True), random_features(images.flip(3), 1, mirrored=True))
+    assert not torch.allclose(random_features(images, 1), random_features(images.flip(3), 1))
     with pytest.raises(UserError, match="whole numbers"):
         random_features(torch.ones(3, 20, dtype=torch.int64), 1)
