@@ -1,4 +1,4 @@
-"""What a round costs among 1,000 and among 100,000 clients of whom 100 take part: seconds, memory, files.
+"""What a round costs among 1,000 and among 100,000 clients, 100 of which take part: seconds, memory, files.
 
     python benchmarks/population.py [--clients 1000,100000] [--methods fedavg,factorized-peers] [--rounds 8]
                                     [--out results/performance/population.json]

@@ -86,32 +86,61 @@ FORBIDDEN = [
     r"\banew\b",
     r"goes on so\b",
     r"\bone's own\b",
+    r"from whom each client",
+    r"did what distinguishes it",
+]
+HABITS = [  # ways of speaking that made those sentences hard to understand; tests may use them
+    r"\bwho(so)?ever\b",
+    r"\b(to|from|by|of|for|with|over|beside) whom\b",
+    r"\b(nobody|everybody|somebody)\b",
+    r", too[.,;:)]",
+    r"\bgoes back to where\b",
+    r"\ball that (is|was) not\b",
 ]
 
 
+def plain(text: str) -> str:
+    """The text as one line in lower case, without comment signs."""
+    return re.sub(r"\s*\n\s*(#|//|\*)?\s*|\s+", " ", text).lower()
+
+
+def hits(name: str, text: str) -> list[str]:
+    """What a text holds that is forbidden, each with the words around it."""
+    patterns = FORBIDDEN if name.startswith("tests/") else FORBIDDEN + HABITS
+    found = re.finditer("|".join(f"(?:{each})" for each in patterns), text)
+    return [f"{name}: ...{text[max(0, m.start() - 40) : m.end() + 40]}..." for m in found]
+
+
 def texts() -> list[tuple[str, str]]:
-    """The tracked files that people read, each as one line in lower case without comment signs."""
+    """The tracked files that people read, by name."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = []
     for name in listed.split("\0"):
         if Path(name).suffix in SUFFIXES and not name.startswith(NOT_READ):
-            text = (ROOT / name).read_text(encoding="utf-8")
-            found.append((name, re.sub(r"\s*\n\s*(#|//|\*)?\s*|\s+", " ", text).lower()))
+            found.append((name, plain((ROOT / name).read_text(encoding="utf-8"))))
     return found
 
 
 def test_no_listed_sentence_is_left() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout")
-    pattern = re.compile("|".join(f"(?:{each})" for each in FORBIDDEN))
-    hits = [
-        f"{name}: ...{text[max(0, m.start() - 40) : m.end() + 40]}..."
-        for name, text in texts()
-        for m in pattern.finditer(text)
-    ]
-    assert not hits, "\n".join(hits)
+    found = [hit for name, text in texts() for hit in hits(name, text)]
+    assert not found, "\n".join(found)
 
 
-def test_the_search_finds_what_it_forbids() -> None:
-    for sentence in ("Who have answered; nobody did.", "They are mixed anew.", "v does travel."):
-        assert any(re.search(each, sentence.lower()) for each in FORBIDDEN)
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "# Average over those who have\n    # answered; nobody did: the own ones",
+        "Weights of all who had answered.",
+        "    // a client whom\n    // nothing helps goes on",
+        "Whoever cannot say how good it was",
+        "They are Mixed\nAnew.",
+        "| v | v does travel. |",
+        "The site was led\n  astray.",
+        "Statistics help other methods, too.",
+        "The tensors go to whom they concern.",
+    ],
+)
+def test_the_search_finds_variants(sentence: str) -> None:
+    assert hits("docs/page.md", plain(sentence))

@@ -50,7 +50,7 @@ def read_columns(path: Path) -> Columns:
         elif kind == ".parquet":
             table = pq.read_table(path)
         else:
-            raise UserError(f"'{path}' is no table: give a file that ends in .csv, .parquet or .npz.")
+            raise UserError(f"'{path}' is not a table: give a file that ends in .csv, .parquet or .npz.")
     except FileNotFoundError:
         raise UserError(f"There is no file '{path}'.") from None
     except (OSError, ValueError, pa.ArrowException) as error:

@@ -54,7 +54,7 @@ def register(method: type[Method]) -> type[Method]:
         UserError: if the class is malformed, or its name is taken.
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
-        raise UserError(f"{method!r} is no method: let its class inherit ffl.Method.")
+        raise UserError(f"{method!r} is not a method: let its class inherit ffl.Method.")
     if not hasattr(method, "name"):
         raise UserError(f"The method {method.__name__} has no 'name': give its class one.")
     if not (isinstance(method.name, str) and re.fullmatch("[a-z0-9][a-z0-9-]*", method.name)):

@@ -282,7 +282,9 @@ def read_kit(path: Path) -> Kit:
     """The kit in a folder. The training configuration in it is checked when `Kit.config` is first used."""
     path = path.resolve()
     if not (path / FEDERATION).is_file():
-        raise UserError(f"'{path}' is no kit: it has no {FEDERATION}; make kits with `ffl federation new sites.toml`.")
+        raise UserError(
+            f"'{path}' is not a kit: it has no {FEDERATION}; make kits with `ffl federation new sites.toml`."
+        )
     table = read_table(path / FEDERATION)
     try:
         kit = Kit(path, table["party"], make(Agreement, table["federation"], "entry"), dict(table["run"]))

@@ -104,7 +104,7 @@ def read_request(path: Path) -> Request:
     except FileNotFoundError:
         raise UserError(f"There is no request '{path}'.") from None
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"'{path}' is no request of `ffl federation request` ({error}).") from None
+        raise UserError(f"'{path}' is not a request of `ffl federation request` ({error}).") from None
     if not valid:
         raise UserError(f"The request '{path}' is not signed with its own key: it was changed on its way.")
     return Request(party, federation, found.public_key())
@@ -131,7 +131,7 @@ def _install_approval(kit: Kit, path: Path, content: bytes) -> str:
         found = x509.load_pem_x509_certificate(content)
         found.verify_directly_issued_by(x509.load_pem_x509_certificate(files.root.read_bytes()))
     except (OSError, ValueError, TypeError, InvalidSignature):
-        raise UserError(f"'{path}' is no approval of this federation's authority.") from None
+        raise UserError(f"'{path}' is not an approval of this federation's authority.") from None
     names = [str(each.value) for each in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if names != [kit.party]:
         raise UserError(f"'{path}' is the approval of {', '.join(names)}, not of {kit.party}.")
@@ -216,7 +216,7 @@ def read_notice(kit: Kit, path: Path | None = None) -> Notice | None:
         if content.keys() != _NOTICE_KEYS or content["federation"] != kit.agreement.id:
             raise ValueError
     except (OSError, KeyError, ValueError, TypeError, AttributeError, InvalidSignature):
-        raise UserError(f"'{path}' is no notice of this federation's authority.") from None
+        raise UserError(f"'{path}' is not a notice of this federation's authority.") from None
     return Notice(content["number"], tuple(content["sites"]), tuple(content["revoked"]), content["rounds"])
 
 

@@ -44,7 +44,7 @@ def save_settings(kit: Kit, settings: Settings) -> None:
     try:
         content = tomli_w.dumps(values).encode()
     except UnicodeEncodeError:  # a file name may hold bytes that are no characters
-        raise UserError(f"The path {values['data']!a} is no text: rename the folder.") from None
+        raise UserError(f"The path {values['data']!a} is not valid text: rename the folder.") from None
     write_atomically(kit.path / _FILE, content)
 
 

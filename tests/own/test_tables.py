@@ -182,7 +182,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros(3), y=np.zeros(2))
     for name, words in (
         ("no.csv", "There is no file"),
-        ("a.txt", "is no table: give a file that ends in"),
+        ("a.txt", "is not a table: give a file that ends in"),
         ("a.parquet", "cannot be read as a table"),
         ("a.npz", "must have equal numbers of rows, but x has 3, y has 2"),
         ("gap.csv", "Row 2 of .* has no number in the column 'age'"),

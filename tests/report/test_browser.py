@@ -77,7 +77,7 @@ def test_the_slider_changes_the_heat_map_and_the_graph(chromium, one) -> None:
     with Watched(chromium) as tab:
         tab.page.goto(one)
         fills = "els => els.map(e => e.style.fill).join()"
-        heat = "[data-figure$=who-from-whom] svg rect"
+        heat = "[data-figure$=mixing-weights] svg rect"
         last, words = tab.page.eval_on_selector_all(heat, fills), tab.page.locator("#round-shown")
         graph = tab.page.locator("[data-figure$=graph] svg").inner_html()
         assert words.inner_text() == "round 4"
@@ -212,13 +212,13 @@ def test_downloads_parse(chromium, one, several) -> None:
         name, content = tab.download("[data-file='comparison-clients.csv']")
         assert len(list(csv.DictReader(io.StringIO(content.decode())))) == 12
         tab.page.goto(one)
-        for figure in ("accuracy", "who-from-whom", "graph", "communication", "confusion-1"):
+        for figure in ("accuracy", "mixing-weights", "graph", "communication", "confusion-1"):
             name, content = tab.download(f"[data-figure$={figure}] button[aria-label$=SVG]")
             assert name.endswith(".svg")
             root = ET.fromstring(content)
             assert root.tag == "{http://www.w3.org/2000/svg}svg"
             assert b"var(" not in content  # colours stand on their own
-        name, content = tab.download("[data-figure$=who-from-whom] button[aria-label$=PNG]")
+        name, content = tab.download("[data-figure$=mixing-weights] button[aria-label$=PNG]")
         assert content.startswith(b"\x89PNG")
         assert tab.complaints == []
 
@@ -289,7 +289,7 @@ def test_two_hundred_clients_stay_usable(chromium, tmp_path: Path) -> None:
         assert tab.page.locator("#verdicts tbody tr").count() == 40
         tab.page.locator("#round").focus()
         tab.page.keyboard.press("ArrowLeft")
-        assert tab.page.locator("[data-figure$=who-from-whom] svg image").count() == 1
+        assert tab.page.locator("[data-figure$=mixing-weights] svg image").count() == 1
         assert tab.complaints == []
 
 

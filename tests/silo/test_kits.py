@@ -136,7 +136,7 @@ def test_mistakes_at_the_command_line(capsys: pytest.CaptureFixture[str], tmp_pa
     for kit in kits.values():
         write_kit(kit)
     for arguments, words in (
-        (["serve", tmp_path], "is no kit"),
+        (["serve", tmp_path], "is not a kit"),
         (["serve", tmp_path / "aster"], "use `ffl join`"),
         (["join", tmp_path / COORDINATOR], "use `ffl serve`"),
         (["join", tmp_path / "aster"], "--data DIR"),
@@ -338,7 +338,7 @@ def test_a_sites_choices_are_stored_in_its_kit(folder: str, tmp_path: Path) -> N
 
 def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
     kit = kits_of(tmp_path, trio_config())["aster"]
-    with pytest.raises(UserError, match="is no text: rename the folder"):
+    with pytest.raises(UserError, match="is not valid text: rename the folder"):
         save_settings(kit, Settings(tmp_path / "a\udcffb"))
 
 

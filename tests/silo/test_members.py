@@ -109,7 +109,7 @@ def test_requests_that_are_not_what_they_claim(root: Path, tmp_path: Path) -> No
     with pytest.raises(UserError, match="is not signed with its own key"):
         read_request(tmp_path / "changed.request")
     (tmp_path / "rubbish.request").write_text("rubbish")
-    with pytest.raises(UserError, match="is no request of `ffl federation request`"):
+    with pytest.raises(UserError, match="is not a request of `ffl federation request`"):
         read_request(tmp_path / "rubbish.request")
     other = replace(kit_in(root, "aster"), agreement=replace(kit_in(root, "aster").agreement, id="0" * 16))
     make_request(other, tmp_path / "other.request")
@@ -160,7 +160,7 @@ def test_approvals_that_may_not_be_installed(root: Path) -> None:
     foreign = root / "foreign"
     found(foreign, aster.agreement, dict(aster.table))
     approve(foreign, "aster", root / "aster.request", lost)
-    with pytest.raises(UserError, match="is no approval of this federation's authority"):
+    with pytest.raises(UserError, match="is not an approval of this federation's authority"):
         install(aster, lost)
 
 
@@ -200,7 +200,7 @@ def test_notices_are_signed_and_only_newer_ones_are_used(root: Path) -> None:
     forged = json.loads(old)
     forged["notice"] = forged["notice"].replace('"number": 1', '"number": 9')
     path.write_text(json.dumps(forged))
-    with pytest.raises(UserError, match="is no notice of this federation's authority"):
+    with pytest.raises(UserError, match="is not a notice of this federation's authority"):
         install(coordinator, path)
     path.write_bytes(old)
     with pytest.raises(UserError, match="only the coordinator needs"):

@@ -47,7 +47,7 @@ function mixingCard(run) {
   const slider = el("input", { type: "range", id: "round", min: 0, step: 1, "aria-label": "round" }),
     shown = el("output", { id: "round-shown", for: "round" });
   const map = figure(
-    `${run.method}-who-from-whom`,
+    `${run.method}-mixing-weights`,
     null,
     (width) => mixingMap(run, width),
     (width) => Math.min(width, 520),
