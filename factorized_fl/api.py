@@ -42,7 +42,8 @@ from factorized_fl.silo.site_export import export_control, export_now
 from factorized_fl.simulate.callbacks import Callback, observers_of
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation
-from factorized_fl.simulate.scenario import build_scenario_of, scenario_for
+from factorized_fl.simulate.scenario import refuse_disagreeing
+from factorized_fl.simulate.side_by_side import run_configs
 from factorized_fl.simulate.training import bring
 
 COMPARISON = "comparison.json"
@@ -199,6 +200,8 @@ def compare(
     watch: Callable[[Sequence[Config]], AbstractContextManager[Observer]] | None = None,
     device: str = "auto",
     control: bool = True,
+    jobs: int = 1,
+    finished: Callable[[Config], None] = lambda config: None,
     **settings: Any,
 ) -> list[Comparison]:
     """Run several methods with several seeds, and write comparison.json.
@@ -214,6 +217,9 @@ def compare(
         device: "cpu", "cuda", "cuda:1" or "auto".
         control: also run each method's control: the same run in which every client aggregates with itself alone.
             Methods that differ only in what they aggregate have one control.
+        jobs: runs at a time, each in a process of its own, within the memory there is; `watch` then has no effect. A
+            script that compares with jobs above 1 needs ``if __name__ == "__main__":``.
+        finished: called with the configuration of each run that ends, with jobs above 1.
         settings: options of all runs; one for a single method is written ``**{"factorized-fl.tau": 0.3}``.
 
     Returns:
@@ -245,8 +251,13 @@ def compare(
     refuse_losing(root / COMPARISON, methods, seeds)
     of_seed: dict[int, RunDirectory] = {}
     plan = plan_runs(configs, control)
-    _refuse_disagreeing([planned.config for planned in plan], Path(data) if data else None)
+    refuse_disagreeing([planned.config for planned in plan], Path(data) if data else None)
     done: dict[str, RunFiles] = {}
+    if jobs != 1:
+        work = [(planned.config, root / planned.folder) for planned in plan]
+        for config in run_configs(work, jobs, Path(data) if data else None, resume, device):
+            finished(config)
+        data, resume, watch = None, True, None
     with watch([planned.config for planned in plan]) if watch else nullcontext() as observer:
         observers = [observer] if observer else []
         for planned in plan:
@@ -271,15 +282,6 @@ def compare(
     rows = compare_methods(runs, controls)
     write_atomically(root / COMPARISON, comparison_json(rows))
     return rows
-
-
-def _refuse_disagreeing(configs: Sequence[Config], data: Path | None) -> None:
-    """Raise UserError if a method of one of the runs compares class numbers and clients number classes differently."""
-    checked = set[str]()
-    for config in configs:
-        if (method := config.build_method()).needs_agreeing_labels and config.method not in checked:
-            checked.add(config.method)
-            scenario_for(method, config, build_scenario_of(config, data))
 
 
 def report(

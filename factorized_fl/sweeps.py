@@ -6,7 +6,6 @@ import math
 import multiprocessing
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +22,10 @@ from factorized_fl.core.named import name_of
 from factorized_fl.data.clients import ClientData
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import score_of
+from factorized_fl.simulate.side_by_side import run_side_by_side
 
 if TYPE_CHECKING:
     import pandas
-
-_WAIT = 0.05  # seconds between looks at the processes
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,10 @@ def sweep(
         for seed in seeds
     ]
     if _may_fork(jobs):
-        _run_in_processes(work, jobs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads: the child uses one thread
+            for _ in run_side_by_side(work, jobs, "fork", threads=1):  # the parent's thread pool does not exist there
+                continue
     else:
         for each in work:
             each()
@@ -172,53 +173,6 @@ def _may_fork(jobs: int) -> bool:
         warnings.warn(f"jobs = {jobs} needs Linux without a GPU: runs are made one after the other.", stacklevel=3)
         return False
     return True
-
-
-def _run_in_processes(work: Sequence[Callable[[], None]], jobs: int) -> None:
-    """Make the runs in processes that share the caller's objects; raise UserError with the first run's error."""
-    context = multiprocessing.get_context("fork")
-    waiting, active = list(work), list[tuple[Any, Any]]()
-
-    def start(make: Callable[[], None]) -> None:
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(make, sender), daemon=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads: the child uses one thread
-            process.start()
-        sender.close()
-        active.append((process, receiver))
-
-    try:
-        while waiting or active:
-            while waiting and len(active) < jobs:
-                start(waiting.pop(0))
-            time.sleep(_WAIT)
-            for process, receiver in [pair for pair in active if not pair[0].is_alive()]:
-                active.remove((process, receiver))
-                words = _received(receiver)
-                if process.exitcode or words:
-                    code = f"A run of this sweep ended with exit code {process.exitcode}: run it again."
-                    raise UserError(words or code)
-    finally:
-        for process, _ in active:
-            process.terminate()
-
-
-def _received(receiver: Any) -> str:
-    """Return the error that a process has sent, or an empty text."""
-    try:
-        return receiver.recv_bytes().decode()
-    except EOFError:
-        return ""
-
-
-def _child(make: Callable[[], None], sender: Any) -> None:
-    """Make one run in this process, and send the text of its error."""
-    torch.set_num_threads(1)  # the thread pool of the parent does not exist here
-    try:
-        make()
-    except UserError as error:
-        sender.send_bytes(Exception.__str__(error).encode())
 
 
 def _score(directory: RunDirectory) -> float | None:

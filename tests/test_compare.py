@@ -39,6 +39,20 @@ def test_resuming_adds_methods_and_seeds_but_drops_none(capsys, images: Path, tm
     assert (code, "also has the seed 2, which" in err) == (2, True)
 
 
+def test_runs_side_by_side_give_the_same_comparison(capsys, images: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "tiny.toml", rounds=1)
+    begun = ("compare", config, "--data", images, "--methods", "stand-alone,fedavg", "--seeds", "1")
+    assert ffl(capsys, *begun, "--out", tmp_path / "one", "--quiet")[0] == 0
+    code, out, err = ffl(capsys, *begun, "--out", tmp_path / "two", "--jobs", "2")
+    assert (code, err) == (0, "")
+    assert sorted(line for line in out.splitlines() if line.endswith(": done")) == [
+        "FedAvg, seed 1: done",
+        "Stand-Alone, seed 1: done",
+    ]
+    one, two = (tmp_path / name / "comparison.json" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
 def test_the_demo_does_not_replace_another_comparison(capsys, tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text(json.dumps([{"method": "fedprox"}]))
     code, _, err = ffl(capsys, "demo", "--out", tmp_path, "--resume")

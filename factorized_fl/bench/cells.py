@@ -1,13 +1,11 @@
 """The runs of a benchmark suite: one result file for each, in this process or in several."""
 
 import json
-import multiprocessing
-import os
 import shutil
 import statistics
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from factorized_fl.results.effect import Tested
 from factorized_fl.results.right import pack_graded, read_graded, unpack_graded
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import KINDS, clean_summary, numbered_from_0
+from factorized_fl.simulate.side_by_side import run_side_by_side
 
 Record = dict[str, Any]
 _MACHINE = ("platform", "device", "threads", "python", "engine", "convolutions", "date")
@@ -178,15 +177,9 @@ def run_cells(cells: Sequence[Cell], place: Place, jobs: int = 1) -> Iterator[tu
         for cell in missing:
             yield cell, _try(cell, place)
         return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(_try, cell, place): cell for cell in missing}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-
-
-def threads_for(jobs: int) -> int:
-    """Return the threads of each of so many processes that share the machine's cores."""
-    return max(1, (os.cpu_count() or 1) // jobs)
+    work = [partial(_try, cell, place) for cell in missing]
+    for index, state in run_side_by_side(work, jobs, threads=place.threads):
+        yield missing[index], state
 
 
 def _try(cell: Cell, place: Place) -> str:

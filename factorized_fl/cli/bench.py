@@ -30,7 +30,7 @@ def bench_command(
     page: Annotated[Path | None, typer.Option("--page", help="Write the page of all results to this file.")] = None,
 ) -> None:
     """Run or resume a benchmark suite; finished runs are not repeated."""
-    from factorized_fl.bench.cells import Place, expected_seconds, run_cells, threads_for
+    from factorized_fl.bench.cells import Place, expected_seconds, run_cells
     from factorized_fl.bench.page import page as page_of
     from factorized_fl.bench.page import suite_section
     from factorized_fl.bench.rates import read_rates, write_rates
@@ -38,6 +38,7 @@ def bench_command(
     from factorized_fl.cli.common import parse_numbers
     from factorized_fl.core.errors import UserError, unknown
     from factorized_fl.core.files import write_atomically
+    from factorized_fl.simulate.side_by_side import threads_for
 
     known = read_suites(suites)
     if suite not in ("", "all", *known):

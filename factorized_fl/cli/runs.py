@@ -44,6 +44,13 @@ def _comparison_progress(to: Console) -> "Callable[[Sequence[Config]], Compariso
     return partial(ComparisonObserver, to)
 
 
+def _print_finished(to: Console, config: "Config") -> None:
+    from factorized_fl.results.words import method_title
+
+    own = ", control" if config.control else ""
+    to.print(f"{method_title(config.method)}{own}, seed {config.seed}: done", highlight=False)
+
+
 def _print_comparison(rows: "list[Comparison]", title: str) -> None:
     from factorized_fl.report.tables import comparison_table, verdict_lines
 
@@ -135,6 +142,9 @@ def compare_command(
     control: Annotated[
         bool, typer.Option(help="Also run each method's control: every client aggregates with itself alone.")
     ] = True,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Make so many runs at once, each in a process, as memory allows.")
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods with several seeds and compare them. --set METHOD.NAME=VALUE is for one method."""
@@ -156,6 +166,8 @@ def compare_command(
             device=device,
             watch=None if quiet else _comparison_progress(to),
             control=control,
+            jobs=jobs,
+            finished=(lambda config: None) if quiet else partial(_print_finished, to),
             **parse_settings(settings),
         )
     if as_json:
