@@ -21,11 +21,14 @@ from factorized_fl.core.mixing import Mean, Weights
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.server import Downloads, Losses, ServerState
 from factorized_fl.core.views import Mixing, Tensors, Trained
+from factorized_fl.methods.fedavg import FedAvg
 
 MANY = 2000  # number of clients from which `storage = auto` means disk
+LATEST = 1000  # number of clients with the latest updates that count besides the participants, unless sums serve
 SAMPLE = 1000  # clients that are tested at the end, at most, besides the participants of the last round
 _AWAKE = "population/awake"
 _SMALL = 4096  # largest fingerprint, in numbers, that is kept; larger ones are computed again from a client's record
+_SUM, _DIVERGED, _SENT = "population/sum/", "population/diverged/", "population/sent"
 _ROW = "row"  # the one entry of a method's state that has a number for each client
 
 
@@ -61,6 +64,12 @@ class Population(ClientState):
     """The clients' half of a round over records in a file."""
 
     look: Callable[[int], None] | None = None  # fills in a client's fingerprint, when it takes part for the first time
+    answering: Sequence[int] = ()  # the clients of this round whose update will arrive
+
+    def reset(self, ks: Sequence[int]) -> None:
+        """Begins a round of these clients."""
+        self.answering = list(ks)
+        super().reset(ks)
 
     @property
     def _disk(self) -> list[tuple[str, DiskStack]]:
@@ -112,27 +121,38 @@ class Population(ClientState):
 
 
 class PopulationServer(ServerState):
-    """The server's half of a round; the method sees only the clients that count in this round."""
+    """The server's half of a round; the method sees only the clients that count in this round.
+
+    Where all clients receive the mean weighted by images, running sums give it without their tensors. Otherwise at most
+    `LATEST` clients count besides the participants: those whose updates are the latest.
+    """
 
     def __init__(self, *args: Any, clients: Population, **more: Any) -> None:
         super().__init__(*args, **more)
         self.population = clients
         self._vectors: dict[int, torch.Tensor] = {}  # fingerprints that clients last sent, as far as they were needed
+        self._sent = torch.zeros(len(self.sizes), dtype=torch.int64)  # when each client last sent an update
+        plain = type(self.method).mix is FedAvg.mix and not (self.forgets or self.min_peers or self.robust != "none")
+        self.sums: RunningSums | None = RunningSums(self.stack) if plain else None
 
     def prepare(self, round_number: int, clients: Sequence[int], losses: Losses) -> Downloads:
         """Mixes for these participants among them and the clients whose last update counts."""
         self.population.wake(clients)
-        counted = self.counted.clone()
-        row = self.state.get(_ROW)
+        counted, row = self.counted.clone(), self.state.get(_ROW)
         if row is not None and not self.updated.any():
             counted |= row > 0
+        elif self.sums is None and int(counted.sum()) > LATEST:
+            latest = self._sent.where(counted, -1).argsort(descending=True, stable=True)[:LATEST]
+            counted = torch.zeros_like(counted).index_fill_(0, latest, True)
         there = counted.clone()
         there[list(clients)] = True
         members = there.nonzero().flatten()
         place = {k: at for at, k in enumerate(members.tolist())}
         here = copy.copy(self)
-        here.stack = here.seen = {name: stacked[members] for name, stacked in self.stack.items()}
-        here.start = {name: stacked[members] for name, stacked in self.start.items()}
+        here.stack = here.seen = SomeRows(self.stack, members)
+        if not self.method.reads_tensors:
+            here.seen = {name: t.new_empty(len(members), *t.shape[1:], device="meta") for name, t in self.stack.items()}
+        here.start = SomeRows(self.start, members)
         here.sizes, here.received, here.recent = self.sizes[members], counted[members], counted[members]
         here.updated, here._prepared = self.updated[members], 0
         here.vectors = self._vectors_of(members.tolist())
@@ -145,7 +165,17 @@ class PopulationServer(ServerState):
             whole = torch.zeros(len(self.sizes), dtype=self.state[_ROW].dtype)
             whole[members] = self.state[_ROW]
             self.state[_ROW] = whole
-        return DownloadsOfSome(found, clients, members)
+        return DownloadsOfSome(found, clients, members, self._means if self.sums else None)
+
+    def _means(self, count: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """The means of all clients' last updates; takes back those that this round's participants will replace."""
+        assert self.sums is not None
+        total = float(self.sizes[self.received].sum())
+        places = [k for k in self.population.answering if self.received[k]]
+        for name, stacked in self.stack.items():
+            mean = self.sums.mean(name, total)
+            self.sums.add(name, stacked[places], -self.sizes[places])
+            yield name, mean.expand(count, *stacked.shape[1:])
 
     def _first_vectors(self, vector: torch.Tensor, count: int) -> torch.Tensor | None:
         """Returns None: vectors are computed from the clients' records when they are needed."""
@@ -167,20 +197,82 @@ class PopulationServer(ServerState):
 
     def keep(self, clients: Sequence[int], payload: Any) -> dict[int, Load]:
         """Keeps the updates of some clients."""
-        sent = Payloads(list(clients), self.roles)
-        for _ in sent.noting(payload):  # the tensors are the clients' own
-            continue
-        self._note(list(clients))
+        sent, places = Payloads(list(clients), self.roles), list(clients)
+        for name, rows in sent.noting(payload):  # the tensors are the clients' own
+            if self.sums is not None and name in self.stack:
+                self.sums.add(name, rows, self.sizes[places])
+        self._note(places)
+        self._sent[places] = self._sent.max() + 1
         for k in clients:
             self._vectors.pop(k, None)
         return sent.loads()
 
+    @property
+    def tensors(self) -> Tensors:
+        """All that changes from round to round, under distinct names."""
+        own = {} if self.sums is None else self.sums.tensors
+        return super().tensors | {_SENT: self._sent} | own
+
+
+class SomeRows(dict[str, torch.Tensor]):
+    """Rows of stacked tensors, read when they are asked for: a round needs those of one tensor at a time."""
+
+    def __init__(self, stacks: Tensors, rows: torch.Tensor) -> None:
+        super().__init__(stacks)
+        self.of = rows
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return super().__getitem__(name)[self.of]
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:  # type: ignore[override]
+        """The names, each with the rows of its tensor."""
+        return ((name, self[name]) for name in self)
+
+    def values(self) -> Iterator[torch.Tensor]:  # type: ignore[override]
+        """The rows of each tensor."""
+        return (self[name] for name in self)
+
+
+class RunningSums:
+    """The sums of the last updates of all clients, each times its number of images, in float64."""
+
+    def __init__(self, stacks: Tensors) -> None:
+        self.sums = {n: torch.zeros(t.shape[1:], dtype=torch.float64) for n, t in stacks.items()}
+        self.diverged = {n: torch.zeros((), dtype=torch.int64) for n in stacks}  # updates that are not finite
+        self.types = {n: t.dtype for n, t in stacks.items()}
+
+    def add(self, name: str, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        """Adds rows [n, ...] times their weights; a row with a negative weight was added before."""
+        flat = rows.double().flatten(1) if rows.dim() > 1 else rows.double()[:, None]
+        wrong = ~flat.isfinite().all(1)
+        self.sums[name] += (weights @ flat.masked_fill(wrong[:, None], 0.0)).view(self.sums[name].shape)
+        self.diverged[name] += (wrong * weights.sign()).sum().long()
+
+    def mean(self, name: str, total: float) -> torch.Tensor:
+        """The mean for a sum of weights; NaN if one of the updates is not finite."""
+        mean = self.sums[name] / total
+        return (mean.fill_(torch.nan) if self.diverged[name] else mean).to(self.types[name])
+
+    @property
+    def tensors(self) -> Tensors:
+        """All sums, under distinct names."""
+        return {_SUM + n: t for n, t in self.sums.items()} | {_DIVERGED + n: t for n, t in self.diverged.items()}
+
 
 class DownloadsOfSome(Downloads):
-    """The downloads of a round, made among the clients `members` that count in it."""
+    """The downloads of a round, made among the clients `members` that count in it.
 
-    def __init__(self, inside: Downloads, clients: Sequence[int], members: torch.Tensor) -> None:
-        self.inside, self.clients, self.members = inside, list(clients), members
+    `means` gives the tensors for a number of participants where all of them receive the same.
+    """
+
+    def __init__(
+        self,
+        inside: Downloads,
+        clients: Sequence[int],
+        members: torch.Tensor,
+        means: Callable[[int], Iterator[tuple[str, torch.Tensor]]] | None = None,
+    ) -> None:
+        self.inside, self.clients, self.members, self.means = inside, list(clients), members, means
         self.mixing = None if inside.mixing is None else self._part(inside.mixing)
 
     def _part(self, mixing: Mixing) -> Mixing:
@@ -192,7 +284,9 @@ class DownloadsOfSome(Downloads):
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor's name and rows, [n, ...]."""
-        return self.inside.items()
+        if self.means is None or self.mixing is None:
+            return self.inside.items()
+        return self.inside._sent.noting(self.means(len(self.clients)))
 
     def loads(self) -> dict[int, Load]:
         """The size of each participant's download."""

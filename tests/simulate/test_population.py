@@ -1,5 +1,6 @@
 """Clients in a file: the same rounds as in memory, and no step that touches clients that do not take part."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from factorized_fl.methods import METHODS
 from factorized_fl.results.reading import load_round, round_file
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.build import Federation, build_federation
-from factorized_fl.simulate.population import Population
-from factorized_fl.simulate.rounds import run_round
+from factorized_fl.simulate.population import Population, PopulationServer, RunningSums
+from factorized_fl.simulate.rounds import run_round, sampling_of
 from factorized_fl.simulate.run import Stopped, run_federation
 from tests.tiny import tiny_config, tiny_scenario
 
@@ -28,6 +29,7 @@ def federation(method: str, **settings: Any) -> Federation:
     ("method", "settings"),
     [
         ("fedavg", {}),
+        ("fedavg", {"dropout": 0.3}),
         ("fedavg", {"stale": "forget", "dropout": 0.3}),
         ("factorized-peers", {}),
         ("factorized-fl", {"optimizer": "adamw", "lr": 1e-3}),
@@ -75,6 +77,55 @@ def test_files_of_a_round_hold_the_participants(tmp_path: Path) -> None:
     trace = load_round(round_file(tmp_path / "run", "traces", 2))
     assert trace["cosine.u"].shape == (2, 2)
     assert trace["clients"].tolist() == mixing["clients"].tolist()
+
+
+def test_running_sums_are_the_mean_of_all_last_updates() -> None:
+    """Also after 20 rounds, while a client's update is not finite, and after its next one."""
+    ours = federation("fedavg", storage="disk", fraction=0.5, dropout=0.3, rounds=24)
+    name = "conv1.conv.weight"
+    for round_number in range(1, 25):
+        run_round(ours, round_number)
+        known = ours.server.received.nonzero().flatten()
+        sizes, sent = ours.scenario.sizes[known], ours.clients.state.common[name][known].double()
+        wanted = (sizes @ sent.flatten(1)).view(sent.shape[1:]) / sizes.sum()
+        assert isinstance(ours.server, PopulationServer)
+        assert ours.server.sums is not None
+        found = ours.server.sums.mean(name, float(sizes.sum()))
+        assert torch.allclose(found.double(), wanted, atol=1e-6, rtol=0)
+    rows, weights = torch.tensor([[1.0, torch.nan], [2.0, 3.0]]), torch.tensor([2.0, 1.0], dtype=torch.float64)
+    sums = RunningSums({"w": torch.zeros(2, 2)})
+    sums.add("w", rows, weights)
+    assert sums.mean("w", 3.0).isnan().all()
+    sums.add("w", rows[:1], -weights[:1])
+    sums.add("w", torch.tensor([[4.0, 6.0]]), weights[:1])
+    assert sums.mean("w", 3.0).tolist() == pytest.approx([10 / 3, 5.0])
+
+
+def test_means_need_no_record_of_a_client_that_sits_out() -> None:
+    ours = federation("fedavg", storage="disk", fraction=0.25)
+    run_round(ours, 1)
+    (first,) = ours.server.received.nonzero().flatten().tolist()
+    round_number = next(n for n in range(2, 9) if sampling_of(ours).draw(n)[0] != [first])
+    for stacked in ours.clients.state.common.values():
+        if stacked.is_floating_point():
+            stacked[first] = torch.nan
+    records, mixing = run_round(ours, round_number)
+    assert mixing is not None
+    (record,) = [record for record in records if record["client"] != first]
+    assert math.isfinite(record["train_loss"])
+
+
+def test_only_the_latest_of_many_clients_are_matched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("factorized_fl.simulate.population.LATEST", 1)
+    ours = federation("factorized-peers", storage="disk", fraction=0.25, rounds=9)
+    last: list[int] = []
+    for round_number in range(1, 9):
+        participants = sampling_of(ours).draw(round_number)[0]
+        mixing = run_round(ours, round_number)[1]
+        assert (mixing is None) == (round_number == 1)
+        if mixing is not None:
+            assert mixing.weights.tensors()["members"].tolist() == sorted({*participants, *last})
+        last = participants
 
 
 @pytest.mark.parametrize("method", ["factorized-peers", "ditto"])

@@ -59,7 +59,7 @@ def test_the_error_of_a_run_ends_the_others(tmp_path: Path) -> None:
         wait_for(tmp_path / "1-0")
         raise UserError("no such data")
 
-    with pytest.raises(UserError, match="^no such data$"):
+    with pytest.raises(UserError, match="no such data"):
         list(run_side_by_side([refuse, noting(tmp_path, 1, lambda _: time.sleep(60))], 2, "fork"))
     other = int((tmp_path / "1-0").read_text())
     with pytest.raises(ProcessLookupError):
@@ -79,7 +79,7 @@ def test_a_process_that_the_system_kills_beside_others_is_made_again(tmp_path: P
 
 
 def test_a_process_that_dies_alone_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="A run has ended with exit code -9: repeat the command."):
+    with pytest.raises(UserError, match="A run has ended with exit code -9: repeat"):
         list(run_side_by_side([lambda: os.kill(os.getpid(), signal.SIGKILL)], 2, "fork"))
 
 
