@@ -22,13 +22,17 @@ import sys
 import tempfile
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 CLIENTS, IMAGES, BATCH, LR = 20, 128, 32, 0.05
 TORCH = "torch>=2.11,<2.14"  # so that pip takes the wheel that this package was tested with
 PACKAGES = {
-    "fedlab": [["--no-deps", "fedlab==1.3.0"], ["munch", "pandas", "tqdm", "psutil", "numpy"]],
+    "fedlab": [
+        ["--no-deps", "fedlab==1.3.0"],
+        ["munch", "pandas", "tqdm", "psutil", "numpy", "pynvml", "pillow", "scikit-learn"],
+    ],
     "pfl-research": [["pfl[pytorch]==0.6.0"]],
     "flower": [["flwr[simulation]==1.13.1"]],
 }
@@ -47,6 +51,7 @@ def network() -> Any:
     )
 
 
+@cache
 def client_data(k: int) -> tuple[Any, Any]:
     import torch
 
@@ -117,6 +122,11 @@ def ours(clock: Clock, rounds: int) -> None:
 
 
 def fedlab(clock: Clock, rounds: int) -> None:
+    from importlib.util import find_spec
+    from unittest.mock import MagicMock
+
+    if find_spec("torchvision") is None:  # imported with its data sets, of which none is used here
+        sys.modules.update({f"torchvision{part}": MagicMock() for part in ("", ".transforms", ".datasets", ".models")})
     from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
     from fedlab.contrib.algorithm.basic_server import SyncServerHandler
     from torch.utils.data import DataLoader, TensorDataset
@@ -143,13 +153,9 @@ def fedlab(clock: Clock, rounds: int) -> None:
 def pfl_research(clock: Clock, rounds: int) -> None:
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.algorithm.algorithm_utils import alternate_train_and_eval  # noqa: F401
-    from pfl.algorithm.base import (
-        AlgorithmHyperParams,  # noqa: F401  # fails here if the layout of pfl changes
-        NNAlgorithmParams,
-    )
+    from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
-    from pfl.callback import TrainingProcessCallback
+    from pfl.callback.base import TrainingProcessCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.sampling import get_user_sampler
@@ -169,7 +175,7 @@ def pfl_research(clock: Clock, rounds: int) -> None:
             return torch.nn.functional.cross_entropy(self.net(x), y)
 
         def metrics(self, x: Any, y: Any, eval: bool = True) -> dict[str, Any]:  # noqa: A002
-            return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
+            return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
 
     class Marks(TrainingProcessCallback):
         def on_train_begin(self, *, model: Any) -> Any:
