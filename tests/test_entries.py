@@ -43,6 +43,14 @@ def test_settings_of_an_entry_precede_those_of_its_method_and_those_of_all() -> 
     assert (config.lr, config.momentum) == (3.0, 0.6)
 
 
+def test_an_entry_can_align_by_the_true_classes() -> None:
+    entry = parse_entry("fedavg:align=true")
+    assert api.configure("demo", "fedavg", **entry.settings({})).align == "true"
+    assert parse_entry(entry.name).name == "fedavg:align=true"
+    with pytest.raises(UserError, match="robust"):
+        api.configure("demo", "fedavg", robust=True)
+
+
 def test_a_dot_after_privacy_does_not_name_a_method() -> None:
     entry = parse_entry("fedavg:privacy.epsilon=8")
     settings = entry.settings({"privacy.clip": 2.0, "lr": 0.1})

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from factorized_fl.core.errors import UserError, unknown
+from factorized_fl.core.toml_text import to_toml_value
 
 T = TypeVar("T")
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
@@ -101,6 +102,8 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         return tuple(_convert(name, item, kind.__args__[0]) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is str and isinstance(value, bool):
+        value = to_toml_value(value)  # `--set align=true` is read as TOML, where true is not a word
     if kind in _KINDS and type(value) is not kind:
         raise UserError(f"{name} = {value!r} must be {_KINDS[kind]}.")
     return value
