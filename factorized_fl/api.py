@@ -145,6 +145,8 @@ def run(
         config = own_config(clients, method, settings)
         scenario = own_run_scenario(clients, config)
     out = Path(out or default_directory(config))
+    if isinstance(trackers, str):
+        raise UserError(f"trackers must be a list: write trackers=['{trackers}'].")
     with ExitStack() as stack:
         watching = [*observers, *(stack.enter_context(make_tracker(name, out)) for name in trackers)]
         watching += observers_of(callbacks, RunDirectory(out))  # last, because they may interrupt the run
@@ -229,6 +231,8 @@ def compare(
         UserError: if a setting cannot be used, or `out` holds another comparison.
     """
     seeds = default_seeds(preset) if seeds is None else seeds
+    if isinstance(methods, str) or isinstance(seeds, int):
+        raise UserError("methods and seeds must be lists: write methods=['fedavg'], seeds=[1].")
     if not methods or not seeds:
         raise UserError("A comparison needs at least one method and one seed.")
     if "seed" in settings:

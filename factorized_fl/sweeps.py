@@ -116,8 +116,8 @@ def sweep(
         raise UserError("grid must name settings with lists of values, for example {'lr': [0.01, 0.1]}.")
     if twice := sorted({*grid} & {*settings, "seed", "score", "out", "resume"}):
         raise UserError(f"'{twice[0]}' is in the grid and is also an argument: name it in one place.")
-    if not seeds or len({*seeds}) < len(seeds):
-        raise UserError(f"seeds = {list(seeds)} must be different numbers, at least one.")
+    if isinstance(seeds, int) or not seeds or len({*seeds}) < len(seeds):
+        raise UserError(f"seeds = {seeds} must be different numbers, at least one.")
     if "seed" in settings:
         raise UserError("A sweep takes several seeds: write seeds=[1, 2].")
     root = Path(out)

@@ -122,7 +122,7 @@ class ClientState:
         Rows of other clients are ignored, but every item is consumed. Tensors are replaced one at a time unless the
         method has a hook of its own, which sees all of them.
         """
-        device = next(iter(self.state.common.values())).device
+        device = next(iter(self.state.client(0).values())).device
         ks, places = (torch.tensor(list(side), dtype=torch.int64, device=device) for side in (rows, rows.values()))
         self.inbox = {name: torch.zeros(len(self), *like.shape).to(like) for name, like in self.expected_down.items()}
         together: dict[str, torch.Tensor] = {}

@@ -24,7 +24,9 @@ def name_of(what: str, value: Any, form: str = "a class or a function") -> str:
         words = [*map(repr, value.args), *(f"{key}={value!r}" for key, value in sorted(value.keywords.items()))]
         return f"{name_of(what, value.func, form)}({', '.join(words)})"
     if not callable(value):
-        raise UserError(f"{what} = {value!r} must be a name, {form}.")
+        text = repr(value)
+        given = text if len(text) < 60 and "\n" not in text else f"an object of type {type(value).__name__}"
+        raise UserError(f"{what} = {given} must be a name, {form}.")
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}:{named.__qualname__}"
 

@@ -78,7 +78,8 @@ def find_head(model: nn.Module, head: str | None = None) -> str:
         return "head"
     if not candidates:
         raise UserError(
-            "The model has no Linear or convolution layer; name its classifier with head=, in a run with classifier=."
+            "No classifier is found, as the model has no Linear or convolution layer: call the module that gives the "
+            "scores `head`."
         )
     return list(candidates)[-1]
 

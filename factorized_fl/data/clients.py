@@ -15,6 +15,7 @@ from factorized_fl.data.rows import Pool, Rows
 from factorized_fl.data.scenarios import FEWEST_IMAGES, Client, Scenario
 
 OWN = "own"  # the dataset's name in the configuration of a run with the caller's own data
+_MOST_CLASSES = 100_000  # a network has an output for each
 Pair = tuple[Any, Any]  # inputs and labels
 
 
@@ -186,6 +187,11 @@ def _classes(given: Sequence[str] | int | None, labels: Sequence[Tensor], name: 
         return _outputs(given, labels[0].shape[1], name)
     low, high = min(int(y.min()) for y in labels), max(int(y.max()) for y in labels)
     given = max(high + 1, 0) if given is None else given
+    if isinstance(given, int) and given > _MOST_CLASSES:
+        raise UserError(
+            f"{name} would have {given} classes, but a client can have {_MOST_CLASSES} at most: number the classes "
+            "from 0 without gaps."
+        )
     if isinstance(given, int) and not isinstance(given, bool):
         names = tuple(str(label) for label in range(given))
     elif isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):

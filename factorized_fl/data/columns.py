@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,8 @@ def read_columns(path: Path) -> Columns:
     kind = path.suffix.lower()
     try:
         if kind == ".npz":
+            if path.is_file() and not is_zipfile(path):  # NumPy would take the file for a pickle
+                raise UserError(f"'{path}' is no npz file: write it with numpy.savez.")
             with np.load(path, allow_pickle=False) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
             lengths = {name: len(array) if array.ndim else 0 for name, array in columns.items()}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.core.frozen import training_mode
 from factorized_fl.core.named import import_named, name_of, reason_of
 from factorized_fl.core.roles import find_head, roles, trainable
 
@@ -43,18 +44,37 @@ def make_own_model(factory: Factory, name: str, example: Tensor, outputs: int, c
         raise UserError(f"The model {name} cannot be made for {client} ({reason_of(error)}): {called}.") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"The model {name} gave a {type(model).__name__} for {client}: return a torch.nn.Module.")
+    batch = torch.cat([example, example])
     try:
         with torch.no_grad():
-            scores = model.eval()(torch.cat([example, example]))
+            scores = model.eval()(batch)
     except Exception as error:
-        shape = [2, *example.shape[1:]]
+        shape = list(batch.shape)
         raise UserError(f"The model {name} cannot compute a batch {shape} of {client}: {reason_of(error)}.") from error
-    if not isinstance(scores, Tensor) or scores.shape != (2, outputs):
-        got = list(scores.shape) if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
-        raise UserError(f"The model {name} gives {got} for two inputs of {client}: return scores [2, {outputs}].")
+    _check_scores(scores, outputs, f"The model {name} gives", client)
     if not trainable(model):
         raise UserError(f"The model {name} has nothing to train for {client}: set requires_grad of a parameter.")
-    return model
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        scores = training_mode(model)(batch)
+        _check_scores(scores, outputs, f"In training mode the model {name} gives", client)
+        scores.sum().backward()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"The model {name} cannot be trained on inputs of {client}: {reason_of(error)}.") from error
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    model.zero_grad(set_to_none=True)
+    return model.eval()
+
+
+def _check_scores(scores: Any, outputs: int, gives: str, client: str) -> None:
+    """Raise UserError unless a network gave scores for both inputs of a client."""
+    if not isinstance(scores, Tensor) or scores.shape != (2, outputs):
+        got = list(scores.shape) if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        raise UserError(f"{gives} {got} for two inputs of {client}: return scores [2, {outputs}].")
 
 
 def equalise(models: Mapping[int, nn.Module], clients: Mapping[int, str]) -> None:
@@ -72,7 +92,7 @@ def equalise(models: Mapping[int, nn.Module], clients: Mapping[int, str]) -> Non
         if odd := sorted(own.keys() ^ state.keys()):
             raise UserError(f"The model differs {pair}: only one has a tensor '{odd[0]}'; make all of them alike.")
         if not body:
-            raise UserError(f"Only the classifier '{head}' is left {pair}: put a layer before it.")
+            raise UserError(f"The model has only a classifier, which cannot be shared {pair}: put a layer before it.")
         for name in body:
             if own[name].shape != state[name].shape:
                 shapes = f"{list(state[name].shape)} and {list(own[name].shape)}"

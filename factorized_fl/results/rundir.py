@@ -136,7 +136,7 @@ class RunDirectory(RunReader):
             if name in new and old[name] != new[name]
         ]
         if changes:
-            raise UserError(f"'{self.path}' was started with other data ({changes[0]}): give it the same, with --data.")
+            raise UserError(f"'{self.path}' was started with other data ({changes[0]}): give it the same data.")
 
     # -- writing
 

@@ -34,13 +34,13 @@ from factorized_fl.protect.server import BlindSums
 from factorized_fl.simulate.alignment import dense_rows, described_classes, find_alignment
 from factorized_fl.simulate.encryption import refuse_extra_payloads, simulated_sealer
 from factorized_fl.simulate.features import with_features
-from factorized_fl.simulate.networks import initial_models, model_inputs, travelling
+from factorized_fl.simulate.networks import initial_models, model_inputs, refuse_nothing_shared, travelling
 from factorized_fl.simulate.population import Population, PopulationServer, on_disk
 from factorized_fl.simulate.private import budget_of
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
 from factorized_fl.simulate.scenario import scenario_for
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
-from factorized_fl.simulate.training import task_of, training_of
+from factorized_fl.simulate.training import task_of, training_of, try_augmentation
 
 
 @dataclass
@@ -136,6 +136,7 @@ def build_federation(
     method = config.build_method()
     scenario = scenario_for(method, config, scenario)
     task, training = task_of(config, scenario, brought), training_of(config, brought)
+    try_augmentation(training, scenario)
     models = initial_models(config, scenario, factory)
     initial = {classes: client_state(model) for classes, model in models.items()}
     disk = on_disk(config, len(scenario.clients), device, ranks.size)
@@ -145,6 +146,8 @@ def build_federation(
     alignment = find_alignment(config, method, models, scenario)
     role_of, names = travelling(method, model, scenario.labels_agree, alignment)
     shared = frozenset(names)
+    if not alignment:
+        refuse_nothing_shared(config, method, shared, scenario.labels_agree)
     if not isinstance(state, DiskStack):
         state = ClientStack(
             {name: t.to(device) for name, t in state.common.items()},

@@ -116,6 +116,8 @@ def observers_of(callbacks: Sequence["Callback | Observer"], directory: RunDirec
 
     Raise UserError for any other object.
     """
+    if not isinstance(callbacks, list | tuple):
+        raise UserError("callbacks must be a list: write callbacks=[function].")
     functions: list[Callback] = []
     found: list[Observer] = []
     for callback in callbacks:

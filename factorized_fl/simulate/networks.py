@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from factorized_fl.config import Config
+from factorized_fl.core.errors import UserError
 from factorized_fl.core.frozen import share_frozen
 from factorized_fl.core.roles import RUNNING, Role, name_classifier, roles
 from factorized_fl.core.seeds import global_rng, torch_rng
@@ -110,6 +111,17 @@ def travelling(
     whole = labels_agree or alignment is not None
     by_class = alignment.rows.names if alignment else ()
     return role_of, [n for n, role in role_of.items() if n not in by_class and travels(method, n, role, whole)]
+
+
+def refuse_nothing_shared(config: Config, method: Method, shared: frozenset[str], labels_agree: bool) -> None:
+    """Raise UserError if no tensor of the model leaves a client, although the method shares tensors of other models."""
+    if shared or method.class_payloads or not any(method.shares(Role(kind, False)) for kind in ("body", "u", "v")):
+        return
+    kept = "" if labels_agree else ", which is shared only if all clients name the same classes"
+    raise UserError(
+        f"With {config.method} clients would share nothing: of the model {config.model} only the classifier is "
+        f"trained{kept}. Let another layer be trained, or use stand-alone."
+    )
 
 
 def travels(method: Method, name: str, role: Role, labels_agree: bool) -> bool:

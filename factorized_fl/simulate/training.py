@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from factorized_fl.config import AUGMENTS, Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.named import Brought, brought_or_imported, is_named, name_of
+from factorized_fl.core.seeds import global_rng, torch_rng
 from factorized_fl.data.scenarios import Scenario
 from factorized_fl.engine.optimizers import make_choice
 from factorized_fl.engine.schedules import make_schedule
 from factorized_fl.engine.training import Training
+from factorized_fl.tasks.inputs import Inputs
 from factorized_fl.tasks.metrics import Metric
 from factorized_fl.tasks.task import Task, check_defined, check_functions, make_task
 
@@ -59,6 +63,16 @@ def training_of(config: Config, brought: Brought) -> Training:
         ema=config.ema,
         augment=augment,
     )
+
+
+def try_augmentation(training: Training, scenario: Scenario) -> None:
+    """Raise UserError if the caller's augmentation fails for two training inputs, or changes their shape."""
+    if training.augment is None:
+        return
+    pool = scenario.images[scenario.clients[0].train[:2]]
+    inputs = Inputs(pool, torch.tensor(scenario.mean), torch.tensor(scenario.std), scenario.arrays, training.augment)
+    with global_rng(0, "augmentation is tried"):
+        inputs.augmented(torch.arange(len(pool)), None, torch_rng(0, "augmentation is tried"))
 
 
 def task_of(config: Config, scenario: Scenario, brought: Brought) -> Task:

@@ -149,8 +149,8 @@ def check_functions(task: Task, outputs: int, targets: Tensor, client: str) -> N
             with torch.enable_grad():
                 task.loss.mean(drawn.clone().requires_grad_(), targets, None)
         for metric in task.metrics:
-            if metric not in METRICS[task.kind].values():
-                _value(metric, drawn, targets)
+            if metric not in METRICS[task.kind].values() and math.isnan(_value(metric, drawn, targets)):
+                raise UserError(f"The metric {metric.name} returns nan for random outputs: correct it.")
     except UserError as error:
         raise UserError(f"{Exception.__str__(error).rstrip('.')}; this was tried for {client}.") from error
 

@@ -198,7 +198,7 @@ def test_mistakes_are_explained():
         roles(model, "hed")
     with pytest.raises(UserError, match=r"Unknown head 'conv1.relu'"):
         roles(model, "conv1.relu")
-    with pytest.raises(UserError, match="name its classifier"):
+    with pytest.raises(UserError, match=r"No classifier is found, .*: call the module that gives the scores `head`"):
         roles(nn.Sequential(nn.BatchNorm1d(3)))
     with pytest.raises(UserError, match="no factorised layer before its head"):
         last_body_v(roles(model))

@@ -62,6 +62,10 @@ def test_early_stopping_is_the_same_after_an_interruption(tmp_path: Path, killed
 def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="callbacks has 3: give functions"):
         ffl.run(own_clients(), tmp_path, callbacks=[3], **QUICK)  # type: ignore[list-item]
+    with pytest.raises(UserError, match="callbacks must be a list"):
+        ffl.run(own_clients(), tmp_path, callbacks=print, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"trackers must be a list: write trackers=\['mlflow'\]"):
+        ffl.run(own_clients(), tmp_path, trackers="mlflow", **QUICK)
     with pytest.raises(UserError, match="patience of 1 or more"):
         ffl.EarlyStopping(patience=0)
 

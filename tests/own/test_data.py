@@ -103,6 +103,7 @@ def test_an_array_that_cannot_be_written_to_is_copied() -> None:
         (ClientData(X, Y + 1, classes=2), "labels of client 2 run from 1 to 2, but the number of classes is 2"),
         (ClientData(X, Y, test=(X, Y + 4), classes=["a", "b"]), "labels of client 2 run from 0 to 5"),
         (ClientData(X, Y * 0), "client 2 has only one class"),
+        (ClientData(X, Y * 10**9), "client 2 would have 1000000001 classes, but a client can have 100000 at most"),
         (ClientData(X, Y, classes=["a", "a"]), "client 2 has two classes of the same name"),
         (ClientData(X, Y, classes="ab"), "classes of client 2 are 'ab'"),
         (ClientData(X, Y, classes=True), "classes of client 2 are True"),

@@ -62,6 +62,29 @@ def frozen(example: Tensor, outputs: int) -> nn.Module:
     return table_net(example, outputs).requires_grad_(False)
 
 
+class FailsInTraining(nn.Module):
+    """Divides by zero, gives two tensors or gives scores without a gradient while it trains."""
+
+    def __init__(self, how: str, example: Tensor, outputs: int) -> None:
+        super().__init__()
+        self.how, self.body, self.head = how, nn.Linear(5, 4), nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Any:
+        scores = self.head(self.body(x))
+        if not self.training:
+            return scores
+        return {"raises": lambda: 1 / 0, "two": lambda: (scores, scores), "detached": scores.detach}[self.how]()
+
+
+class OnlyHeadTrains(nn.Module):
+    def __init__(self, example: Tensor, outputs: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
 def by_outputs(example: Tensor, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 4 * outputs), nn.ReLU(), nn.Linear(4 * outputs, outputs))
 
@@ -100,7 +123,21 @@ def head_first(example: Tensor, outputs: int) -> nn.Module:
         (head_first, r"'out.weight' of the model differs .* but the classifier is 'body': name the classifier `head`"),
         (
             lambda example, outputs: nn.Linear(5, outputs),
-            "Only the classifier '' is left between client 1 and client 2",
+            "has only a classifier, which cannot be shared between client 1 and client 2",
+        ),
+        (functools.partial(FailsInTraining, "raises"), "cannot be trained on inputs of client 1: ZeroDivisionError"),
+        (
+            functools.partial(FailsInTraining, "two"),
+            "In training mode .* gives a tuple for two inputs of client 1",
+        ),
+        (
+            functools.partial(FailsInTraining, "detached"),
+            "cannot be trained on inputs of client 1: RuntimeError",
+        ),
+        (
+            OnlyHeadTrains,
+            "With fedavg clients would share nothing: of the model .* only the classifier is trained, which is shared "
+            "only if all clients name the same classes. Let another layer be trained, or use stand-alone",
         ),
         ("cnn", r"The network cnn takes images, not inputs \[5\]: give model="),
         (None, r"The network resnet9 takes images"),
@@ -111,6 +148,14 @@ def test_a_network_that_cannot_be_used_is_refused_in_one_sentence(model: Any, me
         ffl.run(own_clients(), tmp_path / "run", model=model, **QUICK)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["stand-alone", "fedproto"])
+def test_the_classifier_alone_can_be_trained(method: str, tmp_path: Path) -> None:
+    shared = method == "fedproto"  # it shares means of the outputs of the frozen body
+    clients = own_clients(outputs=(3, 3, 3) if shared else (2, 3, 2), named=shared)
+    run = ffl.run(clients, tmp_path, model=OnlyHeadTrains, **{**QUICK, "method": method})
+    assert [record["up_bytes"] > 0 for record in run.metrics()[-3:]] == [shared] * 3
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def test_the_error_of_a_process_is_the_error_of_the_sweep(tmp_path: Path) -> Non
         ({"grid": {"rounds": [1]}}, "'rounds' is in the grid and is also an argument"),
         ({"grid": {"seed": [1]}}, "'seed' is in the grid and is also an argument"),
         ({"grid": {"lr": [0.1]}, "seeds": [1, 1]}, "must be different numbers"),
+        ({"grid": {"lr": [0.1]}, "seeds": 1}, "seeds = 1 must be different numbers"),
         ({"grid": {"lr": [0.1]}, "jobs": 0}, "jobs = 0 must be 1 or more"),
     ],
 )

@@ -180,11 +180,13 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("x")
     (tmp_path / "gap.csv").write_text("age,label\n1,a\n,b\n")
     np.savez(tmp_path / "a.npz", x=np.zeros(3), y=np.zeros(2))
+    (tmp_path / "b.npz").write_text("x")
     for name, words in (
         ("no.csv", "There is no file"),
         ("a.txt", "is not a table: give a file that ends in"),
         ("a.parquet", "cannot be read as a table"),
         ("a.npz", "must have equal numbers of rows, but x has 3, y has 2"),
+        ("b.npz", "is no npz file: write it with numpy.savez"),
         ("gap.csv", "Row 2 of .* has no number in the column 'age'"),
     ):
         with pytest.raises(UserError, match=words):

@@ -160,6 +160,7 @@ def test_own_augmentation_sees_images_from_zero_to_one_and_not_the_test(tmp_path
     clients = own_clients(byte_images)
     run = ffl.run(clients, tmp_path / "run", **{**QUICK, "model": "cnn", "rounds": 1, "augment": darker})
     assert run.config().augment.endswith("darker")
+    assert len(seen.pop(0)) == 2  # it was tried before the first round
     assert len(seen) == 18
     assert 0 <= min(float(x.min()) for x in seen) < max(float(x.max()) for x in seen) <= 1
     plain = ffl.run(clients, tmp_path / "plain", **{**QUICK, "model": "cnn", "rounds": 1, "augment": "none"})
@@ -204,6 +205,7 @@ class Late(torch.optim.SGD):
     [
         ({"optimizer": "adamwv"}, "Unknown optimizer 'adamwv'. Did you mean 'adamw'"),
         ({"optimizer": 3}, "optimizer = 3 must be a name, a class or function"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)}, "optimizer = an object of type SGD"),
         ({"optimizer": lambda p, lr: 1 / 0}, "optimizer .* cannot be made .ZeroDivisionError"),
         ({"optimizer": lambda p, lr: None}, "optimizer .* is a NoneType: return a torch.optim.Optimizer"),
         ({"optimizer": lambda p, lr: torch.optim.Adam([], lr=lr)}, "optimizer got an empty parameter list"),
@@ -218,8 +220,8 @@ class Late(torch.optim.SGD):
         ({"schedule": lambda done: None}, "schedule .* fails at 0 of the run .TypeError"),
         ({"augment": "mirror"}, "augment = 'mirror' must be one of paper, none, or a function 'package.module:name'"),
         ({"augment": "no.module:f"}, "The augment 'no.module:f' cannot be imported"),
-        ({"augment": lambda x, generator: x[:1]}, r"augmentation .* returns torch.float32 \[1, 5\] for .*\[4, 5\]"),
-        ({"augment": lambda x, generator: 1 / 0}, r"augmentation .* fails for \[4, 5\] .ZeroDivisionError"),
+        ({"augment": lambda x, generator: x[:1]}, r"augmentation .* returns torch.float32 \[1, 5\] for .*\[2, 5\]"),
+        ({"augment": lambda x, generator: 1 / 0}, r"augmentation .* fails for \[2, 5\] .ZeroDivisionError"),
         ({"ema": 1.0}, "ema = 1.0 must be at most"),
         ({"clip_norm": -1.0}, "clip_norm = -1.0 must be at least 0"),
     ],
@@ -228,3 +230,5 @@ def test_bad_choices_of_training_are_refused_in_a_sentence(settings: dict, messa
     with pytest.raises(ffl.UserError, match=message) as caught:
         ffl.run(own_clients(), tmp_path / "run", **{**QUICK, "lr": 0.01, **settings})
     assert "\n" not in str(caught.value)
+    if settings.get("optimizer") is not Late:
+        assert not (tmp_path / "run").exists()

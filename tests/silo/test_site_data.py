@@ -41,7 +41,12 @@ COLUMNS = TableColumns(label="diagnosis", features=("x",), split="part")
 VECTOR = [f"f{i}" for i in range(5)]
 SERVING = [name for name, method in METHODS.items() if not method.needs_agreeing_labels]
 SOME = ("fedavg", "factorized-peers", "pfedpara", "scaffold")
-RUNS = [(method, case) for method in SERVING for case in CASES if method in SOME or case in ("mlp", "series")]
+
+RUNS = [
+    pytest.param(method, case, marks=() if method in SOME or case in ("mlp", "series") else pytest.mark.network_full)
+    for method in SERVING
+    for case in CASES
+]
 REFUSED = {("fedap", case): "no BatchNorm" for case in CASES if case != "series"}
 
 
@@ -95,7 +100,7 @@ def columns_of(case: str) -> TableColumns:
     return replace(COLUMNS, features=()) if case == "mlp" else COLUMNS  # the agreement names those of vectors
 
 
-@pytest.mark.parametrize(("method", "case"), RUNS, ids=[f"{case}-{method}" for method, case in RUNS])
+@pytest.mark.parametrize(("method", "case"), RUNS)
 def test_sites_with_tables_equal_one_process(method: str, case: str, tmp_path: Path) -> None:
     if case == "transformers":
         pytest.importorskip("transformers")
