@@ -75,3 +75,22 @@ def test_a_new_project_runs_and_its_test_passes(tmp_path: Path, monkeypatch, cap
     with pytest.raises(SystemExit):
         cli.main()
     assert "exists and is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fails", r"The data clinics:fails cannot be made \(KeyError: 'ward'\): correct it"),
+        ("number", "clinics:number gives a int: let it return a list of ffl.ClientData"),
+        ("two", "clinics:two gives 2 clients, but clients = 3: set clients to its number"),
+        ("nothing", r"The dataset 'clinics:nothing' cannot be imported \(AttributeError: 'clinics' has no 'nothing'\)"),
+    ],
+)
+def test_data_by_name_that_cannot_be_made(name: str, words: str, tmp_path: Path, monkeypatch) -> None:
+    text = "def fails():\n    return {}['ward']\n\ndef number():\n    return 3\n\ndef two():\n    return [1, 2]\n"
+    (tmp_path / "clinics.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "clinics", raising=False)
+    with pytest.raises(UserError, match=words):
+        api.run(api.configure("demo", dataset=f"clinics:{name}", clients=3), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

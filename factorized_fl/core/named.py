@@ -41,6 +41,8 @@ def import_named(what: str, name: str) -> Callable[..., Any]:
     try:
         found: Any = import_module(module)
         for part in path.split("."):
+            if not hasattr(found, part):
+                raise AttributeError(f"'{module}' has no '{part}'")
             found = getattr(found, part)
         if bracket:
             call = ast.parse(f"f({words}", mode="eval").body
@@ -48,7 +50,10 @@ def import_named(what: str, name: str) -> Callable[..., Any]:
             found = functools.partial(found, **given)
     except Exception as error:  # importing runs foreign code, which may raise anything
         itself = "the class itself" if what == "model" else "the function itself"
-        advice = f"give {what}='package.module:name' of an installed module, or {itself}."
+        advice = (
+            f"give 'package.module:name' of an installed module or of a file that `ffl --load FILE.py` loads, or in "
+            f"Python {itself}."
+        )
         raise UserError(f"The {what} '{name}' cannot be imported ({reason_of(error)}): {advice}") from None
     return found
 

@@ -20,7 +20,7 @@ def load_methods(path: Path) -> None:
     name = f"{_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"There is no Python file '{path}': name the one that registers your method.")
+        raise UserError(f"There is no Python file '{path}': name one with your methods, networks or data.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their types up there
     try:

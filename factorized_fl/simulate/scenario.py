@@ -7,7 +7,7 @@ import torch
 
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
-from factorized_fl.core.named import import_named, is_named
+from factorized_fl.core.named import import_named, is_named, reason_of
 from factorized_fl.data.clients import OWN, own_scenario
 from factorized_fl.data.scenarios import (
     Scenario,
@@ -55,10 +55,20 @@ def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
 
 def _named_scenario(config: Config) -> Scenario:
     """The scenario of the clients that the configured function returns."""
-    found = import_named("dataset", config.dataset)()
-    if not isinstance(found, list | tuple) or len(found) != config.clients:
-        given = f"{len(found)} clients" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
-        raise UserError(f"{config.dataset} gives {given}, but clients = {config.clients}: set clients to its number.")
+    function = import_named("dataset", config.dataset)
+    try:
+        found = function()
+    except UserError:
+        raise
+    except Exception as error:  # whatever foreign code raises
+        raise UserError(f"The data {config.dataset} cannot be made ({reason_of(error)}): correct it.") from error
+    if not isinstance(found, list | tuple):
+        kind = type(found).__name__
+        raise UserError(f"{config.dataset} gives a {kind}: let it return a list of ffl.ClientData.")
+    if len(found) != config.clients:
+        raise UserError(
+            f"{config.dataset} gives {len(found)} clients, but clients = {config.clients}: set clients to its number."
+        )
     validated = config.score == "validation"
     scenario = own_scenario(
         found,
