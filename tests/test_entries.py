@@ -100,6 +100,7 @@ def test_variants_of_one_method_and_a_range_of_seeds(capsys, config: Path, image
         ("fedavg,fedavg:train_share=0.5", [], "differ in train_share, so their clients are not the same"),
         ("fedavg,fedprox", ["fedavg.train_share=0.5"], "differ in train_share"),
         ("fedavg", ["factorized-fl.tau=0.3"], "is for factorized-fl, which is not compared"),
+        ("fedavg", ["factorised-fl.tau=0.3"], "Unknown method 'factorised-fl'. Did you mean 'factorized-fl'?"),
         ("fedavg", ["fedavg.seed=3"], "sets the seed"),
         ("fedavg", ["fedavg.method=fedprox"], "sets the method"),
         ("fedavg:tau=0.3", [], "fedavg has no option 'tau'"),

@@ -22,8 +22,9 @@ from factorized_fl.report.exports import client_rows, downloads, verdict_rows
 from factorized_fl.report.matrices import collect_matrices, to_base64
 from factorized_fl.report.peers import peers_sentence
 from factorized_fl.report.privacy import privacy_sentence
+from factorized_fl.results.comparison import run_folder
 from factorized_fl.results.control import BASELINE
-from factorized_fl.results.effect import Effect, measure_effect
+from factorized_fl.results.effect import CONTROL, Effect, measure_effect
 from factorized_fl.results.reading import RunFiles, find_runs, read_run, recorded_rounds
 from factorized_fl.results.references import (
     difference_lines,
@@ -58,8 +59,10 @@ def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = Fa
         raise UserError(f"There is no result in '{paths[0]}' yet: wait for the end of the first round.")
     if complaint := different_data(runs):
         raise UserError(f"These runs cannot be compared, as {complaint}: report them apart.")
-    others = [run for run in runs if not is_control(run)] or runs  # of a folder with runs, its controls are references
-    controls = [run for run in runs if is_control(run)] if others is not runs else []
+    # Beside other runs, controls are references. Stand-Alone as a control is known by the name of its folder only.
+    controls = [r for r in runs if is_control(r) or r.path.resolve().name.endswith(run_folder(f"-{CONTROL}", r.seed))]
+    others = [run for run in runs if run not in controls] or runs
+    controls = controls if others is not runs else []
     runs = others
     sharing = sum(bool(recorded_rounds(run.path, MIXING) or recorded_rounds(run.path, TRACES)) for run in runs)
     described = [_run_document(run, [*runs, *controls], given, MATRIX_BUDGET // max(sharing, 1)) for run in runs]

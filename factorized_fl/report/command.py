@@ -48,26 +48,37 @@ def _words(table: Mapping[str, Any], method: str | None, file: str) -> list[str]
 
 
 def comparison_command(runs: Sequence[RunFiles]) -> str | None:
-    """Return the `ffl compare ...` of runs of one preset that differ in method and seed only; None for others."""
+    """Return the `ffl compare ...` of runs of one preset; None where such a command cannot repeat them.
+
+    Settings of all runs are given with --set, those of some runs behind the name of their method.
+    """
     try:
         configs = [from_table(upgrade({**run.config, "options": run.options})) for run in runs]
     except (UserError, TypeError):
         return None
-    preset, methods = configs[0].preset, list(dict.fromkeys(config.method for config in configs))
-    if preset not in PRESETS or not INSTALLED.issuperset(methods):
+    preset = configs[0].preset
+    if preset not in PRESETS or not INSTALLED.issuperset(config.method for config in configs):
         return None
-    settings = set()
+    entries = dict[tuple[str, tuple[str, ...]], None]()
     for config in configs:
-        given = resolve(find_preset(preset), config.method)
-        if config.preset != preset or config.options != given.options:
+        if config.preset != preset:
             return None
+        given = resolve(find_preset(preset), config.method)
         own, theirs = _of_run(config), _of_run(given)
-        settings.add(tuple(word for word in _settings(own | {"seed": theirs["seed"]}, theirs)))
-    if len(settings) > 1:
-        return None
+        words = _settings(own | {"seed": theirs["seed"]}, theirs) + _settings(config.options, given.options)
+        entries[config.method, tuple(words[1::2])] = None
+    common = [text for text in next(iter(entries))[1] if all(text in texts for _, texts in entries)]
+    names = [":".join([method, *(text for text in texts if text not in common)]) for method, texts in entries]
+    if any(
+        ":" in text or "," in text
+        for name, (_, texts) in zip(names, entries, strict=True)
+        for text in texts
+        if text not in common
+    ):
+        return None  # these separate settings and methods
     seeds = ",".join(map(str, dict.fromkeys(config.seed for config in configs)))
-    words = ["ffl", "compare", preset, "--methods", ",".join(methods), "--seeds", seeds, *settings.pop()]
-    return shlex.join(words)
+    words = ["ffl", "compare", preset, "--methods", ",".join(names), "--seeds", seeds]
+    return shlex.join([*words, *(word for text in common for word in ("--set", text))])
 
 
 def _of_run(config: Config) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from factorized_fl.results.references import DATA_SETTINGS, find_control
 from factorized_fl.results.schema import SUMMARY, inactive
 from factorized_fl.results.words import method_title
 
+_MOST_NAMED = 3  # methods that a sentence names for one value of a setting; more are "the others"
+
 # -- rows
 
 
@@ -105,27 +107,55 @@ class Variant:
 
 
 def differing(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """Return for each variant its values of the training settings in which the variants differ.
+    """Return for each variant its values of the training settings and options in which the variants differ.
 
-    Options of methods are not among these, nor is anything that defines a comparison or a control.
+    An option counts where several variants have it from the same class, so that it means the same for them. Settings
+    that define a comparison or a control do not count.
     """
     ignored = {*DATA_SETTINGS, "method", "preset", "profile", "seed", "control"}
     configs = [variant.first.config for variant in variants]
     # A setting that only some runs have came with a later version, whose default is the earlier behaviour.
     common = [name for name in configs[0] if name not in ignored and all(name in config for config in configs)]
     names = [name for name in common if any(config[name] != configs[0][name] for config in configs)]
-    return [{name: config[name] for name in names} for config in configs]
+    found = [{name: config[name] for name in names} for config in configs]
+    of_option: dict[tuple[str, type], list[int]] = {}
+    for at, variant in enumerate(variants):
+        for name in variant.first.options:
+            if origin := _origin(variant.first.method, name):
+                of_option.setdefault((name, origin), []).append(at)
+    for (name, _), having in of_option.items():
+        values = [variants[at].first.options[name] for at in having]
+        if any(value != values[0] for value in values):
+            for at, value in zip(having, values, strict=True):
+                found[at][name] = value
+    return found
+
+
+def _origin(method: str, option: str) -> type | None:
+    """Return the class that introduces an option of a method; None for a method that is not loaded."""
+    classes = METHODS[method].__mro__ if method in METHODS else ()
+    return next((kind for kind in reversed(classes) if option in vars(kind).get("__annotations__", {})), None)
 
 
 def difference_banner(labels: Sequence[str], differs: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence that names each setting in which methods differ, with the methods of each value; or nothing."""
     parts = []
-    for name in differs[0] if differs else ():
+    for name in dict.fromkeys(name for values in differs for name in values):
         of_value: dict[str, list[str]] = {}
         for label, values in zip(labels, differs, strict=True):
-            of_value.setdefault(to_toml_value(values[name]), []).append(label)
-        parts.append(f"{name} is " + ", ".join(f"{value} for {' and '.join(of)}" for value, of in of_value.items()))
+            if name in values:
+                of_value.setdefault(to_toml_value(values[name]), []).append(label)
+        most = max(of_value.values(), key=len)
+        others = len(most) > _MOST_NAMED and sum(map(len, of_value.values())) == len(labels)
+        texts = [f"{value} for {_listed(of)}" for value, of in of_value.items() if of is not most or not others]
+        texts += [f"{value} for the others" for value, of in of_value.items() if of is most and others]
+        parts.append(f"{name} is {', '.join(texts)}")
     return f"Not everything is equal: {'; '.join(parts)}." if parts else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as part of a sentence."""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

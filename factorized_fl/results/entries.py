@@ -8,6 +8,7 @@ from typing import Any
 from factorized_fl.config import Config, flat_name
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.toml_text import parse_setting, to_toml_value
+from factorized_fl.methods import find_method
 from factorized_fl.results.comparison import run_folder
 from factorized_fl.results.control import control_of
 from factorized_fl.results.effect import CONTROL
@@ -55,6 +56,7 @@ def check_settings(given: Mapping[str, Any], entries: Sequence[Entry]) -> None:
     for key in given:
         method, _, name = flat_name(key).rpartition(".")
         if method and method not in {entry.method for entry in entries}:
+            find_method(method)  # names similar methods where there is none of this name
             raise UserError(f"The setting '{key}' is for {method}, which is not compared: add it to --methods.")
         if method:
             _refuse_settings_of_all([name], key)

@@ -263,6 +263,31 @@ def test_what_was_trained_differently_is_told(tmp_path: Path) -> None:
         write_run(tmp_path / method, method, lr=rate)
     banner = collect([tmp_path])["comparison"]["banner"]
     assert banner == "Not everything is equal: lr is 0.02 for Stand-Alone and FedAvg, 0.5 for FedProx."
+    for method in ("fedper", "fedrep"):
+        write_run(tmp_path / method, method, lr=0.02)
+    banner = collect([tmp_path])["comparison"]["banner"]
+    assert banner == "Not everything is equal: lr is 0.5 for FedProx, 0.02 for the others."
+
+
+def test_options_that_mean_the_same_are_told_where_they_differ(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", "stand-alone")
+    write_run(tmp_path / "a", "factorized-fl", options={"sparsity": 0.1})
+    write_run(tmp_path / "b", "factorized-peers")
+    write_run(tmp_path / "c", "clustered-fl")  # its gamma is another than pFedPara's
+    write_run(tmp_path / "d", "pfedpara")
+    comparison = collect([tmp_path])["comparison"]
+    said = "Not everything is equal: sparsity is 0.1 for Factorized-FL, 0.0005 for Factorized-Peers."
+    assert comparison["banner"] == said
+
+
+def test_stand_alone_as_the_control_of_others_is_no_row(tmp_path: Path) -> None:
+    write_run(tmp_path / "fedavg-seed1", "fedavg")
+    write_run(tmp_path / "fedper-seed1", "fedper", lr=0.5)
+    write_run(tmp_path / "stand-alone-lr=0.5-control-seed1", "stand-alone", lr=0.5, correct=[40] * 4)
+    comparison = collect([tmp_path])["comparison"]
+    assert [row["label"] for row in comparison["variants"]] == ["FedAvg", "FedPer"]
+    assert [row["alone"] for row in comparison["variants"]] == [None, None]
+    assert comparison["variants"][1]["effect"]["mean"] == pytest.approx(0.1)
 
 
 def test_a_method_that_did_not_activate_is_named_everywhere(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import shlex
 import tomllib
 from dataclasses import dataclass
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from factorized_fl.methods import METHODS
 from factorized_fl.methods.stand_alone import StandAlone
 from factorized_fl.presets import PRESETS
 from factorized_fl.report.command import command_of, comparison_command
-from factorized_fl.results.reading import read_run
+from factorized_fl.results.entries import parse_entry, split_entries
+from factorized_fl.results.reading import RunFiles, read_run
 from tests.tiny import tiny_config
 
 
@@ -108,16 +110,43 @@ def test_a_method_that_is_not_loaded_now_is_set_in_full(monkeypatch: pytest.Monk
     assert command_of(written | {"options": {"strength": date(2025, 1, 1)}}) is None
 
 
+def kept(path: Path, config: Config) -> RunFiles:
+    path.mkdir()
+    (path / "config.toml").write_text(config.to_toml())
+    return read_run(path)
+
+
+def planned(command: str) -> list[Config]:
+    words = shlex.split(command)
+    assert words[:2] == ["ffl", "compare"]
+    settings = dict(parse_setting(words[i + 1]) for i, word in enumerate(words) if word == "--set")
+    entries = [parse_entry(text) for text in split_entries(words[words.index("--methods") + 1])]
+    seeds = map(int, words[words.index("--seeds") + 1].split(","))
+    both = product(entries, seeds)
+    return [api.configure(words[2], entry.method, **entry.settings(settings), seed=seed) for entry, seed in both]
+
+
 def test_a_comparison_is_one_command(tmp_path: Path) -> None:
-    runs = []
-    for method in ("stand-alone", "factorized-fl"):
-        for seed in (1, 2):
-            config = api.configure("demo", method, seed=seed, rounds=2)
-            (tmp_path / f"{method}{seed}").mkdir()
-            (tmp_path / f"{method}{seed}" / "config.toml").write_text(config.to_toml())
-            runs.append(read_run(tmp_path / f"{method}{seed}"))
-    command = "ffl compare demo --methods stand-alone,factorized-fl --seeds 1,2 --set rounds=2"
-    assert comparison_command(runs) == command
-    other = api.configure("demo", "factorized-fl", tau=0.9)
-    (tmp_path / "factorized-fl1" / "config.toml").write_text(other.to_toml())
-    assert comparison_command([*runs, read_run(tmp_path / "factorized-fl1")]) is None
+    configs = [
+        api.configure("demo", method, seed=seed, rounds=2)
+        for method in ("stand-alone", "factorized-fl")
+        for seed in (1, 2)
+    ]
+    command = comparison_command([kept(tmp_path / str(at), config) for at, config in enumerate(configs)])
+    assert command == "ffl compare demo --methods stand-alone,factorized-fl --seeds 1,2 --set rounds=2"
+    assert planned(command) == configs
+
+
+def test_settings_of_some_runs_stand_behind_the_name_of_their_method(tmp_path: Path) -> None:
+    configs = [
+        api.configure("demo", "fedavg", rounds=2),
+        api.configure("demo", "fedavg", rounds=2, lr=0.1, epochs=1),
+        api.configure("demo", "factorized-fl", rounds=2, tau=0.9),
+    ]
+    runs = [kept(tmp_path / str(at), config) for at, config in enumerate(configs)]
+    command = comparison_command(runs)
+    methods = "fedavg,fedavg:epochs=1:lr=0.1,factorized-fl:tau=0.9"
+    assert command == f"ffl compare demo --methods {methods} --seeds 1 --set rounds=2"
+    assert planned(command) == configs
+    own = kept(tmp_path / "own", api.configure("demo", "fedavg", rounds=2, loss="squared-error", metrics=["r2", "mae"]))
+    assert comparison_command([*runs, own]) is None  # a comma would end the entry
