@@ -471,6 +471,52 @@ def test_no_column_is_out_of_sight(chromium, several, width: int, medium: str) -
         assert max(boxes) <= width
 
 
+def test_paper_has_dark_letters_whatever_the_screen_has(chromium, several) -> None:
+    ink = "getComputedStyle(document.body).color"
+    for scheme in ("light", "dark"):
+        with Watched(chromium, scheme=scheme) as tab:
+            tab.page.goto(several)
+            if scheme == "light":
+                tab.page.locator("#theme").click()  # dark by choice
+            assert tab.page.evaluate(ink) == "rgb(232, 234, 237)"
+            tab.page.emulate_media(media="print", color_scheme=scheme)
+            assert tab.page.evaluate(ink) == "rgb(27, 31, 36)"
+
+
+def test_names_in_the_figure_of_costs_meet_no_dot_and_no_other_name(chromium, tmp_path: Path) -> None:
+    """Beside few dots there is room; where many are close, a legend has the names."""
+    for crowd, in_legend in ((2, 0), (9, 9)):
+        for at in range(crowd):
+            name = f"{crowd}/run-{at}"
+            write_run(tmp_path / name, options={"tau": at / 10}, correct=[50 + at % 3] * 4)
+        with Watched(chromium, width=390) as tab:
+            tab.page.goto(write_report([tmp_path / str(crowd)]).as_uri())
+            picture = tab.page.locator("[data-figure=accuracy-against-bytes] svg")
+            assert picture.locator("rect").count() == in_legend
+            names = picture.locator("text").filter(has_text="tau").all()
+            assert len(names) == crowd
+            boxes = [one.bounding_box() for one in [*names, *picture.locator("circle").all()]]
+            for index, one in enumerate(boxes[:crowd]):
+                assert not any(overlap(one, other) for other in boxes[index + 1 :])
+
+
+def overlap(one: dict, other: dict) -> bool:
+    across = one["x"] < other["x"] + other["width"] and other["x"] < one["x"] + one["width"]
+    return across and one["y"] < other["y"] + other["height"] and other["y"] < one["y"] + one["height"]
+
+
+def test_variants_of_a_method_have_their_names_in_full_on_a_phone(chromium, tmp_path: Path) -> None:
+    for at, tau in enumerate((0.25, 0.75)):
+        write_run(tmp_path / f"run-{at}", options={"tau": tau})
+    write_run(tmp_path / "alone", "stand-alone")
+    with Watched(chromium, width=390) as tab:
+        tab.page.goto(write_report([tmp_path]).as_uri())
+        chosen = tab.page.locator("#run option").all_inner_texts()
+        assert {"Factorized-FL (tau=0.25), seed 1", "Factorized-FL (tau=0.75), seed 1"} < set(chosen)
+        strips = tab.page.locator("[data-figure=paired-differences] svg text").all_text_contents()
+        assert {"Factorized-FL (tau=0.25)", "Factorized-FL (tau=0.75)"} < set(strips)
+
+
 def test_contents_lead_to_every_part(chromium, several) -> None:
     with Watched(chromium) as tab:
         tab.page.goto(several)

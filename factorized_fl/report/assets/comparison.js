@@ -95,7 +95,7 @@ function differencesCard(variants) {
         rows,
         axis: `points of accuracy against ${baseName}`,
       }),
-    () => rows.length * 46 + 46,
+    (width) => rows.length * stripStep(width, rows) + 46,
   );
   return card(
     "Client by client",

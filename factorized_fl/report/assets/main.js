@@ -53,9 +53,15 @@ function gathered(runs) {
   return [...names].map(([note, list]) => who(list) + note);
 }
 
+// The name that a run has in the comparison, with the settings that tell it from other runs of its method.
+function runName(run) {
+  const among = doc.comparison && doc.comparison.variants.find((v) => v.runs.includes(doc.runs.indexOf(run)));
+  return among ? among.label : run.title;
+}
+
 function progressWords(run) {
   const rounds = run.complete ? plural(run.rounds, "round") : `round ${run.done} of ${run.rounds}`;
-  return `${run.title}, seed ${run.seed}: ${rounds}, ${plural(run.clients.length, "client")}`;
+  return `${runName(run)}, seed ${run.seed}: ${rounds}, ${plural(run.clients.length, "client")}`;
 }
 
 function render() {
@@ -78,7 +84,7 @@ function render() {
   const picker = selector(
     "run",
     "Run",
-    [{ options: doc.runs.map((one, i) => [String(i), `${one.title}, seed ${one.seed}`]) }],
+    [{ options: doc.runs.map((one, i) => [String(i), `${runName(one)}, seed ${one.seed}`]) }],
     String(state.run),
     (value) => {
       state.run = Number(value);

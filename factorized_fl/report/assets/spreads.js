@@ -69,11 +69,36 @@ function stackedBars(width, { label, bars, format }) {
   return svg;
 }
 
+// A place for each dot's name beside it, clear of all dots and names and inside `limits`; null if some have none.
+function namesBeside(dots, spots, [left, top, right, bottom]) {
+  const taken = spots.map(([px, py]) => [px - 7, py - 7, px + 7, py + 7]);
+  const clear = (one) => taken.every((t) => one[0] >= t[2] || one[2] <= t[0] || one[1] >= t[3] || one[3] <= t[1]);
+  const found = [];
+  for (const [i, [px, py]] of spots.entries()) {
+    const long = dots[i].name.length * LETTER,
+      places = [];
+    for (const y of [py + 4, py - 7, py + 15])
+      for (const [anchor, x] of [
+        ["start", px + 10],
+        ["end", px - 10],
+      ]) {
+        const from = anchor === "end" ? x - long : x,
+          box = [from, y - 10, from + long, y + 3];
+        if (box[0] >= left && box[2] <= right && box[1] >= top && box[3] <= bottom) places.push({ x, y, anchor, box });
+      }
+    const place = places.find((one) => clear(one.box));
+    if (!place) return null;
+    taken.push(place.box);
+    found.push(place);
+  }
+  return found;
+}
+
 // dots: [{name, x, y, spread, color}], x may be 0 on a logarithmic axis: such dots are drawn at the left.
 function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
-  const svg = canvas(width, height, label);
   const positive = dots.map((d) => d.x).filter((v) => v > 0);
   if (!dots.length) {
+    const svg = canvas(width, height, label);
     svg.append(text(12, 30, "No data.", { class: "soft" }));
     return svg;
   }
@@ -95,14 +120,20 @@ function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
   const ys = dots.flatMap((d) => [d.y - (d.spread || 0), d.y + (d.spread || 0)]),
     pad = (Math.max(...ys) - Math.min(...ys) || 0.1) * 0.15;
   const format = (v) => (logarithmic ? (zero && v === unit(0) ? x.format(0) : x.format(10 ** v)) : x.format(v));
-  const box = frame(
-    svg,
-    width,
-    height,
-    14,
+  const axes = [
     { low, high, format, label: x.label, ticks: marks },
     { low: Math.min(...ys) - pad, high: Math.max(...ys) + pad, format: y.format },
-  );
+  ];
+  const spotsIn = (box) => dots.map((d) => [box.sx(unit(d.x)), box.sy(d.y)]);
+  // Names stand beside their dots, or in a legend if there is no room for some of them.
+  const plain = frame(canvas(width, height, ""), width, height, 14, ...axes),
+    names = namesBeside(dots, spotsIn(plain), [plain.left, plain.top, width, plain.bottom]),
+    entries = dots.map((d) => ({ ...d, kind: "block" })),
+    top = names ? 14 : legend(canvas(width, 10, ""), entries, 52, width - 12) + 10,
+    tall = height + top - 14;
+  const svg = canvas(width, tall, label);
+  if (!names) legend(svg, entries, 52, width - 12);
+  const box = frame(svg, width, tall, top, ...axes);
   const front = [];
   for (const d of [...dots].sort((a, b) => a.x - b.x || b.y - a.y))
     if (!front.length || d.y > front.at(-1).y) front.push(d);
@@ -113,10 +144,9 @@ function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
   svg.append(
     draw("path", { d: pathOf([...steps, [box.right, steps.at(-1)[1]]]), class: "mark", style: { fill: "none" } }),
   );
-  const taken = [];
-  for (const d of dots) {
-    const px = box.sx(unit(d.x)),
-      py = box.sy(d.y);
+  const spots = spotsIn(box);
+  dots.forEach((d, i) => {
+    const [px, py] = spots[i];
     if (d.spread)
       svg.append(
         line(px, box.sy(d.y - d.spread), px, box.sy(d.y + d.spread), {
@@ -124,18 +154,10 @@ function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
         }),
       );
     svg.append(draw("circle", { cx: px, cy: py, r: 5.5, style: { fill: d.color } }));
-    const long = d.name.length * LETTER,
-      right = px + 10 + long < width;
-    let ly = py + 4;
-    const clash = () =>
-      taken.some(
-        ([a, b, c]) =>
-          Math.abs(b - ly) < 13 && (right ? px + 10 : px - 10 - long) < c && (right ? px + 10 + long : px - 10) > a,
-      );
-    for (let i = 1; clash() && i < 12; i++) ly = py + 4 + (i % 2 ? 1 : -1) * Math.ceil(i / 2) * 13;
-    taken.push(right ? [px + 10, ly, px + 10 + long] : [px - 10 - long, ly, px - 10]);
-    svg.append(text(right ? px + 10 : px - 10, ly, d.name, { class: "halo", "text-anchor": right ? "start" : "end" }));
-  }
+  });
+  (names || []).forEach(({ x, y, anchor }, i) =>
+    svg.append(text(x, y, dots[i].name, { class: "halo", "text-anchor": anchor })),
+  );
   const at = (px, py) => {
     const index = dots.findIndex((d) => Math.hypot(box.sx(unit(d.x)) - px, box.sy(d.y) - py) < 12);
     return index < 0 ? null : { index, text: dots[index].tell };
@@ -147,10 +169,16 @@ function scatter(width, { label, dots, x, y, logarithmic, height = 320 }) {
   return svg;
 }
 
+// The height of a strip, with a line for its name where names need more than two fifths of the width.
+function stripStep(width, rows) {
+  return Math.max(...rows.map((row) => row.name.length)) * LETTER + 14 > width * 0.4 ? 64 : 46;
+}
+
 // rows: [{name, dots: [{value, margin, word, tell}], color, mean, low, high}]: one strip per row, a mark per client, sorted.
 function strips(width, { label, rows, axis }) {
-  const left = Math.min(Math.max(...rows.map((row) => row.name.length)) * LETTER + 14, width * 0.4),
-    step = 46,
+  const step = stripStep(width, rows),
+    above = step > 46,
+    left = above ? 14 : Math.max(...rows.map((row) => row.name.length)) * LETTER + 14,
     height = rows.length * step + 46;
   const svg = canvas(width, height, label),
     values = rows.flatMap((row) => [
@@ -179,8 +207,9 @@ function strips(width, { label, rows, axis }) {
   const centre = axis.length * LETTER > width - left ? width / 2 : (left + width) / 2;
   svg.append(text(centre, height - 5, axis, { class: "soft", "text-anchor": "middle" }));
   rows.forEach((row, r) => {
-    const y = 6 + step * (r + 0.5);
-    svg.append(text(left - 8, y + 4, fit(row.name, left - 10), { "text-anchor": "end" }));
+    const y = 6 + step * (r + 1) - 23;
+    if (above) svg.append(text(4, y - 25, fit(row.name, width - 8), { class: "halo" }));
+    else svg.append(text(left - 8, y + 4, row.name, { "text-anchor": "end" }));
     if (row.low !== undefined)
       svg.append(
         draw("rect", {

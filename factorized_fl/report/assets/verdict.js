@@ -39,7 +39,7 @@ function verdictCard(run) {
 }
 
 // When, with what data and with what model.
-const factsLine = (run) => soft(`${run.title}, ${run.facts.join(" · ")}`);
+const factsLine = (run) => soft(`${runName(run)}, ${run.facts.join(" · ")}`);
 
 function countsBar(verdicts) {
   const count = (word) => verdicts.filter((v) => v.word === word).length;
