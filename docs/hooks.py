@@ -49,12 +49,14 @@ def options_page() -> Iterator[str]:
 
 
 def _table(records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    yield '<div class="stacked" markdown>\n'  # site.css shows its rows as blocks on a phone
     yield "| option | default | meaning | values |"
     yield "|---|---|---|---|"
     for record in records:
         meaning = str(record["meaning"]).replace("|", "\\|")
         limits = str(record["limits"] or record["type"]).replace("|", "\\|")
         yield f"| `{record['name']}` | `{to_toml_value(record['default'])}` | {meaning} | {limits} |"
+    yield "\n</div>"
 
 
 def commands_page() -> Iterator[str]:
