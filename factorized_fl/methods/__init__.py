@@ -13,7 +13,7 @@ from factorized_fl.methods.ablations import FactorizedFedAvg, MixedLayout, Rando
 from factorized_fl.methods.apfl import APFL
 from factorized_fl.methods.clustered_fl import ClusteredFL
 from factorized_fl.methods.ditto import Ditto
-from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
+from factorized_fl.methods.factorized_fl import FactorizedFL, FactorizedFLBeta
 from factorized_fl.methods.fedala import FedALA
 from factorized_fl.methods.fedamp import FedAMP
 from factorized_fl.methods.fedap import FedAP

@@ -9,7 +9,8 @@ from torch import nn
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Server
 from factorized_fl.methods.cards import card_of
-from factorized_fl.methods.factorized import Factorized, FactorizedFL, count_factors, count_u
+from factorized_fl.methods.factorized import Factorized, count_factors, count_u
+from factorized_fl.methods.factorized_fl import FactorizedFL
 from factorized_fl.methods.fedavg import FedAvg
 from factorized_fl.nn.factorized import LAYOUTS
 

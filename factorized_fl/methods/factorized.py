@@ -1,4 +1,4 @@
-"""Rank-one plus sparse weights; Factorized-FL and its variant beta aggregate them among similar clients."""
+"""Weights of rank one plus a sparse rest, and what sharing them costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import FINGERPRINT
-from factorized_fl.core.method import Method, Normal
-from factorized_fl.core.mixing import Dense, cosine, in_place, similar_peers, softmax_over
+from factorized_fl.core.method import Method
 from factorized_fl.core.options import option
 from factorized_fl.core.roles import Role, last_body_v
-from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
-from factorized_fl.methods.cards import card_of
-from factorized_fl.methods.fingerprints import (
-    blur,
-    describe_images,
-    describe_privately,
-    first_layer,
-    likeness,
-    make_room,
-    plausible,
-)
+from factorized_fl.core.views import Batch, Cost, Local, Roles, Tensors
 from factorized_fl.nn import factorize
 from factorized_fl.nn.factorized import INITS, LAYOUTS, head_mu_xavier
 
@@ -125,123 +113,3 @@ class Factorized(Method):
     def resets(self, role: Role) -> bool:
         """With head=reset the whole classifier."""
         return self.head == "reset" and role.head
-
-
-@dataclass(frozen=True)
-class FactorizedByImages(Factorized):
-    """Clients are matched by statistics of their images."""
-
-    blur: float = option(0.0, "Gaussian noise on the statistics, in units of their spread between images", low=0)
-    clip: float = option(10.0, "limit of the statistics, in the same units", above=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.blur and not self.looks_at_images:
-            raise UserError(f"blur = {self.blur} has no effect where no statistics travel: set match=statistics.")
-
-    def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
-        """Factorises the model and adds a buffer for the statistics of the client's images."""
-        model = super().parametrize(model, generator, labels_agree)
-        return make_room(model) if self.looks_at_images else model
-
-    @property
-    def looks_at_images(self) -> bool:
-        """True: the statistics are computed once, before training."""
-        return True
-
-    def look(
-        self, model: nn.Module, tensors: Tensors, images: torch.Tensor, labels: torch.Tensor, classes: int
-    ) -> torch.Tensor:
-        """The statistics of the images, as seen through the untrained first layer."""
-        return describe_images(first_layer(model.eval(), tensors, images), labels, classes)
-
-    @property
-    def looks_privately(self) -> bool:
-        """True: noise is added to mean directions of the images' moments."""
-        return True
-
-    def look_privately(
-        self, model: nn.Module, tensors: Tensors, images: torch.Tensor, noise: float, normal: Normal
-    ) -> torch.Tensor:
-        """Noisy statistics of the images, as seen through the untrained first layer, without regard to labels."""
-        return describe_privately(first_layer(model.eval(), tensors, images), noise, normal)
-
-    def plausible(self, fingerprint: torch.Tensor) -> bool:
-        """Whether no log-variance is extremely large or small."""
-        return plausible(fingerprint)
-
-    def hide(self, fingerprint: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """The fingerprint with noise, if `blur` is above zero."""
-        return blur(fingerprint, self.blur, self.clip, generator) if self.blur else fingerprint
-
-    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """The statistics of the client's images."""
-        return tensors[FINGERPRINT]
-
-
-@dataclass(frozen=True)
-class FactorizedBySimilarity(FactorizedByImages):
-    """Clients are matched by the similarity of their v, or of their images."""
-
-    tau: float = option(0.5, "least similarity of a peer; the paper uses 0 to 0.75", low=-1, high=1)
-    epsilon: float = option(10.0, "sharpness of the softmax over peers; the paper uses 1 to 20", low=0)
-    minimum: int = option(1, "smallest number of peers, the client itself included; the paper has no minimum", low=1)
-    sequential: bool = option(False, "mix one client after the other, in place (authors' code)")
-    match: str = option(
-        "v",
-        "match clients by v of the layer before the classifier (paper) or by statistics of their images",
-        choices=("v", "statistics"),
-    )
-
-    @property
-    def looks_at_images(self) -> bool:
-        """Whether clients are matched by statistics of their images."""
-        return self.match == "statistics"
-
-    def fingerprint(self, tensors: Tensors, roles: Roles) -> torch.Tensor | None:
-        """The v of the layer before the classifier, or the statistics of the client's images."""
-        return super().fingerprint(tensors, roles) if self.looks_at_images else tensors[last_body_v(roles)].flatten()
-
-    @property
-    def reads_tensors(self) -> bool:
-        """Whether clients are matched by v, which is one of the shared tensors or read from them."""
-        return not self.looks_at_images
-
-    def peers(self, similarity: torch.Tensor, server: Server) -> torch.Tensor:
-        """The peers of each client, bool [K, K]."""
-        return similar_peers(similarity, server.received, self.tau, self.minimum)
-
-    def mix(self, server: Server) -> Mixing:
-        """A softmax of the similarity over each client's peers; other clients get weight zero."""
-        assert server.fingerprints is not None
-        prints = server.fingerprints
-        similarity = likeness(prints, server.received) if self.looks_at_images else cosine(prints)
-        matrix = softmax_over(self.peers(similarity, server), similarity, self.epsilon)
-        if self.sequential:
-            matrix = in_place(matrix, server.rng.permutation(list(server.clients)).tolist())
-        return Mixing(Dense(matrix), similarity)
-
-
-@dataclass(frozen=True)
-class FactorizedFL(FactorizedBySimilarity):
-    """Weights are u v^T + mu; clients with similar v share u, and keep v and the sparse mu to themselves."""
-
-    name = "factorized-fl"
-    card = card_of("factorized-fl", cost=count_u)
-
-    def shares(self, role: Role) -> bool:
-        """u, and the affine terms of normalisation as in the authors' code (the paper does not mention them)."""
-        return role.kind in ("u", "norm") and super().shares(role)
-
-
-@dataclass(frozen=True)
-class FactorizedFLBeta(FactorizedBySimilarity):
-    """Factorized-FL in which similar clients share all of u, v and mu."""
-
-    name = "factorized-fl-beta"
-    card = card_of("factorized-fl-beta", cost=count_factors)
-
-    @property
-    def fingerprint_is_shared(self) -> bool:
-        """Whether clients are matched by v, one of the shared tensors."""
-        return not self.looks_at_images

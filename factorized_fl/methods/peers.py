@@ -8,7 +8,8 @@ from factorized_fl.core.mixing import Dense, weighted_mean
 from factorized_fl.core.options import option
 from factorized_fl.core.views import Mixing, Server
 from factorized_fl.methods.cards import card_of
-from factorized_fl.methods.factorized import FactorizedByImages, count_factors
+from factorized_fl.methods.factorized import count_factors
+from factorized_fl.methods.factorized_by_images import FactorizedByImages
 from factorized_fl.methods.fingerprints import likeness, trust
 
 

@@ -7,7 +7,7 @@ import torch
 
 from factorized_fl.core.mixing import weigh
 from factorized_fl.core.roles import roles
-from factorized_fl.methods.factorized import FactorizedFL, FactorizedFLBeta
+from factorized_fl.methods.factorized_fl import FactorizedFL, FactorizedFLBeta
 from factorized_fl.nn import Role, build_model
 from factorized_fl.nn.factorized import LAYOUTS, RankOneSparse
 from factorized_fl.simulate.build import Federation, build_federation
