@@ -55,7 +55,7 @@ def test_a_client_with_random_labels_does_not_count_and_the_others_are_held_agai
 
 
 def test_what_settling_alone_gives_and_notes_on_results_are_told(tmp_path: Path) -> None:
-    write(tmp_path, "beyond", "stand-alone+settled", [63.0] * 20, setting="domains")
+    write(tmp_path, "beyond", "stand-alone+recalibrated", [63.0] * 20, setting="domains")
     write(tmp_path, "beyond", PEERS, [65.0] * 20, setting="domains", mixing=mixing(20), note="made by hand")
     (one,) = gains(collect(tmp_path))
     assert (one.over, fmean(points_of(one))) == ("Stand-Alone (statistics recalibrated)", pytest.approx(2))
@@ -106,7 +106,7 @@ def test_where_all_are_alike_the_weight_on_oneself_is_told(tmp_path: Path) -> No
 def test_the_readmes_table_has_our_row_and_what_settling_does_once_that_was_run(tmp_path: Path) -> None:
     assert "| Factorized-Peers (statistics recalibrated) | not run | not run | not run |" in short_table(tmp_path)
     assert "statistics not recalibrated" not in short_table(tmp_path)
-    write(tmp_path, "beyond", f"{PEERS}+not-settled", [67.0] * 20, setting="domains", mixing=mixing(20))
+    write(tmp_path, "beyond", f"{PEERS}+not-recalibrated", [67.0] * 20, setting="domains", mixing=mixing(20))
     assert "| Factorized-Peers (statistics not recalibrated) | 67.00 | - | - |" in short_table(tmp_path)
-    write(tmp_path, "beyond", "stand-alone+settled", [65.0] * 20, setting="domains")
+    write(tmp_path, "beyond", "stand-alone+recalibrated", [65.0] * 20, setting="domains")
     assert "| Stand-Alone (statistics recalibrated) | 65.00 | - | - |" in short_table(tmp_path)
