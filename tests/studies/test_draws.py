@@ -11,9 +11,8 @@ from studies.paper import draws
 from studies.paper.draws import Predictions, describe_draws, describe_shares
 from studies.paper.findings import rows_of
 from studies.paper.jobs import files, run_studies
-from studies.paper.page import page
 from studies.paper.table import collect
-from tests.studies.fake import write
+from tests.studies.fake import page, write
 from tests.tiny import tiny_config, tiny_set
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"

@@ -9,16 +9,11 @@ from studies.paper.findings import as_records, rows_of
 from studies.paper.grid import STUDIES
 from studies.paper.page import BEGIN, END, pages, with_short_text, write_documents
 from studies.paper.short import effects, left
-from studies.paper.table import Table, collect
-from tests.studies.fake import factors, mixing, write
+from studies.paper.table import collect
+from tests.studies.fake import factors, mixing, page, write
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
-
-
-def page(table: Table) -> str:
-    """All pages as one text."""
-    return "\n".join(pages(table).values())
 
 
 @pytest.fixture
