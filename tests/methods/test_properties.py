@@ -44,7 +44,7 @@ def payloads(name: str, options: dict, asked: Server, draw: Callable[..., torch.
     """What clients last sent besides their tensors: positive, as variances are, and zero before they sent anything."""
     model = {n: t[0] for n, t in asked.stack.items()}
     model |= {f"norm.running_{kind}": torch.zeros(3, dtype=torch.float64) for kind in ("mean", "var")}
-    declared = make_method(name, options).extra_up(model, frozenset(asked.stack))
+    declared = make_method(name, options).extra_up(model, frozenset(asked.stack), {})
     received = asked.received.double()
     return {n: torch.einsum("k,k...->k...", received, draw(*like.shape).abs()) for n, like in declared.items()}
 
