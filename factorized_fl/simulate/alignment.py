@@ -185,7 +185,7 @@ def judge_matches(labels: torch.Tensor, truth: torch.Tensor) -> dict[str, int]:
 def match_summary(scenario: Scenario, sharing: ClassSharing) -> dict[str, dict[str, int]]:
     """The entry of a run's summary about its matches in use, judged by their names; only classes with training images.
 
-    The true correspondence also matches classes without images, which nobody could find.
+    With `align = "true"` classes without images are matched as well; they do not count.
     """
     classes = torch.arange(sharing.rows.most)
     there = torch.stack([torch.isin(classes, scenario.targets(k, one.train)) for k, one in enumerate(scenario.clients)])
