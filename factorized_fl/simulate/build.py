@@ -171,7 +171,8 @@ def build_federation(
     known = common | state.own[0] if method.class_payloads else common
     room = 0 if scenario.labels_agree else config.align_classes or max(len(each.classes) for each in scenario.clients)
     extra_up, extra_down = (
-        with_room(hook(known, shared), method.class_payloads, room) for hook in (method.extra_up, method.extra_down)
+        with_room(hook(known, shared, role_of), method.class_payloads, room)
+        for hook in (method.extra_up, method.extra_down)
     )
     kept: Sequence[Tensors] | ClientStack = (
         [method.keeps(state.client(k), shared) for k in range(len(state))] if not disk else ()
