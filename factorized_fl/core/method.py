@@ -139,15 +139,15 @@ class Method:
         """Whether tensors of this role are set back to their initial values before each round."""
         return False
 
-    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_up(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """A tensor in the shape and type of each payload that a client sends besides the shared tensors.
 
         Only names, shapes and types count. `model` are the tensors that have the same shape at all clients, `shared`
-        the names of those that travel.
+        the names of those that travel, and `roles` the purpose of each.
         """
         return {}
 
-    def extra_down(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_down(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """A tensor in the shape and type of each payload that a client receives besides the shared tensors."""
         return {}
 

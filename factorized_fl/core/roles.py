@@ -92,6 +92,16 @@ def last_layer(model: nn.Module) -> nn.Module:
     return model.get_submodule(names[-1])
 
 
+def last_linear(model: nn.Module, method: str) -> nn.Linear:
+    """Return the last layer of the classifier; raise UserError, which names the method, if that is no Linear."""
+    last = last_layer(model)
+    if not isinstance(last, nn.Linear):
+        raise UserError(
+            f"The classifier ends in a {type(last).__name__}, but {method} needs one that ends in a Linear."
+        )
+    return last
+
+
 def roles(model: nn.Module, head: str | None = None) -> dict[str, Role]:
     """Return the role of every entry of the model's state dict, in state-dict order, frozen parameters included.
 

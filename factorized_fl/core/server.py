@@ -157,10 +157,10 @@ class ServerState:
         self.vectors = None if vector is None else self._first_vectors(vector, count)
         shared = frozenset(self.seen)
         self.classes = classes
-        up = with_room(method.extra_up(initial, shared), method.class_payloads, room)
+        up = with_room(method.extra_up(initial, shared, roles), method.class_payloads, room)
         up |= {} if classes is None else classes.up(initial)
         self.extra = {n: torch.zeros(count, *like.shape).to(like) for n, like in up.items()}
-        self.extra_down = with_room(method.extra_down(initial, shared), method.class_payloads, room)
+        self.extra_down = with_room(method.extra_down(initial, shared, roles), method.class_payloads, room)
 
     def _first_vectors(self, vector: torch.Tensor, count: int) -> torch.Tensor | None:
         """Return the vectors that match clients before they have sent anything, [K, D]."""

@@ -8,7 +8,7 @@ import torch
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.mixing import Dense, weighted_mean
 from factorized_fl.core.options import option
-from factorized_fl.core.views import Local, Mixing, Server, Tensors
+from factorized_fl.core.views import Local, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedbn import FedBN
 
@@ -32,7 +32,7 @@ class FedAP(FedBN):
     own: float = option(0.5, "lambda: the client's own weight", low=0, high=1)
     warm_up: int = option(3, "rounds of FedBN before the statistics are compared", low=1)
 
-    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_up(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """The running statistics of all BatchNorm layers."""
         found = {name: tensor for name, tensor in model.items() if name.endswith((_MEAN, _VARIANCE))}
         if not found:

@@ -6,7 +6,7 @@ import torch
 
 from factorized_fl.core.mixing import Dense, weigh, weighted_mean
 from factorized_fl.core.options import option
-from factorized_fl.core.views import Local, Mixing, Server, Tensors
+from factorized_fl.core.views import Local, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedavg import FedAvg
 
@@ -27,7 +27,7 @@ class FedCAC(FedAvg):
     critical: float = option(0.5, "tau: share of the parameters of each tensor that is critical", above=0, high=1)
     rounds_together: int = option(170, "beta: the round from which on no other client's critical ones are used", low=1)
 
-    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_up(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """Which parameters are critical: 1 or 0."""
         return {name: model[name] for name in model if name in shared}
 

@@ -4,24 +4,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from factorized_fl.core.method import Method
 from factorized_fl.core.mixing import own_tensors
 from factorized_fl.core.options import option
+from factorized_fl.core.roles import last_linear
 from factorized_fl.core.views import Batch, Cost, Local, Mixing, Roles, Server, Tensors
 from factorized_fl.methods.cards import card_of
 
 
-def _head(model: Tensors) -> torch.Tensor:
-    """The weight of the classifier's last layer, [C, D]."""
-    return [tensor for tensor in model.values() if tensor.dim() == 2][-1]
-
-
 def _count_prototypes(method: Method, tensors: Tensors, roles: Roles) -> Cost:
     """One prototype of each class, each way; none where the classifier is not known, as at a coordinator."""
-    heads = [tensor for name, tensor in tensors.items() if roles[name].head and tensor.dim() == 2]
+    heads = _heads(tensors, roles)
     count = heads[-1].numel() if heads else 0
     return Cost(count, count)
+
+
+def _heads(tensors: Tensors, roles: Roles) -> list[torch.Tensor]:
+    """The weights of the classifier's layers, [C, D] each."""
+    return [t for name, t in tensors.items() if name in roles and roles[name].head and t.dim() == 2]
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,19 @@ class FedProto(Method):
 
     pull: float = option(1.0, "lambda: weight of the distance to the global prototypes", low=0)
 
-    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
+        """The model as it is; raises UserError unless its classifier ends in a Linear."""
+        last_linear(model, self.name)
+        return model
+
+    def extra_up(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """The prototypes, and the number of images of each class."""
-        head = _head(model)
+        head = _heads(model, roles)[-1]
         return {"prototypes": head, "counts": head[:, 0]}
 
-    def extra_down(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_down(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """The global prototypes, and whether any client has the class."""
-        head = _head(model)
+        head = _heads(model, roles)[-1]
         return {"prototypes": head, "known": head[:, 0]}
 
     @property

@@ -44,11 +44,11 @@ class IFCA(FedAvg):
         """The number of the model that the client chose."""
         return {_CHOICE: torch.zeros(())}
 
-    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_up(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """The number of the model that the client chose."""
         return {_CHOICE: torch.zeros(())}
 
-    def extra_down(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_down(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """All models but the first, which travels as the model."""
         names = [name for name in model if name in shared]
         return {f"{j}/{name}": model[name] for j in range(1, self.clusters) for name in names}

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from factorized_fl.core.errors import UserError
 from factorized_fl.core.options import option
-from factorized_fl.core.roles import last_layer
+from factorized_fl.core.roles import last_linear
 from factorized_fl.core.views import Local, Tensors
 from factorized_fl.methods.cards import card_of
 from factorized_fl.methods.fedavg import FedAvg
@@ -61,11 +60,7 @@ class KNNPer(FedAvg):
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
         """Puts the store around the last layer of the classifier; raises UserError if that is no Linear."""
-        last = last_layer(model)
-        if not isinstance(last, nn.Linear):
-            raise UserError(
-                f"The classifier ends in a {type(last).__name__}, but knn-per needs one that ends in a Linear."
-            )
+        last = last_linear(model, self.name)
         store = Neighbours(last, self.store, self.share, self.neighbours, self.scale)
         for name, module in list(model.named_modules(remove_duplicate=False)):
             if module is last:  # a network may call it by a second name

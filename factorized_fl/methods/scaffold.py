@@ -38,13 +38,13 @@ class Scaffold(FedAvg):
         """The client's control variate c_k."""
         return {name: torch.zeros_like(model[name]) for name in model if name in shared}
 
-    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_up(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """Return the change of c_k."""
         return {name: model[name] for name in model if name in shared}
 
-    def extra_down(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_down(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         """The server's control variate c."""
-        return self.extra_up(model, shared)
+        return self.extra_up(model, shared, roles)
 
     def gradient(self, local: Local, parameters: Tensors, batches: Sequence[Batch]) -> Tensors:
         """The gradient g - c_k + c; parameters that stay at home follow g."""

@@ -37,7 +37,7 @@ def method_cost(method: Method) -> MethodCost:
     formula = formula_bytes((round_number, cost.up, cost.down) for round_number in range(1, ROUNDS + 1))
     names = [name for name, role in role_of.items() if travels(method, name, role, True)]
     shared = _full({name: tensors[name] for name in names})
-    to, back = (hook(tensors, frozenset(names)) for hook in (method.extra_up, method.extra_down))
+    to, back = (hook(tensors, frozenset(names), role_of) for hook in (method.extra_up, method.extra_down))
     down = measure(shared)[1] * method.card.models_down(method)
     if back:
         down += measure(shared | _full(back, EXTRA))[1] - measure(shared)[1]

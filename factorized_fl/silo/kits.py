@@ -72,9 +72,10 @@ def _largest(config: Config) -> int:
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
     alignment = network_alignment(config, method, model, 2)
-    shared = frozenset(travelling(method, model, False, alignment)[1])
+    role_of, names = travelling(method, model, False, alignment)
+    shared = frozenset(names)
     up, down = (
-        with_room(hook(tensors, shared), method.class_payloads, config.align_classes if alignment else 0)
+        with_room(hook(tensors, shared, role_of), method.class_payloads, config.align_classes if alignment else 0)
         for hook in (method.extra_up, method.extra_down)
     )
     extra = {f"{EXTRA}{way}/{name}": like for way, of in (("up", up), ("down", down)) for name, like in of.items()}

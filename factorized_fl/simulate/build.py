@@ -139,7 +139,7 @@ def build_federation(
     try_augmentation(training, scenario)
     models = initial_models(config, scenario, factory)
     initial = {classes: client_state(model) for classes, model in models.items()}
-    disk = on_disk(config, len(scenario.clients), device, ranks.size)
+    disk = on_disk(config, len(scenario.clients), next(iter(initial.values())), device, ranks.size)
     kinds = [len(client.classes) for client in scenario.clients]
     state = DiskStack(initial, kinds) if disk else ClientStack.of([initial[kind] for kind in kinds])
     model = next(iter(models.values()))
@@ -171,7 +171,8 @@ def build_federation(
     known = common | state.own[0] if method.class_payloads else common
     room = 0 if scenario.labels_agree else config.align_classes or max(len(each.classes) for each in scenario.clients)
     extra_up, extra_down = (
-        with_room(hook(known, shared), method.class_payloads, room) for hook in (method.extra_up, method.extra_down)
+        with_room(hook(known, shared, role_of), method.class_payloads, room)
+        for hook in (method.extra_up, method.extra_down)
     )
     kept: Sequence[Tensors] | ClientStack = (
         [method.keeps(state.client(k), shared) for k in range(len(state))] if not disk else ()

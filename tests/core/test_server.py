@@ -7,7 +7,7 @@ import torch
 
 from factorized_fl.core.mixing import Mean
 from factorized_fl.core.server import ServerState
-from factorized_fl.core.views import Mixing, Server, Tensors
+from factorized_fl.core.views import Mixing, Roles, Server, Tensors
 from factorized_fl.methods import Method
 
 ROLES: dict = {}
@@ -19,10 +19,10 @@ class Counting(Method):
 
     name = "counting"
 
-    def extra_up(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_up(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         return {name: model[name] for name in shared}
 
-    def extra_down(self, model: Tensors, shared: frozenset[str]) -> Tensors:
+    def extra_down(self, model: Tensors, shared: frozenset[str], roles: Roles) -> Tensors:
         return {name: model[name] for name in shared}
 
     def mix(self, server: Server) -> Mixing:

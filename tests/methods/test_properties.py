@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from factorized_fl.core.roles import Role
 from factorized_fl.core.views import Server
 from factorized_fl.methods import METHODS, make_method
 from tests.methods.hand import server
@@ -44,7 +45,8 @@ def payloads(name: str, options: dict, asked: Server, draw: Callable[..., torch.
     """What clients last sent besides their tensors: positive, as variances are, and zero before they sent anything."""
     model = {n: t[0] for n, t in asked.stack.items()}
     model |= {f"norm.running_{kind}": torch.zeros(3, dtype=torch.float64) for kind in ("mean", "var")}
-    declared = make_method(name, options).extra_up(model, frozenset(asked.stack))
+    in_head = {n: Role("body", True) for n in asked.stack}
+    declared = make_method(name, options).extra_up(model, frozenset(asked.stack), in_head)
     received = asked.received.double()
     return {n: torch.einsum("k,k...->k...", received, draw(*like.shape).abs()) for n, like in declared.items()}
 

@@ -207,7 +207,9 @@ def test_an_agreement_cannot_name_functions(tmp_path: Path) -> None:
     _, kits = kits_for("mlp", tmp_path)
     for option in ("optimizer", "schedule", "augment", "loss"):
         kit = replace(kits["aster"], table={**kits["aster"].table, option: "os:abort"})
-        with pytest.raises(UserError, match=f"{option} = 'os:abort' is a function, which other parties would call"):
+        with pytest.raises(
+            UserError, match=f"{option} = 'os:abort' is a function, which other parties would have to call"
+        ):
             check_model(kit)
     kit = replace(kits["aster"], table={**kits["aster"].table, "metrics": ["os:abort"]})
     with pytest.raises(UserError, match="metrics = 'os:abort' is a function"):
