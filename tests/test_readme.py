@@ -219,7 +219,7 @@ def test_what_the_readme_says_of_local_training_is_true_of_the_results() -> None
     fedavg = json.loads((ROOT / "results" / "verdict" / "mnist.json").read_text())[0]
     effect = effect_of(fedavg["effect"])  # FedAvg's control is Stand-Alone
     assert (fedavg["method"], METHODS["fedavg"].card.control) == ("fedavg", "stand-alone")
-    words = README.replace("\n", " ").replace("  ", " ")
+    words = " ".join(README.split())
     assert f"by {100 * gain.mean:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})" in words
     assert f"by {100 * effect.mean:+.1f} points ({100 * effect.low:+.1f} to {100 * effect.high:+.1f};" in words
     tables = (ROOT / "docs" / "paper" / "tables.md").read_text()  # written from results/paper, as a test checks
