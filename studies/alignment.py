@@ -149,7 +149,7 @@ def measure_matching(data: Path, seeds: Sequence[int]) -> Record:
     }
 
 
-def _shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
+def shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
     """For each least confidence: the share of equal pairs that were found, and the share of matches that are right."""
     cells = []
     for each in least:
@@ -164,17 +164,17 @@ def matching_lines(record: Record) -> list[str]:
     lines = []
     for preset in PRESETS:
         rows = [row for row in record["presets"] if row["preset"] == preset]
-        lines.append(f"| `{preset}` | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| `{preset}` | {' | '.join(shares(rows, shown))} |")
     for noise in NOISES:
         rows = [row for row in record["noise"] if row["noise"] == noise]
-        lines.append(f"| {noise:g} | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| {noise:g} | {' | '.join(shares(rows, shown))} |")
     for case in ("10-7-4", "split"):
         rows = [row for row in record["unlike"] if row["case"] == case]
         false = sum(row["0.9"]["matched"] - row["0.9"]["right"] for row in rows)
-        lines.append(f"| {case} | {' | '.join(_shares(rows, shown))} | {false} in {len(rows)} draws |")
+        lines.append(f"| {case} | {' | '.join(shares(rows, shown))} | {false} in {len(rows)} draws |")
     for preset, way in itertools.product(PRESETS[:2], ("alone", "inside")):
         rows = [row[way] for row in record["groups"] if row["preset"] == preset]
-        lines.append(f"| `{preset}` | {way} | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| `{preset}` | {way} | {' | '.join(shares(rows, shown))} |")
     return lines
 
 
