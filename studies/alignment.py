@@ -19,8 +19,9 @@ from factorized_fl.api import configure
 from factorized_fl.core.classes import MEANS, Matches
 from factorized_fl.core.seeds import numpy_rng, torch_rng
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.methods.class_evidence import statistics_evidence
 from factorized_fl.methods.class_statistics import describe_classes, random_features
-from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes, statistics_evidence
+from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes
 from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.alignment import true_labels
 from factorized_fl.simulate.networks import model_inputs
