@@ -195,7 +195,7 @@ def assert_equal(got: Numbers, wanted: nn.Module | Numbers, what: str) -> None:
 
 
 def resume(federation: Federation) -> None:
-    """Begins anew from a checkpoint: a new federation, which has only the tensors of this one, takes its place."""
+    """Replaces a federation by a new one into which its checkpoint was loaded."""
     kept = {name: tensor.clone() for name, tensor in federation.tensors.items()}
     fresh = build_federation(federation.config, vars(federation)["whole"], torch.device("cpu"))
     fresh.load(kept)
