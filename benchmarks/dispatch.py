@@ -3,13 +3,12 @@
     python benchmarks/dispatch.py PHASE ... --data DIR --results DIR --gpu 12 --minutes 9 [--mps]
 
 A phase is `tune:SUITE`, `rates:SUITE` (writes the rates that its tuning chose), `bench:SUITE`, `options` (the runs that
-choose options of Factorized-FL) or `align:FILE` (a JSON list of runs of studies.alignment). Phases run in the order
-given; cells of neighbouring phases run side by side, but those after a `rates` phase wait for the cells before it. A
+choose options of Factorized-FL) or `align:PRESET` (the runs of studies.alignment_runs). Phases run in the order given;
+cells of neighbouring phases run side by side, but those after a `rates` phase wait for the cells before it. A
 cell whose file exists is not run again; one that the limit interrupts leaves no file.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import queue
@@ -28,44 +27,32 @@ def tasks_of(phase: str, results: Path) -> list[Task]:
     """Return the tasks of a phase whose files do not exist."""
     from factorized_fl.bench.rates import read_rates
     from factorized_fl.bench.suites import cells_of, read_suites, tuning_cells
+    from studies.alignment_runs import suite_of
     from studies.mini.options import planned
 
     kind, _, name = phase.partition(":")
-    if kind in ("tune", "bench"):
-        suite = read_suites()[name]
+    if kind in ("tune", "bench", "align"):
+        suite = suite_of(name) if kind == "align" else read_suites()[name]
         cells = tuning_cells(suite) if kind == "tune" else cells_of(suite, read_rates(suite, results))
-        return [("cell", name, cell.name) for cell in cells if not cell.path(results).exists()]
-    if kind == "options":
-        return [("option", cell.suite, cell.name) for cell in planned() if not cell.path(results).exists()]
-    entries = json.loads(Path(name).read_text())
-    return [
-        ("align", name, each["name"]) for each in entries if not (results / "align" / f"{each['name']}.json").exists()
-    ]
+        task = "align" if kind == "align" else "cell"
+        return [(task, name, cell.name) for cell in cells if not cell.path(results).exists()]
+    return [("option", cell.suite, cell.name) for cell in planned() if not cell.path(results).exists()]
 
 
 def run_task(task: Task, results: Path, data: Path, device: str) -> None:
     """Run one task and write its file."""
-    from factorized_fl.api import configure
     from factorized_fl.bench.cells import Place, run_cell, run_or_read
     from factorized_fl.bench.suites import read_suites
-    from factorized_fl.simulate.run import run_federation
-    from studies.alignment import measure_run
+    from studies.alignment_runs import suite_of
     from studies.mini.options import planned
-    from studies.runner import write_record
 
     kind, where, name = task
     with tempfile.TemporaryDirectory() as folder:
         place = Place(results, Path(folder), data, device, 1)
-        if kind == "cell":
-            run_cell(read_suites()[where], name, place)
-        elif kind == "option":
+        if kind == "option":
             run_or_read(next(cell for cell in planned() if cell.name == name), place)
         else:
-            each = next(each for each in json.loads(Path(where).read_text()) if each["name"] == name)
-            config = configure(each["preset"], each["method"], **each["settings"], seed=each["seed"])
-            directory = run_federation(config, Path(folder) / "run", data=data, device=device)
-            (results / "align").mkdir(parents=True, exist_ok=True)
-            write_record(results / "align" / f"{name}.json", measure_run(directory, 0.0))
+            run_cell(suite_of(where) if kind == "align" else read_suites()[where], name, place)
 
 
 def work(tasks: Any, lines: Any, results: Path, data: Path, device: str) -> None:

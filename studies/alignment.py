@@ -1,8 +1,7 @@
-"""Measures how well classes are matched, and the gain from sharing classifiers by class; writes results/align/.
+"""Measures how well classes are matched, without any training; writes results/align/matching.json.
 
-python -m studies.alignment matching --data DATA          matching alone, no training
-python -m studies.alignment runs --data DATA --work DIR    runs; what is finished is not run again
-python -m studies.alignment collect --records DIR      results of runs of `ffl bench`
+python -m studies.alignment matching --data DATA --seeds 4,5,6
+python -m studies.alignment show                                 prints the rows of the tables in docs/classes.md
 """
 
 import argparse
@@ -17,24 +16,19 @@ import numpy as np
 import torch
 
 from factorized_fl.api import configure
-from factorized_fl.config import Config
 from factorized_fl.core.classes import MEANS, Matches
 from factorized_fl.core.seeds import numpy_rng, torch_rng
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.methods.class_evidence import statistics_evidence
 from factorized_fl.methods.class_statistics import describe_classes, random_features
-from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes, statistics_evidence
-from factorized_fl.results.rundir import Record, RunDirectory
-from factorized_fl.results.statistic import compare_paired, paired_from_counts
+from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes
+from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.alignment import true_labels
 from factorized_fl.simulate.networks import model_inputs
 from factorized_fl.simulate.scenario import build_scenario_of
-from studies.runner import Clock, Job, as_record, run_jobs, write_measured, write_record
+from studies.runner import write_measured
 
 PRESETS = ("mini-domains", "mini-domains-dirichlet", "mini-domains-unequal", "mini-domains-30")
-ALIGNED = ("off", "statistics", "classifier", "true")
-# A frozen pretrained backbone and two trainable layers, as in the suite mini-pacs of `ffl bench`.
-PACS = {"model": "benchmarks.pacs:NormalisedNet", "image_size": 128, "augment": "none"}
-PACS |= {"rounds": 10, "epochs": 3, "batch_size": 24}
 LEAST = (0.0, 0.1, 0.3, 0.5, 0.9)  # confidence; 0.3 is the default
 NOISES = (0.0, 0.1, 0.2, 0.5, 1.0)
 DRAWS = 20
@@ -156,65 +150,7 @@ def measure_matching(data: Path, seeds: Sequence[int]) -> Record:
     }
 
 
-def measure_run(directory: RunDirectory, start: float) -> Record:
-    """The results of one run, and how many of the matches of its last round are right."""
-    summary, clients = directory.summary(), directory.clients()
-    assert summary is not None
-    environment = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))
-    record: Record = {
-        "commit": environment.pop("commit"),
-        "environment": environment,
-        "configuration": as_record(directory.config()),
-        "clients": {
-            "domain": [client["domain"] for client in clients],
-            "scored": [client["test"] for client in clients],
-        },
-        "correct": [client["correct"] for client in summary["clients"]],
-        "accuracy": summary["accuracy_mean"],
-        "seconds": round(start + sum(line["seconds"] for line in directory.timing()), 1),
-    }
-    return record | {name: summary[name] for name in ("matches",) if name in summary}
-
-
-def from_cell(cell: Record) -> Record:
-    """The results of one run as `measure_run` gives them, from a record of `ffl bench`, with a summary or without."""
-    summary = cell.get("summary", cell)
-    counts = [
-        (client["correct"], client["total"]) if "correct" in client else client["recalibrated"]["test"]
-        for client in summary["clients"]
-    ]
-    domains = [client["domain"] for client in summary["clients"]]
-    record: Record = {
-        "commit": cell["commit"],
-        "environment": cell["machine"],
-        "configuration": cell["configuration"],
-        "clients": {"domain": domains, "scored": [total for _, total in counts]},
-        "correct": [correct for correct, _ in counts],
-        "accuracy": float(np.mean([correct / total for correct, total in counts])),
-        "seconds": cell["seconds"],
-    }
-    return record | {name: summary[name] for name in ("matches",) if name in summary}
-
-
-def name_of(config: Record, settings: Record) -> str:
-    """The name of a run's file."""
-    more = (f"{key}-{value}" for key, value in settings.items())
-    return "-".join((config["preset"], config["method"], config["align"], *more, str(config["seed"])))
-
-
-def collect(folder: Path, out: Path) -> list[str]:
-    """Writes the results of all records of runs below a folder; returns their names."""
-    names = []
-    for path in sorted(folder.rglob("*.json")):
-        cell = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(cell, dict) and {"configuration", "machine", "commit"} <= cell.keys():
-            name = name_of(cell["configuration"], {})
-            write_record(out / f"{name}.json", from_cell(cell))
-            names.append(name)
-    return names
-
-
-def _shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
+def shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
     """For each least confidence: the share of equal pairs that were found, and the share of matches that are right."""
     cells = []
     for each in least:
@@ -229,114 +165,34 @@ def matching_lines(record: Record) -> list[str]:
     lines = []
     for preset in PRESETS:
         rows = [row for row in record["presets"] if row["preset"] == preset]
-        lines.append(f"| `{preset}` | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| `{preset}` | {' | '.join(shares(rows, shown))} |")
     for noise in NOISES:
         rows = [row for row in record["noise"] if row["noise"] == noise]
-        lines.append(f"| {noise:g} | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| {noise:g} | {' | '.join(shares(rows, shown))} |")
     for case in ("10-7-4", "split"):
         rows = [row for row in record["unlike"] if row["case"] == case]
         false = sum(row["0.9"]["matched"] - row["0.9"]["right"] for row in rows)
-        lines.append(f"| {case} | {' | '.join(_shares(rows, shown))} | {false} in {len(rows)} draws |")
+        lines.append(f"| {case} | {' | '.join(shares(rows, shown))} | {false} in {len(rows)} draws |")
     for preset, way in itertools.product(PRESETS[:2], ("alone", "inside")):
         rows = [row[way] for row in record["groups"] if row["preset"] == preset]
-        lines.append(f"| `{preset}` | {way} | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| `{preset}` | {way} | {' | '.join(shares(rows, shown))} |")
     return lines
-
-
-def run_lines(folder: Path) -> list[str]:
-    """The rows of the documentation's table of runs: accuracy, and the difference from the runs without matching."""
-    found: dict[tuple[str, str], dict[str, dict[int, Record]]] = {}
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if "configuration" in record and "correct" in record:
-            config = record["configuration"]
-            ways = found.setdefault((config["preset"], config["method"]), {})
-            ways.setdefault(config["align"], {})[config["seed"]] = record
-    lines = []
-    for (preset, method), ways in sorted(found.items()):
-        for align in (way for way in ALIGNED if way in ways):
-            records = ways[align]
-            difference = None if align == "off" else difference_of(records, ways.get("off", {}))
-            change = "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * x for x in difference)) if difference else ""
-            accuracy = 100 * float(np.mean([record["accuracy"] for record in records.values()]))
-            # Older records counted matches only, in both directions, and not the equal classes.
-            pairs = [record["matches"] for record in records.values() if "same" in record.get("matches", {})]
-            same, matched, right = (sum(each[what] for each in pairs) for what in ("same", "matched", "right"))
-            share = f"{right / same:.0%} / {f'{right / matched:.0%}' if matched else '-'}" if pairs else ""
-            seeds = ", ".join(map(str, sorted(records)))
-            lines.append(f"| `{preset}` | {method} | {align} | {accuracy:.1f} | {change} | {share} | {seeds} |")
-    return lines
-
-
-def difference_of(ours: dict[int, Record], base: dict[int, Record]) -> tuple[float, float, float] | None:
-    """The mean difference of accuracies over the seeds of both, with its 95% interval; None without a common seed."""
-    tests = [
-        paired_from_counts(k, seed, (own, total), (other, total), domain)
-        for seed in sorted(ours.keys() & base.keys())
-        for k, (own, other, total, domain) in enumerate(
-            zip(
-                ours[seed]["correct"],
-                base[seed]["correct"],
-                ours[seed]["clients"]["scored"],
-                ours[seed]["clients"]["domain"],
-                strict=True,
-            )
-        )
-    ]
-    paired = compare_paired(tests)
-    return None if paired is None else (paired.mean.value, paired.mean.low, paired.mean.high)
-
-
-def plan_runs(
-    out: Path,
-    presets: Sequence[str],
-    methods: Sequence[str],
-    aligned: Sequence[str],
-    seeds: Sequence[int],
-    settings: Record,
-) -> Iterator[Job]:
-    """The runs, the most important ones first."""
-    for seed, preset, method, align in itertools.product(seeds, presets, methods, aligned):
-        chosen = {**PACS, **settings} if preset == "mini-pacs" else settings
-        config: Config = configure(preset, method, seed=seed, align=align, recalibrate=True, **chosen)
-        name = name_of({"preset": preset, "method": method, "align": align, "seed": seed}, settings)
-        yield Job(name, out / f"{name}.json", config, measure_run)
 
 
 def main() -> None:
     """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("matching", "runs", "collect", "show"))
+    parser.add_argument("what", choices=("matching", "show"))
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/align"))
-    parser.add_argument("--work", type=Path, default=Path("runs/align"))
-    parser.add_argument("--presets", default=PRESETS[0])
-    parser.add_argument("--methods", default="fedavg,factorized-peers")
-    parser.add_argument("--align", default="off,true,statistics")
     parser.add_argument("--seeds", default="1")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--minutes", type=float)
-    parser.add_argument("--records", type=Path, help="a folder of records of `ffl bench`, for `collect`")
     given = parser.parse_args()
-    seeds = [int(seed) for seed in given.seeds.split(",")]
+    path = given.out / "matching.json"
     if given.what == "show":
-        record = json.loads((given.out / "matching.json").read_text(encoding="utf-8"))
-        print("\n".join([*matching_lines(record), *run_lines(given.out)]))
+        print("\n".join(matching_lines(json.loads(path.read_text(encoding="utf-8")))))
         return
-    if given.what == "collect":
-        print("\n".join(collect(given.records, given.out)))
-        return
-    if given.what == "matching":
-        measure = partial(measure_matching, given.data, seeds)
-        write_measured(given.out / "matching.json", configure(PRESETS[0], seed=seeds[0]), "cpu", measure)
-        return
-    settings = {"rounds": given.rounds} if given.rounds else {}
-    presets, methods, aligned = (text.split(",") for text in (given.presets, given.methods, given.align))
-    jobs = plan_runs(given.out, presets, methods, aligned, seeds, settings)
-    clock = Clock(None if given.minutes is None else 60 * given.minutes)
-    for progress in run_jobs(jobs, given.work, data=given.data, clock=clock, device="cpu"):
-        record = progress.record or {}
-        print(f"{progress.name}: {progress.state} {record.get('accuracy', '')} {record.get('matches', '')}", flush=True)
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    write_measured(path, configure(PRESETS[0], seed=seeds[0]), "cpu", partial(measure_matching, given.data, seeds))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ Table = dict[str, Any]
 Choice = Mapping[str, Any]  # settings of an entry: its learning rate `lr`, and options of its method
 Choices = Mapping[str, Choice]  # what was chosen for each entry that was tuned
 SEEDS = (1, 2, 3)
+_BORROWING = {"oracle", "align"}  # entries with such a setting have the rate of the entry without it
 _KEYS = ("about", "preset", "data", "entries", "groups", "seeds", "settings", "rates_of", "tuning")
 
 
@@ -34,8 +35,8 @@ class Suite:
 
     @property
     def tuned_entries(self) -> list[str]:
-        """Return the entries whose learning rate is chosen; one with an oracle has that of the entry without it."""
-        return [entry for entry in self.entries if "oracle" not in parse_entry(entry).own]
+        """Return the entries whose learning rate is chosen; the others have that of `choice_of`."""
+        return [entry for entry in self.entries if not _BORROWING & parse_entry(entry).own.keys()]
 
     def rates(self, entry: str) -> list[float]:
         """Return the learning rates to try for an entry."""
@@ -141,9 +142,9 @@ def tuning_cells(suite: Suite, only: Sequence[str] = ()) -> list[Cell]:
 
 
 def choice_of(entry: str, choices: Choices) -> Choice:
-    """Return what was chosen for an entry; empty if nothing was."""
+    """Return what was chosen for an entry, without oracle and matched classes if it has any; empty if nothing was."""
     parsed = parse_entry(entry)
-    without = Entry(parsed.method, {key: value for key, value in parsed.own.items() if key != "oracle"})
+    without = Entry(parsed.method, {key: value for key, value in parsed.own.items() if key not in _BORROWING})
     return choices.get(without.name, {})
 
 

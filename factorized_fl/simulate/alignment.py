@@ -183,8 +183,11 @@ def judge_matches(labels: torch.Tensor, truth: torch.Tensor) -> dict[str, int]:
 
 
 def match_summary(scenario: Scenario, sharing: ClassSharing) -> dict[str, dict[str, int]]:
-    """The entry of a run's summary about its matches in use, judged by the names of classes with training images."""
-    truth = true_labels(scenario, sharing.rows.most)
-    for k, client in enumerate(scenario.clients):
-        truth[k, ~torch.isin(torch.arange(sharing.rows.most), scenario.targets(k, client.train))] = -1
-    return {"matches": judge_matches(sharing.matches.labels, truth)}
+    """The entry of a run's summary about its matches in use, judged by their names; only classes with training images.
+
+    With `align = "true"` classes without images are matched as well; they do not count.
+    """
+    classes = torch.arange(sharing.rows.most)
+    there = torch.stack([torch.isin(classes, scenario.targets(k, one.train)) for k, one in enumerate(scenario.clients)])
+    truth = true_labels(scenario, sharing.rows.most).where(there, -1)
+    return {"matches": judge_matches(sharing.matches.labels.cpu().where(there, -1), truth)}

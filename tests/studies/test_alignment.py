@@ -1,41 +1,53 @@
 """The numbers in docs/classes.md are those of results/align/."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from factorized_fl.bench.cells import Place, run_or_read
-from factorized_fl.bench.suites import Cell
+from factorized_fl.bench.suites import Suite, cells_of, read_suites
 from factorized_fl.core.classes import Matches
 from factorized_fl.simulate.alignment import judge_matches
-from studies.alignment import collect, matching_lines, run_lines, score
-from tests.tiny import tiny_config
+from studies import alignment_runs
+from studies.alignment import matching_lines, score
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_documentation_has_the_measured_numbers() -> None:
     record = json.loads((ROOT / "results" / "align" / "matching.json").read_text(encoding="utf-8"))
-    text = (ROOT / "docs" / "classes.md").read_text(encoding="utf-8").splitlines()
-    lines = matching_lines(record) + run_lines(ROOT / "results" / "align")
-    assert len(lines) > 15
-    assert [line for line in lines if line not in text] == []
+    text = (ROOT / "docs" / "classes.md").read_text(encoding="utf-8")
+    lines = matching_lines(record)
+    assert len(lines) > 10
+    assert [line for line in lines if line not in text.splitlines()] == []
+    assert alignment_runs.with_table(text, ROOT / "results" / "bench") == text
 
 
-def test_a_record_of_a_benchmark_becomes_a_row_of_the_table(images: Path, tmp_path: Path) -> None:
-    """Two runs as `ffl bench` keeps them, without and with the true matches."""
-    for align in ("off", "true"):
-        config = replace(tiny_config("fedavg", align=align, rounds=2, recalibrate=True), preset="tiny")
-        place = Place(tmp_path / "in", tmp_path / "work", images, "cpu")
-        run_or_read(Cell("suite", f"fedavg-{align}", 1, config), place)
-    assert collect(tmp_path / "in", tmp_path / "out") == ["tiny-fedavg-off-1", "tiny-fedavg-true-1"]
-    without, with_true = run_lines(tmp_path / "out")
-    assert without.startswith("| `tiny` | fedavg | off |")
-    assert with_true.endswith(" | 100% / 100% | 1 |")
-    record = json.loads((tmp_path / "out" / "tiny-fedavg-true-1.json").read_text(encoding="utf-8"))
-    assert record["matches"] == {"same": 8, "matched": 8, "right": 8}
+def test_the_table_has_a_row_for_each_way_with_its_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One command runs a suite with and without matching; what `ffl bench` has run is not run again."""
+    settings = {"rounds": 2, "epochs": 1, "images_per_client": 16, "test_images": 40, "clients": 6}
+    suite = Suite("demo", "demo", ("fedavg", "fedavg:align=true"), (1,), settings)
+    monkeypatch.setattr(alignment_runs, "suite_of", lambda preset: suite)
+    monkeypatch.setattr(alignment_runs, "PRESETS", ("demo",))
+    results = tmp_path / "results"
+    run_or_read(cells_of(suite, {}, only=["fedavg"])[0], Place(results, tmp_path / "work"))
+    before = {path: path.stat().st_mtime_ns for path in results.rglob("*.json")}
+    alignment_runs.main(["run", "demo", "--results", str(results), "--work", str(tmp_path / "work")])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    *_, without, with_true = alignment_runs.table_of(results).splitlines()
+    assert without.startswith("| `demo` | fedavg | off | ")
+    assert with_true.endswith("(1 seed) | 100% / 100% | 1 |")
+
+
+def test_every_preset_has_all_ways_with_the_rates_of_runs_without_matching() -> None:
+    for preset in alignment_runs.PRESETS:
+        cells = cells_of(alignment_runs.suite_of(preset), {"fedavg": {"lr": 0.5}})
+        assert {cell.config.lr for cell in cells if cell.config.method == "fedavg"} == {0.5}
+        assert {cell.config.align for cell in cells} == {"off", "statistics", "classifier", "true"}
+        known = {cell.name for cell in cells_of(read_suites()[preset], {"fedavg": {"lr": 0.5}})}
+        assert {cell.name for cell in cells if cell.config.align == "off"} <= known
 
 
 def test_a_score_counts_pairs_of_classes_of_different_clients() -> None:
