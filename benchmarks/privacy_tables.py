@@ -135,7 +135,7 @@ TABLES = {
 
 
 def page(text: str) -> str:
-    """Return the page with all tables written anew."""
+    """Return the page with all its tables replaced."""
     for name, write in TABLES.items():
         begin = f"<!-- {name}: written by `python -m benchmarks.privacy_tables` -->\n"
         pattern = re.escape(begin) + ".*?" + re.escape(f"<!-- end of {name} -->")
