@@ -96,7 +96,7 @@ def comparison_cells(row: Comparison | None) -> list[str]:
 
 def _gain(effect: Effect | None) -> str:
     """Return a mean difference with half of its 95% interval, of shares in points."""
-    if effect is None:
+    if not effect:
         return "-"
     margin = (effect.high - effect.low) / 2
     return (
