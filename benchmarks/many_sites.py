@@ -5,7 +5,8 @@
 Each site has the two processes that it has in a real federation, the agent with FLARE's connection and the trainer,
 with its own kit, certificate and files. Two things differ, because one machine has to hold all of them: the processes
 are forked from one that has imported the libraries, so that these are in memory once, and there is no supervisor beside
-them. The coordinator runs as `ffl serve`. A count of sites is not tried where memory would not be enough.
+them. The coordinator runs as `ffl serve`. A case ends early where memory becomes scarce. Cases of other numbers
+of sites that the file has are kept.
 """
 
 import argparse
@@ -189,20 +190,20 @@ def main() -> None:
     options = parser.parse_args()
     gc.collect()
     gc.freeze()  # the collector would write to, and so copy, the memory that the processes share
-    found: dict[str, Any] = {"cases": []}
+    known = json.loads(options.out.read_text())["cases"] if options.out.exists() else []
     for count in map(int, options.sites.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            found["cases"].append(measure(Path(folder), count))
-        print(found["cases"][-1], flush=True)
-    memory = round(psutil.virtual_memory().total / 1e9, 1)
-    found["environment"] = {
-        **describe_environment(1, "cpu"),
-        "cores": os.cpu_count(),
-        "memory_gb": memory,
-        "load": os.getloadavg()[0],
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=2) + "\n")
+            case = measure(Path(folder), count)
+        print(case, flush=True)
+        known = sorted([*(each for each in known if each["sites"] != count), case], key=lambda each: each["sites"])
+        environment = {
+            **describe_environment(1, "cpu"),
+            "cores": os.cpu_count(),
+            "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+            "load": os.getloadavg()[0],
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({"cases": known, "environment": environment}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

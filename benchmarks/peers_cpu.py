@@ -1,13 +1,17 @@
 """FedAvg on a CPU: a bare PyTorch loop, FedLab, pfl-research, Flower's simulation, and this package, in turns.
 
-    python benchmarks/peers_cpu.py [--environment .cache/peers] [--only NAME,...] [--repeats 3] [--rounds 5]
-                                   [--out results/performance/peers-cpu.json]
+    python benchmarks/peers_cpu.py [--environment .cache/peers] [--only "NAME;..."] [--repeats 3] [--rounds 5]
+                                   [--network small] [--out results/performance/peers-cpu.json]
 
 All train the same network from the same weights on the same 20 clients (128 random images of 3 x 32 x 32 each, 4
 batches of 32 in one local epoch) for the same number of rounds with plain SGD; nothing is tested except by this
-package, which cannot be told to leave out the last round's test (32 images for each client). Each run is a process of
-its own; the runs take turns, and the ratio is that of the medians of seconds per round. `start` is the time from the
-start of the process to the first round, with imports; `peak` the largest memory of the process and its children.
+package, which cannot be told to leave out the last round's test (32 images for each client). With `--network resnet9`
+the paper's ResNet-9 is trained on 4 clients of 128 images, 2 batches of 64, by the bare loop and by this package only.
+
+Each run is a process of its own, with PyTorch's own number of threads unless its name says otherwise; the runs take
+turns. `ratio` is that of the medians of seconds per round, `ratio_of_fastest` that of the fastest round of each, which
+other work on the machine disturbs least. `start` is the time from the start of the process to the first round, with
+imports, and `torch` that of importing PyTorch in it; `peak` is the largest memory of the process and its children.
 
 The other implementations come from PyPI into an environment of their own, which the script makes. One that cannot be
 installed or fails is named with the reason, and the others go on.
@@ -16,17 +20,21 @@ installed or fails is named with the reason, and the others go on.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-CLIENTS, IMAGES, BATCH, LR = 20, 128, 32, 0.05
+LARGE = "resnet9" in sys.argv  # which network; the processes of a run have the arguments of the first
+CLIENTS, IMAGES, BATCH, LR = (4, 128, 64, 0.01) if LARGE else (20, 128, 32, 0.05)
+WIDTH = 34  # of the column of names
 TORCH = "torch>=2.11,<2.14"  # so that pip takes the wheel that this package was tested with
 PACKAGES = {
     "fedlab": [
@@ -39,11 +47,15 @@ PACKAGES = {
 
 
 def network() -> Any:
-    """Two convolutions and two Linear layers: 71,000 numbers, from the same weights in every process."""
+    """Two convolutions and two Linear layers: 71,000 numbers, from the same weights in every process; or ResNet-9."""
     import torch
     from torch import nn
 
     torch.manual_seed(1)
+    if LARGE:
+        from factorized_fl.nn.models import ResNet9
+
+        return ResNet9(3, lambda width: width, lambda width: nn.Linear(width, 10))
     return nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -63,17 +75,21 @@ def client_data(k: int) -> tuple[Any, Any]:
 
 
 class Clock:
-    """Notes when rounds end."""
+    """Notes when rounds end, and how long importing PyTorch takes, which every implementation does."""
 
     def __init__(self, began: float) -> None:
         self.began, self.times = began, list[float]()
+        first = time.time()
+        import torch  # noqa: F401
+
+        self.torch = time.time() - first
 
     def mark(self) -> None:
         self.times.append(time.time())
 
     def result(self) -> dict[str, Any]:
         each = [late - early for early, late in zip(self.times, self.times[1:], strict=False)]
-        return {"start": self.times[0] - self.began, "seconds": statistics.median(each), "rounds": each}
+        return {"start": self.times[0] - self.began, "torch": self.torch, "rounds": each}
 
 
 def bare(clock: Clock, rounds: int) -> None:
@@ -97,7 +113,7 @@ def bare(clock: Clock, rounds: int) -> None:
         clock.mark()
 
 
-def ours(clock: Clock, rounds: int) -> None:
+def ours(clock: Clock, rounds: int, **more: Any) -> None:
     import factorized_fl as ffl
 
     class Marks:
@@ -114,11 +130,15 @@ def ours(clock: Clock, rounds: int) -> None:
         for x, y in (client_data(k) for k in range(CLIENTS))
     ]
     settings = {"rounds": rounds, "epochs": 1, "batch_size": BATCH, "lr": LR, "momentum": 0.0, "weight_decay": 0.0}
-    with tempfile.TemporaryDirectory() as folder:
+    settings |= {"method": "fedavg", "test_every": rounds, "profile": "none", **more}
+    folder = Path(tempfile.gettempdir()) / f"peers-{clock.began}"  # the same in all processes of a run
+    try:
         ffl.run(
-            clients, Path(folder) / "run", model=lambda example, outputs: network(), method="fedavg", profile="none",
-            test_every=rounds, observers=[Marks()], device="cpu", **settings,
-        )  # fmt: skip
+            clients, folder, model=lambda example, outputs: network(), observers=[Marks()], device="cpu", **settings
+        )
+    finally:
+        if clock.times:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def fedlab(clock: Clock, rounds: int) -> None:
@@ -252,7 +272,37 @@ def flower(clock: Clock, rounds: int) -> None:
     )
 
 
-RUNS = {"bare": bare, "ours": ours, "fedlab": fedlab, "pfl-research": pfl_research, "flower": flower}
+class Run(NamedTuple):
+    """How an implementation is run; `threads` 0 leaves PyTorch its own number."""
+
+    function: Callable[..., None]
+    threads: int = 0
+    processes: int = 1
+    settings: dict[str, Any] = {}  # noqa: RUF012  # never changed
+
+
+TWO, BF16 = "2 processes", {"cpu_precision": "bf16"}
+RUNS = {
+    "bare": Run(bare),
+    "bare, 1 thread": Run(bare, 1),
+    "ours": Run(ours),
+    f"ours, {TWO}": Run(ours, 0, 2),
+}
+if LARGE:
+    beta = {"method": "factorized-fl-beta"}
+    RUNS |= {
+        f"ours, {TWO}, bf16": Run(ours, 0, 2, BF16),
+        f"ours, {TWO}, factorised": Run(ours, 0, 2, beta),
+        f"ours, {TWO}, bf16, factorised": Run(ours, 0, 2, BF16 | beta),
+    }
+else:
+    RUNS |= {
+        "fedlab": Run(fedlab),
+        "fedlab, 1 thread": Run(fedlab, 1),
+        "pfl-research": Run(pfl_research),
+        "pfl-research, 1 thread": Run(pfl_research, 1),
+        "flower": Run(flower),  # Ray gives each of its processes one thread
+    }
 
 
 def memory(process: int) -> float:
@@ -274,7 +324,11 @@ def once(name: str, python: str, rounds: int) -> dict[str, Any]:
     began = time.time()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         command = [python, __file__, "--one", name, "--rounds", str(rounds), "--began", str(began)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        command += ["--network", "resnet9" if LARGE else "small"]
+        environment = os.environ | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        environment.pop("OMP_NUM_THREADS", None)
+        if RUNS[name].threads:
+            environment["OMP_NUM_THREADS"] = str(RUNS[name].threads)
         process = subprocess.Popen(command, stdout=out, stderr=errors, env=environment)
         peak, ended = [0.0], threading.Event()
 
@@ -321,10 +375,31 @@ def install(folder: Path, names: list[str]) -> dict[str, str]:
     return failed
 
 
+def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """The medians over the runs, and the fastest of all their rounds."""
+    found = {what: statistics.median(run[what] for run in runs) for what in ("start", "torch", "peak_gib")}
+    rounds = [seconds for run in runs for seconds in run["rounds"]]
+    return {**found, "seconds": statistics.median(rounds), "fastest": min(rounds)}
+
+
+def one(name: str, rounds: int, began: float) -> None:
+    """One run in this process, or in those that it starts; prints the clock's result as JSON."""
+    run = RUNS[name]
+    if run.processes > 1 and "RANK" not in os.environ:
+        from factorized_fl.simulate.launch import launch
+
+        raise SystemExit(launch([sys.executable, *sys.argv], run.processes))
+    clock = Clock(began)
+    run.function(clock, rounds, **run.settings)
+    if clock.times:  # the first process of a run alone has observers
+        print("\n" + json.dumps(clock.result()), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--environment", type=Path, default=Path(".cache/peers"))
-    parser.add_argument("--only", default=",".join(RUNS))
+    parser.add_argument("--only", default=";".join(RUNS))
+    parser.add_argument("--network", choices=("small", "resnet9"), default="small")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results/performance/peers-cpu.json"))
@@ -332,39 +407,40 @@ def main() -> None:
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        clock = Clock(arguments.began)
-        RUNS[arguments.one](clock, arguments.rounds)
-        print("\n" + json.dumps(clock.result()), flush=True)
+        one(arguments.one, arguments.rounds, arguments.began)
         return
-    names = arguments.only.split(",")
-    failed = install(arguments.environment, [name for name in names if name in PACKAGES])
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names if name not in failed}
+    names = arguments.only.split(";")
+    package = {name: name.partition(",")[0] for name in names}
+    failed = install(arguments.environment, sorted({*package.values()} & {*PACKAGES}))
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names if package[name] not in failed}
     for turn in range(arguments.repeats):
         for name in list(runs):
-            python = str(arguments.environment / "bin" / "python") if name in PACKAGES else sys.executable
+            own = package[name] in PACKAGES
+            python = str(arguments.environment / "bin" / "python") if own else sys.executable
             found = once(name, python, arguments.rounds)
             if "error" in found:
                 failed[name] = found["error"]
                 del runs[name]
-                print(f"{name:14} failed: {found['error']}", flush=True)
+                print(f"{name:{WIDTH}} failed: {found['error']}", flush=True)
                 continue
+            found["seconds"] = statistics.median(found["rounds"])
             runs[name].append(found)
             numbers = (
                 f"{found['seconds']:.2f} s a round, start {found['start']:.1f} s, peak {found['peak_gib']:.2f} GiB"
             )
-            print(f"{name:14} turn {turn + 1}: {numbers}", flush=True)
+            print(f"{name:{WIDTH}} turn {turn + 1}: {numbers}", flush=True)
     from factorized_fl.results.environment import describe_environment
 
-    rows = {
-        name: {what: statistics.median(each[what] for each in all_of) for what in ("seconds", "start", "peak_gib")}
-        for name, all_of in runs.items()
-        if all_of
-    }
+    rows = {name: summary(all_of) for name, all_of in runs.items() if all_of}
     for row in rows.values():
-        row["ratio_to_bare"] = row["seconds"] / rows["bare"]["seconds"] if "bare" in rows else 0.0
-    print(f"\n{'':14} ratio  s a round  start s  peak GiB")
+        row["ratio"] = row["seconds"] / rows["bare"]["seconds"]
+        row["ratio_of_fastest"] = row["fastest"] / rows["bare"]["fastest"]
+    print(f"\n{'':{WIDTH}} ratio  of fastest  s a round  start s  torch s  peak GiB")
     for name, row in rows.items():
-        print(f"{name:14} {row['ratio_to_bare']:.2f}  {row['seconds']:9.2f} {row['start']:8.1f} {row['peak_gib']:9.2f}")
+        print(
+            f"{name:{WIDTH}} {row['ratio']:5.2f} {row['ratio_of_fastest']:11.2f} {row['seconds']:10.2f} "
+            f"{row['start']:8.1f} {row['torch']:8.1f} {row['peak_gib']:9.2f}"
+        )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     result = {"rows": rows, "failed": failed, "runs": runs, "environment": describe_environment(1, "cpu")}
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")

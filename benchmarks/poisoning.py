@@ -3,12 +3,14 @@
     python -m benchmarks.poisoning --data DIR --out results/privacy/robust.json
 
 The last client trains honestly and then changes the tensors that it sends: it flips their sign, scales them ninefold,
-or adds noise as large as they are. The mean accuracy of the other four clients is compared.
+or adds noise as large as they are. The mean accuracy of the other four clients is compared. Rows that the file has are
+not measured again.
 """
 
 import argparse
 import json
 import statistics
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +76,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--methods", nargs="+", default=["fedavg", "factorized-peers"])
     given = parser.parse_args()
-    rows = []
-    for method in given.methods:
-        for robust in ROBUST:
-            for attack in ATTACKS:
-                each = [accuracy(given.data, method, attack, robust, seed) for seed in given.seeds]
-                mean = {name: statistics.fmean(found[name] for found in each) for name in each[0]}
-                accuracies = [found["accuracy"] for found in each]
-                rows.append({"method": method, "robust": robust, "attack": attack, **mean, "each": accuracies})
-                print(json.dumps(rows[-1]), flush=True)
+    settings = {"settings": TABLE, "seeds": given.seeds}
+    known = json.loads(given.out.read_text()) if given.out.exists() else {}
+    rows = known.pop("rows", [])
+    if rows and known != settings:
+        parser.error(f"{given.out} has rows of other settings or seeds")
+    done = [(row["method"], row["robust"], row["attack"]) for row in rows]
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({"settings": TABLE, "seeds": given.seeds, "rows": rows}, indent=1) + "\n")
+    for method, robust, attack in product(given.methods, ROBUST, ATTACKS):
+        if (method, robust, attack) in done:
+            continue
+        each = [accuracy(given.data, method, attack, robust, seed) for seed in given.seeds]
+        mean = {name: statistics.fmean(found[name] for found in each) for name in each[0]}
+        accuracies = [found["accuracy"] for found in each]
+        rows.append({"method": method, "robust": robust, "attack": attack, **mean, "each": accuracies})
+        print(json.dumps(rows[-1]), flush=True)
+        given.out.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ LAST = 10
 RESULTS = Path("results")
 EXACT = "fp32"
 FILES = {
-    EXACT: f"paper/departures/domains/factorized-fl-beta+{EXACT}-seed*.json",
-    "tf32": "paper/departures/domains/factorized-fl-beta+tf32-seed*.json",
+    EXACT: f"paper/deviations/domains/factorized-fl-beta+{EXACT}-seed*.json",
+    "tf32": "paper/deviations/domains/factorized-fl-beta+tf32-seed*.json",
     "bf16": "paper/domains/factorized-fl-beta-seed*.json",
 }
 AGAIN = "performance/domains-beta-seed*.json"
@@ -67,7 +67,7 @@ def main() -> None:
                 runs[name][result.seed] = described(result)
     if not runs[EXACT]:
         raise SystemExit(
-            f"There is no exact run: `python -m studies.paper departures --methods factorized-fl-beta+{EXACT}`."
+            f"There is no exact run: `python -m studies.paper deviations --methods factorized-fl-beta+{EXACT}`."
         )
     runs["bf16 again"] = {}
     for path in sorted(RESULTS.glob(AGAIN)):

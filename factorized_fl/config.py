@@ -82,7 +82,7 @@ class Config:
     )
     storage: str = option(
         "auto",
-        "where clients' tensors lie; auto: on disk from 2000 clients on, where a round touches participants only",
+        "where clients lie; auto: on disk from 1000 clients or 4 GiB on; a round then touches participants only",
         choices=("auto", "memory", "disk"),
     )
     dropout: float = option(0.0, "probability that a sampled client fails in a round", low=0, high=0.95)

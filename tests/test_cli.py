@@ -38,6 +38,11 @@ def ffl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, captured.out, captured.err
 
 
+def one_line(text: str) -> str:
+    """The text with a space in place of each line break: where lines break depends on the length of paths."""
+    return " ".join(text.split())
+
+
 def test_run_prints_progress_and_result(capsys, config: Path, images: Path, tmp_path: Path) -> None:
     code, out, err = ffl(capsys, "run", config, "--method", "fedavg", "--data", images, "--out", tmp_path / "run")
     assert (code, err) == (0, "")
@@ -142,7 +147,7 @@ def test_a_comparison_defaults_to_three_seeds_from_the_configurations(capsys, im
     config = write_config(tmp_path / "seven.toml", seed=7, rounds=1)
     code, out, _ = ffl(capsys, "compare", config, "--methods", "fedavg", "--data", images, "--out", tmp_path / "c")
     assert code == 0
-    assert "seven.toml, 3 seeds" in out
+    assert "seven.toml, 3 seeds" in one_line(out)
     assert all((tmp_path / "c" / f"fedavg-seed{seed}" / "summary.json").exists() for seed in (7, 8, 9))
 
 
@@ -176,10 +181,11 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     assert [row["method"] for row in rows] == ["stand-alone", "fedavg"]
     assert (len(rows[1]["effect"]["clients"]), rows[0]["up_bytes"]) == (4, 0)
     assert all(f" {100 * row['accuracy']:.2f}% " in out for row in rows)  # bold only on a terminal
-    assert f"FedAvg: {rows[1]['effect']['sentence']}" in out
+    assert f"FedAvg: {rows[1]['effect']['sentence']}" in one_line(out)
     code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")
     assert code == 0
-    assert again.strip() == out[out.index(str(config)) :].strip()
+    assert one_line(out).endswith(one_line(again))
+    assert "tiny.toml, 2 seeds" in one_line(again)
 
 
 def test_a_comparison_is_not_overwritten_and_needs_equal_images(

@@ -72,8 +72,8 @@ def test_paper_setting() -> None:
     released = configure("cifar100-domains-released", "factorized-fl")
     assert released.rounds == 100
     matching = {"tau": 0.95, "epsilon": 20.0, "minimum": 4, "sparsity": 5e-4, "l1": False, "penalty": "step"}
-    departures = {"layout": "released", "prune": "test", "head": "reset", "head_mu": "xavier", "sequential": True}
-    assert released.options == matching | departures | fingerprint | parts
+    deviations = {"layout": "released", "prune": "test", "head": "reset", "head_mu": "xavier", "sequential": True}
+    assert released.options == matching | deviations | fingerprint | parts
 
 
 def test_settings_go_to_the_run_or_to_the_method() -> None:

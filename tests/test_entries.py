@@ -16,7 +16,7 @@ from factorized_fl.results.comparison import run_folder
 from factorized_fl.results.entries import check_settings, parse_entry, split_entries
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.words import method_title
-from tests.test_cli import ffl
+from tests.test_cli import ffl, one_line
 from tests.tiny import tiny_federation, write_config
 
 
@@ -80,7 +80,7 @@ def test_variants_of_one_method_and_a_range_of_seeds(capsys, config: Path, image
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [row["method"] for row in rows] == methods.split(",")
     assert "Factorized-FL (epsilon=3, tau=0.9)" in out
-    assert "tiny.toml, 2 seeds" in out
+    assert "tiny.toml, 2 seeds" in one_line(out)
     assert "run 8/8, Factorized-FL, tau=0.9, epsilon=3.0, seed 2: round 2/2" in out
     code, _, err = ffl(capsys, *begun, "--resume", "--seeds", "1")
     assert (code, "also has the seed 2" in err) == (2, True)

@@ -106,7 +106,7 @@ def test_options_are_listed_with_default_meaning_and_limits(capsys) -> None:
     assert 'partition = "iid"' in out
     assert "(one of iid, dirichlet)" in out
     assert "tau = 0.5 " in out
-    assert "(at least -1, at most 1)" in out
+    assert "(at least -1, at most 1)" in " ".join(out.split())
     assert "preset" not in out.split("Options of factorized-fl")[0].replace("presets", "")
     code, out, _ = ffl(capsys, "options")
     assert (code, "tau = " in out, "ffl options METHOD" in out) == (0, False, True)

@@ -81,7 +81,7 @@ class ClientState:
     ) -> None:
         self.method, self.roles, self.shared = method, roles, shared
         self.state, self.momentum = state, state.made(torch.zeros_like, trained)
-        self.start = state.made(torch.clone, started)  # where each client's last training began
+        self.start = state.made(torch.clone, started)  # each client's tensors before its last local training
         self.initial = {name: state.begun(name) for name in sorted(reset)}
         self.kept = _stacked(kept) if len(kept) else ClientStack({}, [{} for _ in range(len(state))])
         self.models = {name: state.made(torch.clone, state.client(0)) for name in models}

@@ -16,6 +16,7 @@ from factorized_fl.core.stack import ClientStack
 from factorized_fl.core.views import Tensors
 
 _ALIGNED = 8  # bytes: where a tensor of any type may begin
+_LARGE = 2**20  # bytes: a record from which a checkpoint is written without a copy of it
 
 
 class DiskStack(ClientStack):
@@ -61,21 +62,26 @@ class DiskStack(ClientStack):
         return self.template[name].expand(len(self), *self.template[name].shape)
 
     def flat(self, prefix: str) -> Tensors:
-        """Copies of the records of all clients that have one, for a checkpoint."""
-        there = self.awake.nonzero().flatten()
-        flat = {f"{prefix}/all/{name}": stacked[there] for name, stacked in self.common.items()}
+        """The records of all clients that have one, for a checkpoint: copies of small ones, views of large ones."""
+        there, large = self.awake.nonzero().flatten(), self._large
+        flat = {} if large else {f"{prefix}/all/{name}": stacked[there] for name, stacked in self.common.items()}
         for k in there.tolist():
-            flat |= {f"{prefix}/{k}/{name}": tensor for name, tensor in self.own[k].items()}
+            record = self.client(k) if large else self.own[k]
+            flat |= {f"{prefix}/{k}/{name}": tensor for name, tensor in record.items()}
         return flat
 
     def restore(self, prefix: str, tensors: Tensors) -> None:
         """Restores the tensors that `flat` gave; the clients have their records already."""
-        there = self.awake.nonzero().flatten()
-        for name, stacked in self.common.items():
+        there, large = self.awake.nonzero().flatten(), self._large
+        for name, stacked in () if large else self.common.items():
             stacked[there] = tensors[f"{prefix}/all/{name}"]
         for k in there.tolist():
-            for name, tensor in self.own[k].items():
+            for name, tensor in (self.client(k) if large else self.own[k]).items():
                 tensor.copy_(tensors[f"{prefix}/{k}/{name}"])
+
+    @property
+    def _large(self) -> bool:
+        return sum(tensor.nbytes for tensor in self.template.values()) >= _LARGE
 
     def release(self) -> None:
         """Lets the kernel take back the memory of records; their content stays in the file."""

@@ -164,6 +164,12 @@ class Mailbox:
         """True if nothing is left to do for this site."""
         return self.ended and not (line.visit and line.done < ROUNDS_OF_A_TRIAL)
 
+    def has_done(self, site: str, round_number: int) -> None:
+        """Record a site's last complete round before the site reports it, and answer its pending poll if that ends."""
+        with self.changed:
+            self.lines[site].done = round_number
+            self.changed.notify_all()
+
     def _piece(self, line: Connection, news: Message) -> Message | None:
         """The reply to a piece, or the whole message with its last piece; None if there is neither."""
         if news.kind == "fetch":

@@ -26,7 +26,9 @@ def receive_visitors(coordinator: "Coordinator") -> None:
     mailbox = coordinator.mailbox
     if not receives_visitors(coordinator.kit):
         return
-    mailbox.open = coordinator.memory.blind is None
+    with mailbox.changed:
+        mailbox.open = coordinator.memory.blind is None
+        mailbox.changed.notify_all()
     coordinator.log("all rounds are done: receives visitors until it is stopped")
     while not coordinator.stop.is_set():
         coordinator.tell()
@@ -49,7 +51,10 @@ def _receive(coordinator: "Coordinator", k: int) -> None:
         memory.keep(k, first.tensors, {})
         downloads, sent = memory.prepare(coordinator.config.rounds + 1, [k], partial(ask_losses, coordinator))
         share = downloads.from_others().get(k, 0.0)
-        _ask(coordinator, k, 2, sent.get(k, {}), {"from_others": share, "peers": downloads.peers().get(k)})
+        about = {"from_others": share, "peers": downloads.peers().get(k)}
+        if _ask(coordinator, k, ROUNDS_OF_A_TRIAL, sent.get(k, {}), about) is None:
+            return
+        coordinator.mailbox.has_done(site, ROUNDS_OF_A_TRIAL)
         coordinator.say(k, f"has visited: {share:.1%} of its download came from other sites; its update is dropped")
     except BadMessage as error:
         coordinator.mailbox.turned_away.add(site)

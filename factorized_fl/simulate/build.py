@@ -139,7 +139,7 @@ def build_federation(
     try_augmentation(training, scenario)
     models = initial_models(config, scenario, factory)
     initial = {classes: client_state(model) for classes, model in models.items()}
-    disk = on_disk(config, len(scenario.clients), device, ranks.size)
+    disk = on_disk(config, len(scenario.clients), next(iter(initial.values())), device, ranks.size)
     kinds = [len(client.classes) for client in scenario.clients]
     state = DiskStack(initial, kinds) if disk else ClientStack.of([initial[kind] for kind in kinds])
     model = next(iter(models.values()))

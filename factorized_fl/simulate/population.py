@@ -23,7 +23,8 @@ from factorized_fl.core.server import Downloads, Losses, ServerState
 from factorized_fl.core.views import Mixing, Tensors, Trained
 from factorized_fl.methods.fedavg import FedAvg
 
-MANY = 2000  # number of clients from which `storage = auto` means disk
+# From so many clients on, or so many bytes of their tensors, `storage = auto` means disk.
+MANY, HEAVY = 1000, 4 * 2**30
 LATEST = 1000  # number of clients with the latest updates that count besides the participants, unless sums serve
 SAMPLE = 1000  # clients that are tested at the end, at most, besides the participants of the last round
 _AWAKE = "population/awake"
@@ -32,8 +33,11 @@ _SUM, _DIVERGED, _SENT = "population/sum/", "population/diverged/", "population/
 _ROW = "row"  # the one entry of a method's state that has a number for each client
 
 
-def on_disk(config: Config, clients: int, device: torch.device, ranks: int) -> bool:
-    """Whether the clients' tensors lie in a file; raises UserError if that is asked for and impossible."""
+def on_disk(config: Config, clients: int, tensors: Tensors, device: torch.device, ranks: int) -> bool:
+    """Whether the clients' tensors lie in a file; raises UserError if that is asked for and impossible.
+
+    `tensors` are those of one client; its momentum takes as much memory again.
+    """
     if config.storage == "memory":
         return False
     method = config.build_method()
@@ -51,7 +55,8 @@ def on_disk(config: Config, clients: int, device: torch.device, ranks: int) -> b
     reason = next((text for text, applies in reasons.items() if applies), "")
     if config.storage == "disk" and reason:
         raise UserError(f"storage = 'disk' {reason}: use storage = 'memory'.")
-    return config.storage == "disk" or (clients >= MANY and not reason)
+    size = 2 * clients * sum(tensor.nbytes for tensor in tensors.values())
+    return config.storage == "disk" or ((clients >= MANY or size >= HEAVY) and not reason)
 
 
 def sends_more(method: Method) -> bool:

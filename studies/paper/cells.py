@@ -54,7 +54,7 @@ class Cell:
     @property
     def about(self) -> Key:
         """The study, setting and method whose published number this cell is compared with."""
-        if self.study not in ("departures", "similarity"):
+        if self.study not in ("deviations", "similarity"):
             return self.study, self.setting, self.method
         if self.preset.startswith(DOMAINS):
             return "domains", "domains", self.method

@@ -54,7 +54,7 @@ def rows_of(study: str, table: Table) -> list[Row]:
         ]
     rows = []
     for cell in STUDIES[study].shown:
-        about = cell.about if study == "departures" else (study, cell.setting, cell.method)
+        about = cell.about if study == "deviations" else (study, cell.setting, cell.method)
         setting = "domains" if about[0] == "domains" else cell.setting
         rows.append(_row(study, {"setting": setting, "cell": cell, "costs": ""}, table, published_mean(*about)))
     return rows
@@ -100,7 +100,7 @@ def comparable_rows(table: Table) -> list[Row]:
 
 def deviation_rows(table: Table) -> list[tuple[Cell, Row]]:
     """Return every deviation with its row."""
-    return list(zip(STUDIES["departures"].shown, rows_of("departures", table), strict=True))
+    return list(zip(STUDIES["deviations"].shown, rows_of("deviations", table), strict=True))
 
 
 class Far(NamedTuple):
@@ -138,10 +138,10 @@ def unexplained_first(cells: list[Cell], results: Path) -> list[Cell]:
 
     Among the others, those with other draws come last, because they explain nothing by themselves.
     """
-    if all(cell.study != "departures" for cell in cells):
+    if all(cell.study != "deviations" for cell in cells):
         return cells
     far = {(one.row.study, one.row.setting, one.row.method) for one in far_from_paper(collect(results)) if not one.near}
-    return sorted(cells, key=lambda c: (c.study == "departures" and c.about not in far, "partition_seed" in c.settings))
+    return sorted(cells, key=lambda c: (c.study == "deviations" and c.about not in far, "partition_seed" in c.settings))
 
 
 def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
@@ -149,7 +149,7 @@ def other_draws(table: Table) -> list[tuple[str, str, list[Row]]]:
     rows = {cell.key: row for cell, row in deviation_rows(table)}
     first = {(row.study, row.setting, row.method): row for row in comparable_rows(table)} | rows
     drawn: dict[tuple[str, str], list[Row]] = {}
-    for cell in (cell for cell in STUDIES["departures"].own if "partition_seed" in cell.settings):
+    for cell in (cell for cell in STUDIES["deviations"].own if "partition_seed" in cell.settings):
         name = cell.row.partition("+draw=")[0]
         as_shown = first[(cell.study, cell.setting, name) if "+" in name else cell.about]
         drawn.setdefault((cell.setting, name), [as_shown]).append(rows[cell.key])

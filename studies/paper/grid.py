@@ -118,5 +118,5 @@ def select(
 
 def reconstruction() -> dict[Key, Cell]:
     """Return for each reconstructed cell the deviation that stands for it."""
-    cells = STUDIES["departures"].shown
+    cells = STUDIES["deviations"].shown
     return {c.about: c for c in cells if c.variant == STANDS_FOR.get(c.method, STANDS_FOR["factorised"])}

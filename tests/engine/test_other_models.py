@@ -369,7 +369,7 @@ def test_the_current_gpu_stays_where_no_number_is_given(
     class Reached(Exception):
         pass
 
-    def engine(*given: Any) -> None:
+    def engine(*given: Any, **named: Any) -> None:
         raise Reached
 
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *given, **named: tensor)

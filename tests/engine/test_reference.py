@@ -19,7 +19,8 @@ def train(federation, round_number: int = 1, clients=(0,)) -> dict[int, Trained]
 @pytest.mark.parametrize("method", ["stand-alone", "factorized-fl-beta"])
 def test_two_rounds_equal_a_plain_pytorch_loop(method: str) -> None:
     """The same batches through an ordinary module, autograd's backward and torch.optim.SGD."""
-    federation = tiny_federation(method, epochs=2, weight_decay=1e-2)
+    # At ten times this rate, differences in the last bit grow beyond the tolerance on some processors.
+    federation = tiny_federation(method, epochs=2, weight_decay=1e-2, lr=0.005)
     engine, config = federation.engine, federation.config
     model = copy.deepcopy(engine.models[3])
     model.load_state_dict(federation.clients.state.client(0))

@@ -133,7 +133,7 @@ def test_one_round_helps_and_harms_no_client(capsys, tmp_path: Path) -> None:
     settings = [word for setting in small for word in ("--set", setting)]
     code, out, _ = command(capsys, "demo", *settings, "--out", tmp_path / "demo")
     assert code == 0
-    said = out.replace("\n", " ")
+    said = " ".join(out.split())
     for title in ("FedAvg", "Factorized-FL", "Factorized-Peers"):
         assert f"{title}: +0.0 points (95% interval -" in said
     assert said.count("3 seeds: of 3 clients it helped 0 and harmed 0; 3 undecided.") == 3

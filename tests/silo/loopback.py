@@ -11,8 +11,6 @@ from factorized_fl.silo.coordinator import Coordinator
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.messages import Message, pack, unpack
 
-_HOLD = 0.2  # seconds that a question is held open
-
 
 class Participant(Protocol):
     """A site in this process."""
@@ -25,6 +23,8 @@ class Participant(Protocol):
 
 class Loopback:
     """A federation in one process: the coordinator in the caller's thread, each site in a thread of its own."""
+
+    hold = 0.2  # seconds that a question is held open
 
     def __init__(self, kits: Mapping[str, Kit], sites: Mapping[str, Participant]) -> None:
         self.kits, self.sites = kits, dict(sites)
@@ -52,7 +52,7 @@ class Loopback:
         """The coordinator's answer to a message of a site."""
         about = {"agreement": self.kits[site].mark, "version": __version__}
         question = pack(Message(news.kind, news.federation, news.fields | about, news.payload))
-        answer = self.mailbox.answer(site, (), question, _HOLD)
+        answer = self.mailbox.answer(site, (), question, self.hold)
         return unpack(answer, self.kit.agreement.id, self.kit.agreement.largest)
 
     def _take_part(self, site: str) -> None:

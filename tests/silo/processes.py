@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from factorized_fl import api
 from factorized_fl.data.embedded import digits, shapes
@@ -24,7 +25,7 @@ from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.journal import journal_path
 from tests.silo.parties import NAMES, write_images
 
-PATIENCE = 60.0  # seconds for anything to happen on a busy machine
+PATIENCE = 180.0  # seconds for anything to happen on a busy machine
 
 
 def free_port() -> int:
@@ -62,7 +63,7 @@ def write_sites(path: Path, **settings: Any) -> Path:
         "lr": 0.02,
         "augment": "none",
         "train_share": 0.6,
-        "deadline": PATIENCE,
+        "deadline": 60.0,
         **settings,
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if value is not None]
@@ -211,14 +212,18 @@ class Federation:
         return {"seconds": round(time.monotonic() - began, 1), **self.compare()}
 
     def compare(self) -> dict[str, Any]:
-        """Every site's metrics beside those of the undisturbed run in one process."""
+        """Every site's metrics beside those of the undisturbed run in one process.
+
+        With encryption sums differ in their last digits, as sites encrypt with random numbers.
+        """
         config = self.coordinator.kit.config
         one = api.run(config, self.root / "one", data=self.data, device="cpu")
         equal, trained, twice, rounds = True, {}, 0, {}
         for k, (name, party) in enumerate(self.sites.items()):
             own = RunDirectory(party.kit.run).metrics()
             wanted = [record for record in one.metrics() if record["client"] == k]
-            equal &= [{**record, "client": k} for record in own] == wanted
+            mine = [{**record, "client": k} for record in own]
+            equal &= mine == wanted if config.protect == "none" else nearly_equal(mine, wanted)
             lines = journal_path(party.kit).read_text().splitlines()
             counted = Counter(line.partition("trained round ")[2].partition(" ")[0] for line in lines)
             counted.pop("", None)
@@ -232,6 +237,23 @@ class Federation:
         assert done.summary() is not None
         assert sorted({record["round"] for record in done.metrics()}) == list(range(1, config.rounds + 1))
         return {"rounds_trained": trained, "rounds_trained_twice": twice, "equal_to_undisturbed": bool(equal)}
+
+
+def nearly_equal(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+    """True if all records are equal but for the last digits of losses and weights, and accuracies are the same."""
+    exact = ("round", "client", "steps", "accuracy")
+    return len(ours) == len(theirs) and all(
+        flat(one).keys() == flat(two).keys()
+        and all(one[name] == two[name] for name in exact)
+        and flat(one) == pytest.approx(flat(two), rel=5e-3, abs=1e-6)
+        for one, two in zip(ours, theirs, strict=True)
+    )
+
+
+def flat(record: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of nested tables under one name each."""
+    parts = [flat(v, f"{before}{n}/") if isinstance(v, dict) else {f"{before}{n}": v} for n, v in record.items()]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def save_findings(name: str, found: dict[str, Any]) -> None:

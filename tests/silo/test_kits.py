@@ -190,16 +190,16 @@ def test_other_data_are_refused_by_export_and_join(tmp_path: Path) -> None:
     """Another class name would swap labels silently, another image would change the test split."""
     data = write_trio(tmp_path / "data")
     kits = kits_of(tmp_path / "kits", trio_config())
-    settle = partial(choose_and_save, kits["cedar"], data / "cedar", None, None, None)
+    choose = partial(choose_and_save, kits["cedar"], data / "cedar", None, None, None)
     (data / "cedar" / "column-0").rename(data / "cedar" / "other")
-    settle()
+    choose()
     make_sites(kits, data)
-    settle()
+    choose()
     (data / "cedar" / "other").rename(data / "cedar" / "column-0")  # before a round is trained it may still change
-    settle()
+    choose()
     make_sites(kits, data)["cedar"].answer(round_request(1))
     (data / "cedar" / "column-0").rename(data / "cedar" / "other")
-    for begin in (lambda: export_now(kits["cedar"], data / "cedar"), lambda: make_sites(kits, data), settle):
+    for begin in (lambda: export_now(kits["cedar"], data / "cedar"), lambda: make_sites(kits, data), choose):
         with pytest.raises(UserError, match=r"started with other data \(of cedar, classes was .*'column-0'.*now"):
             begin()
     (data / "cedar" / "other").rename(data / "cedar" / "column-0")
@@ -284,13 +284,13 @@ def test_a_running_site_keeps_its_choices(capsys: pytest.CaptureFixture[str], tm
 def test_joining_again_keeps_the_sites_choices(tmp_path: Path) -> None:
     data = write_trio(tmp_path / "data")
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
-    settle = partial(choose_and_save, kit)
-    settle(data / "aster", None, None, None)
+    choose = partial(choose_and_save, kit)
+    choose(data / "aster", None, None, None)
     assert read_settings(kit) == Settings(data / "aster", "cpu", report=False, alone=True)
-    settle(data / "aster", True, False, "cpu")
-    settle(None, None, None, None)
+    choose(data / "aster", True, False, "cpu")
+    choose(None, None, None, None)
     assert read_settings(kit) == Settings(data / "aster", "cpu", report=True, alone=False)
-    settle(None, False, None, None)
+    choose(None, False, None, None)
     assert read_settings(kit) == Settings(data / "aster", "cpu", report=False, alone=False)
     (kit.path / "site.toml").write_text('data = "x"\ndevice = 3\n')
     with pytest.raises(UserError, match="no valid 'device'"):
@@ -301,12 +301,12 @@ def test_a_site_is_reminded_of_a_report_it_did_not_ask_for(capsys: pytest.Captur
     """The maker of the kit may have left choices in it."""
     data = write_trio(tmp_path / "data")
     kit = kits_of(tmp_path / "kits", trio_config())["aster"]
-    settle = partial(choose_and_save, kit, data / "aster")
+    choose = partial(choose_and_save, kit, data / "aster")
     words = "aster reports its accuracies, as site.toml in its kit says: --keep-accuracy keeps them here"
     said = []
     save_settings(kit, Settings(data / "elsewhere", report=True))
     for choice in (None, True, False, None):
-        settle(choice, None, None)
+        choose(choice, None, None)
         said.append(words in " ".join(capsys.readouterr().out.split()))
     assert said == [True, False, False, False]
 

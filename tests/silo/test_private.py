@@ -92,5 +92,5 @@ def test_what_was_spent_outlives_a_lost_checkpoint(data: Path, tmp_path: Path) -
     assert again is not None
     assert int(again.taken[0]) == spent["taken"]
     (kits["aster"].path / SPENDING).write_text("{}")
-    with pytest.raises(UserError, match="what was spent is unknown"):
+    with pytest.raises(UserError, match="the spent budget is unknown"):
         make_sites(kits, data)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,17 @@ from factorized_fl.silo.keys import Notice, read_notice
 from factorized_fl.silo.status import read_status, status_lines
 from factorized_fl.silo.supervise import is_running
 from tests.silo.parties import NAMES
-from tests.silo.processes import Federation, Party, ffl, free_port, listening, save_findings, wait_for, write_hospitals
+from tests.silo.processes import (
+    Federation,
+    Party,
+    ffl,
+    flat,
+    free_port,
+    listening,
+    save_findings,
+    wait_for,
+    write_hospitals,
+)
 from tests.silo.secrets_of import foreign_secrets, private_keys
 
 pytest.importorskip("nvflare", reason="FLARE is not installed")
@@ -128,12 +137,6 @@ def test_all_rounds_are_done_and_every_site_has_its_model(finished: Finished) ->
         alone = float(re.search(r"without the other participants, .*reached\s+([\d.]+)%", card)[1])
         print(f"{name}: {right:.2f}% in the federation, {alone:.2f}% alone")
         assert right == pytest.approx(100 * finished.run(name).summary()["accuracy_mean"], abs=0.01)
-
-
-def flat(record: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """The values of nested tables under one name each."""
-    parts = [flat(v, f"{before}{n}/") if isinstance(v, dict) else {f"{before}{n}": v} for n, v in record.items()]
-    return {name: value for part in parts for name, value in part.items()}
 
 
 def test_it_equals_the_run_in_one_process(finished: Finished) -> None:
@@ -244,6 +247,14 @@ def test_the_months_after(finished: Finished, tmp_path: Path) -> None:
     assert (coordinator.config.rounds, coordinator.config.clients) == (8, 4)
     secrets = private_keys(tmp_path / "kits")
     assert foreign_secrets(tmp_path / "kits", secrets) == []
+
+
+def test_the_coordinator_prints_who_is_there_before_the_first_round(finished: Finished) -> None:
+    printed = (finished.kits["coordinator"].path / "console.txt").read_text()
+    before, begins, _ = printed.partition("round 1 of 3 begins")
+    assert begins
+    assert "of 3 sites are connected: none yet" in before
+    assert "3 of 3 sites are connected: aster, birch, cedar" in before
 
 
 def test_status_is_readable_before_and_after(finished: Finished) -> None:

@@ -128,8 +128,12 @@ def test_only_the_latest_of_many_clients_are_matched(monkeypatch: pytest.MonkeyP
         last = participants
 
 
-@pytest.mark.parametrize("method", ["factorized-peers", "ditto"])
-def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "large"), [("factorized-peers", 2**20), ("ditto", 2**20), ("factorized-fl", 0)])
+def test_a_resumed_run_ends_with_the_same_bits(
+    method: str, large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("factorized_fl.core.disk._LARGE", large)
+
     class Stop:
         def started(self, federation: Federation, done: int) -> None: ...
 
@@ -205,5 +209,9 @@ def test_very_many_clients_lie_on_disk_by_themselves(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("factorized_fl.simulate.population.MANY", 4)
     assert isinstance(federation("fedavg").clients, Population)
     assert not isinstance(federation("scaffold", storage="memory").clients, Population)
+    monkeypatch.setattr("factorized_fl.simulate.population.MANY", 5)
+    assert not isinstance(federation("fedavg").clients, Population)
+    monkeypatch.setattr("factorized_fl.simulate.population.HEAVY", 10_000)
+    assert isinstance(federation("fedavg").clients, Population)
     assert METHODS["clustered-fl"].follows_clients
     assert not isinstance(federation("clustered-fl").clients, Population)

@@ -346,7 +346,7 @@ def test_a_run_is_resumed_only_with_its_own_data(images: Path, tmp_path: Path) -
         ({"images": "0"}, "the images are different"),
     ):
         file.write_text(json.dumps([clients[0] | change, *clients[1:]]))
-        with pytest.raises(UserError, match=f"started with other data .*{words}.* with data="):
+        with pytest.raises(UserError, match=f"started with other data .*{words}.* give it the same data"):
             run_federation(tiny_config(rounds=2), directory.path, data=images, resume=True)
     file.write_text(json.dumps(clients[1:]))
     with pytest.raises(UserError, match="it had 3 clients, now there are 4"):

@@ -7,9 +7,16 @@ from typing import Any
 
 from studies.paper.cells import Cell
 from studies.paper.grid import STUDIES
+from studies.paper.page import pages
+from studies.paper.table import Table
 from studies.runner import as_record, write_record
 
 PLACES = ("household", "fruit-food", "tree-flower", "transport", "animals")
+
+
+def page(table: Table) -> str:
+    """All pages as one text."""
+    return "\n".join(pages(table).values())
 
 
 def cell_of(what: str, setting: str, row: str) -> Cell:

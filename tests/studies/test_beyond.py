@@ -6,9 +6,8 @@ from statistics import fmean
 import pytest
 
 from studies.paper.findings import Gains, gains
-from studies.paper.page import BEGIN, END, page, with_short_table
 from studies.paper.table import collect
-from tests.studies.fake import factors, mixing, write
+from tests.studies.fake import factors, mixing, page, write
 
 PEERS = "factorized-peers"
 
@@ -19,10 +18,6 @@ def points_of(one: Gains) -> list[float]:
 
 def harmed(one: Gains) -> int:
     return sum(gain < -1 - 1e-9 for gain in points_of(one))
-
-
-def short_table(results: Path) -> str:
-    return with_short_table(f"{BEGIN}{END}", collect(results))
 
 
 def test_gains_are_client_by_client_and_the_least_of_them_counts(tmp_path: Path) -> None:
@@ -54,8 +49,8 @@ def test_a_client_with_random_labels_does_not_count_and_the_others_are_held_agai
     assert fmean(points_of(undisturbed)) == pytest.approx(-0.5)
 
 
-def test_what_settling_alone_gives_and_notes_on_results_are_told(tmp_path: Path) -> None:
-    write(tmp_path, "beyond", "stand-alone+settled", [63.0] * 20, setting="domains")
+def test_what_recalibration_alone_gives_and_notes_on_results_are_written(tmp_path: Path) -> None:
+    write(tmp_path, "beyond", "stand-alone+recalibrated", [63.0] * 20, setting="domains")
     write(tmp_path, "beyond", PEERS, [65.0] * 20, setting="domains", mixing=mixing(20), note="made by hand")
     (one,) = gains(collect(tmp_path))
     assert (one.over, fmean(points_of(one))) == ("Stand-Alone (statistics recalibrated)", pytest.approx(2))
@@ -101,12 +96,3 @@ def test_where_all_are_alike_the_weight_on_oneself_is_told(tmp_path: Path) -> No
     assert "a client gives 0.375 of the weight to itself; equal weights for all would be 0.250." in page(
         collect(tmp_path)
     )
-
-
-def test_the_readmes_table_has_our_row_and_what_settling_does_once_that_was_run(tmp_path: Path) -> None:
-    assert "| Factorized-Peers (statistics recalibrated) | not run | not run | not run |" in short_table(tmp_path)
-    assert "statistics not recalibrated" not in short_table(tmp_path)
-    write(tmp_path, "beyond", f"{PEERS}+not-settled", [67.0] * 20, setting="domains", mixing=mixing(20))
-    assert "| Factorized-Peers (statistics not recalibrated) | 67.00 | - | - |" in short_table(tmp_path)
-    write(tmp_path, "beyond", "stand-alone+settled", [65.0] * 20, setting="domains")
-    assert "| Stand-Alone (statistics recalibrated) | 65.00 | - | - |" in short_table(tmp_path)

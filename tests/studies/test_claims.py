@@ -236,7 +236,7 @@ def test_a_network_of_which_less_than_half_is_left_is_held_against_one_that_is_h
     assert counts(tmp_path)["too-small-on-domains"] == "1 not as claimed, 5 not run"
     write(tmp_path, "sparsity", "factorized-fl+lambda=0.003,no-l1", around(20), "domains", factors=tiny)
     assert counts(tmp_path)["too-small-on-domains"] == "1 not as claimed, 5 not run"  # like is compared with like
-    write(tmp_path, "departures", "factorized-fl+no-l1", around(62), "domains", factors=factors(5, True))
+    write(tmp_path, "deviations", "factorized-fl+no-l1", around(62), "domains", factors=factors(5, True))
     assert counts(tmp_path)["too-small-on-domains"] == "1 as claimed, 1 not as claimed, 3 not run"
 
 
@@ -303,9 +303,9 @@ def test_the_published_runs_as_reconstructed_may_decide_a_claim_otherwise(tmp_pa
     for what, row, level in (
         ("label-cifar10", "fedavg", 61.5),
         ("label-cifar10", "pfedpara", 52),
-        ("departures", "pfedpara+lr=0.01", 65.5),
+        ("deviations", "pfedpara+lr=0.01", 65.5),
         ("label-cifar10", "factorized-fl-beta", 61),
-        ("departures", "factorized-fl-beta+released", 64),
+        ("deviations", "factorized-fl-beta+released", 64),
     ):
         more = {"factors": factors(5, True)} if "factorized" in row else {}
         write(tmp_path, what, row, around(level), setting="permuted-iid", **more)

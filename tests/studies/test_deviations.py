@@ -15,15 +15,15 @@ def test_every_departure_is_of_a_cell_that_a_table_of_the_paper_shows() -> None:
         for name in ("label-cifar10", "label-svhn", "domains", "architectures")
         for cell in STUDIES[name].own
     }
-    for cell in STUDIES["departures"].shown:
+    for cell in STUDIES["deviations"].shown:
         assert cell.about in shown
-        if cell in STUDIES["departures"].own:
+        if cell in STUDIES["deviations"].own:
             svhn = "svhn-" if cell.about[0] == "label-svhn" else ""
             assert f"{svhn}{cell.about[1]}" == cell.setting
 
 
-def test_departures_begin_with_all_at_once_then_what_baselines_leave_open() -> None:
-    own = [cell for cell in STUDIES["departures"].own if cell.config().clients > 1]
+def test_deviations_begin_with_all_at_once_then_what_baselines_leave_open() -> None:
+    own = [cell for cell in STUDIES["deviations"].own if cell.config().clients > 1]
     released = [cell.variant == "released" for cell in own]
     assert released == sorted(released, reverse=True)
     first = own[sum(released) :][:11]
@@ -51,36 +51,36 @@ def test_what_no_run_explains_yet_is_looked_into_first(tmp_path: Path) -> None:
 
     def left() -> list[str]:
         narrowed = {"methods": ["factorized-fl", "per-fedavg"], "settings": [*settings, "domains"]}
-        paths = files(["departures", "domains"], tmp_path, [1], **narrowed)
+        paths = files(["deviations", "domains"], tmp_path, [1], **narrowed)
         return [str(path.relative_to(tmp_path)).removesuffix("-seed1.json") for path in paths if not path.exists()]
 
     far = [f"factorized-fl+{name}" for name in ("released", "epsilon=1", "no-l1", "head-mu")]
     drawn = [f"{row}+draw={seed}" for row in ("per-fedavg", "factorized-fl+released") for seed in (2, 3, 4)]
     found = left()
-    assert found[:4] == [f"departures/permuted-non-iid/{row}" for row in far]
+    assert found[:4] == [f"deviations/permuted-non-iid/{row}" for row in far]
     assert found[4:6] == ["domains/factorized-fl", "domains/per-fedavg"]
-    assert found[6:12] == [f"departures/permuted-non-iid/{row}" for row in drawn]
+    assert found[6:12] == [f"deviations/permuted-non-iid/{row}" for row in drawn]
     assert {name.split("/")[1] for name in found[12:]} == {"permuted-iid", "domains"}
-    write(tmp_path, "departures", "factorized-fl+no-l1", [49.0] * 20, setting="permuted-non-iid")
+    write(tmp_path, "deviations", "factorized-fl+no-l1", [49.0] * 20, setting="permuted-non-iid")
     assert left()[:5] == ["domains/factorized-fl", "domains/per-fedavg", *found[6:9]]
 
 
 def test_draws_change_who_holds_what_and_nothing_else() -> None:
-    drawn = [cell for cell in STUDIES["departures"].own if "draw=" in cell.variant]
+    drawn = [cell for cell in STUDIES["deviations"].own if "draw=" in cell.variant]
     # Of baselines as they are, of CIFAR-10 and SVHN, and of the authors' methods with all deviations.
     assert len(drawn) == 15 + 6 + 12
     for cell in drawn:
         config = cell.config()
         without = cell.row.removesuffix(f"+draw={config.partition_seed}")
-        what = "departures" if "released" in without else cell.about[0]
-        setting = cell.setting if what == "departures" else cell.about[1]
+        what = "deviations" if "released" in without else cell.about[0]
+        setting = cell.setting if what == "deviations" else cell.about[1]
         (usual,) = [c for c in STUDIES[what].own if (c.setting, c.row) == (setting, without)]
         assert replace(config, partition_seed=0) == usual.config()
         assert config.partition == "dirichlet"
 
 
-def test_single_clients_have_the_departures_that_concern_them() -> None:
-    every = [cell for cell in STUDIES["departures"].own if cell.config().clients == 1]
+def test_single_clients_have_the_deviations_that_concern_them() -> None:
+    every = [cell for cell in STUDIES["deviations"].own if cell.config().clients == 1]
     wide = [cell for cell in every if cell.method == "stand-alone"]
     assert sorted({(cell.setting, cell.config().head_width) for cell in wide}) == [
         (f"{model}-{head}", width)
@@ -109,11 +109,11 @@ def test_what_can_be_reconstructed_is_taken_from_such_runs_or_missing(tmp_path: 
         ("domains", "domains", "factorized-fl", 63),
         ("ablation", "ablation", "factorized-fl+three-best", 62),
         ("architectures", "resnet9-2fc", "mixed-layout", 36),
-        ("departures", "permuted-iid", "factorized-fl+released", 67),
-        ("departures", "permuted-iid", "factorized-fl+head-mu", 61),
-        ("departures", "svhn-permuted-iid", "factorized-fl+released", 86),
-        ("departures", "permuted-iid", "pfedpara+lr=0.01", 70),
-        ("departures", "resnet9-2fc", "mixed-layout+released", 60),
+        ("deviations", "permuted-iid", "factorized-fl+released", 67),
+        ("deviations", "permuted-iid", "factorized-fl+head-mu", 61),
+        ("deviations", "svhn-permuted-iid", "factorized-fl+released", 86),
+        ("deviations", "permuted-iid", "pfedpara+lr=0.01", 70),
+        ("deviations", "resnet9-2fc", "mixed-layout+released", 60),
         ("similarity", "similarity", "factorized-fl+released", 68),
     ):
         more = shape if issubclass(METHODS[row.partition("+")[0]], Factorized) else {}

@@ -11,9 +11,8 @@ from studies.paper import draws
 from studies.paper.draws import Predictions, describe_draws, describe_shares
 from studies.paper.findings import rows_of
 from studies.paper.jobs import files, run_studies
-from studies.paper.page import page
 from studies.paper.table import collect
-from tests.studies.fake import write
+from tests.studies.fake import page, write
 from tests.tiny import tiny_config, tiny_set
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
@@ -68,7 +67,7 @@ def test_what_lies_on_a_plane_is_predicted_exactly(tmp_path: Path) -> None:
     put(tmp_path, [FIRST, SECOND], [[6.5, 2.0], [7.0, 2.0], [7.7, 3.0]])
     write(tmp_path, "label-cifar10", "stand-alone", accuracies(FIRST), setting="standard-non-iid")
     assert Predictions(collect(tmp_path)).of(STAND_ALONE) is None  # nothing says how far it may be off
-    write(tmp_path, "departures", "stand-alone+draw=2", accuracies(SECOND), setting="standard-non-iid")
+    write(tmp_path, "deviations", "stand-alone+draw=2", accuracies(SECOND), setting="standard-non-iid")
     predictions = Predictions(collect(tmp_path))
     assert [(one.draw, round(one.seen, 6), round(one.predicted, 6)) for one in predictions.left_out] == [
         (1, 46.5, 46.5),
@@ -88,7 +87,7 @@ def test_errors_on_draws_left_out_widen_the_spread(tmp_path: Path) -> None:
     put(tmp_path, [FIRST, SECOND], [[6.5, 2.0], [6.5, 2.0], [6.4, 2.0]])
     write(tmp_path, "label-cifar10", "stand-alone", accuracies(FIRST), setting="standard-non-iid")
     better = [accuracy + 2 for accuracy in accuracies(SECOND)]
-    write(tmp_path, "departures", "stand-alone+draw=2", better, setting="standard-non-iid")
+    write(tmp_path, "deviations", "stand-alone+draw=2", better, setting="standard-non-iid")
     predictions = Predictions(collect(tmp_path))
     assert [round(one.seen - one.predicted, 6) for one in predictions.left_out] == [-2.0, 2.0]
     told = predictions.of(STAND_ALONE)
@@ -110,7 +109,7 @@ def test_other_runs_do_not_count(tmp_path: Path) -> None:
     """Neither equal shares, nor a draw nobody described, nor other numbers of clients."""
     put(tmp_path, [FIRST], [[6.5, 2.0]])
     write(tmp_path, "label-cifar10", "stand-alone", accuracies(FIRST), setting="standard-iid")
-    write(tmp_path, "departures", "stand-alone+draw=2", accuracies(SECOND), setting="standard-non-iid")
+    write(tmp_path, "deviations", "stand-alone+draw=2", accuracies(SECOND), setting="standard-non-iid")
     write(tmp_path, "label-cifar10", "fedavg", [50.0] * 5, setting="standard-non-iid")
     assert not Predictions(collect(tmp_path)).drawn
     rows = rows_of("draws", collect(tmp_path))

@@ -55,7 +55,7 @@ def test_selection_narrows_and_runs_nothing_twice() -> None:
     assert [(cell.method, cell.seed) for cell in narrowed] == [
         *(("fedavg", 1), ("factorized-fl", 1), ("fedavg", 2), ("factorized-fl", 2)),
     ]
-    assert {cell.variant for cell in select(["departures"], methods=["factorized-fl+no-l1"])} == {"no-l1"}
+    assert {cell.variant for cell in select(["deviations"], methods=["factorized-fl+no-l1"])} == {"no-l1"}
     with pytest.raises(UserError, match="Did you mean 'fedavg'"):
         select(["domains"], methods=["fedavgg"])
     with pytest.raises(UserError, match="Unknown study 'domain'"):

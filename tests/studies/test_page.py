@@ -9,16 +9,11 @@ from studies.paper.findings import as_records, rows_of
 from studies.paper.grid import STUDIES
 from studies.paper.page import BEGIN, END, pages, with_short_text, write_documents
 from studies.paper.short import effects, left
-from studies.paper.table import Table, collect
-from tests.studies.fake import factors, mixing, write
+from studies.paper.table import collect
+from tests.studies.fake import factors, mixing, page, write
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
-
-
-def page(table: Table) -> str:
-    """All pages as one text."""
-    return "\n".join(pages(table).values())
 
 
 @pytest.fixture
@@ -33,7 +28,7 @@ def results(tmp_path: Path) -> Path:
     for seed in (1, 2):
         write(folder, "domains", "factorized-fl", level, seed=seed, **extra)
     write(folder, "label-cifar10", "factorized-fl", [60.0] * 20, setting="permuted-iid", **extra)
-    write(folder, "departures", "factorized-fl+no-l1", [67.0] * 20, setting="permuted-iid", **extra)
+    write(folder, "deviations", "factorized-fl+no-l1", [67.0] * 20, setting="permuted-iid", **extra)
     write(folder, "ablation", "without-mu", level, **extra)
     write(folder, "sparsity", "factorized-fl+lambda=0.001", [62.0], setting="single-client", factors=factors(5, True))
     record = {
@@ -114,7 +109,7 @@ def test_what_is_open_about_baselines_is_looked_at_where_they_differ(
     before = f"| label-cifar10 | {setting} | {entry} |"
     assert f"{before} not run |" in page(collect(results))
     for variant, (accuracy, outcome) in tried.items():
-        write(results, "departures", f"{method}+{variant}", [accuracy] * 20, setting=setting)
+        write(results, "deviations", f"{method}+{variant}", [accuracy] * 20, setting=setting)
         assert f"{before} {outcome} |" in page(collect(results))
 
 
@@ -124,21 +119,21 @@ def test_says_what_ran_where_and_what_did_not_run_where_most_did(results: Path) 
         page(collect(results))
     )
     slow = {"environment": {"device": "a CPU", "convolutions": "fp32"}, "seconds": {"rounds": 7000.0, "start": 200.0}}
-    write(results, "departures", "mixed-layout+released", [60.0], setting="resnet9-1fc", **slow)
-    write(results, "departures", "factorized-fl+released", [60.0], setting="resnet9-1fc", **slow)
+    write(results, "deviations", "mixed-layout+released", [60.0], setting="resnet9-1fc", **slow)
+    write(results, "deviations", "factorized-fl+released", [60.0], setting="resnet9-1fc", **slow)
     text = page(collect(results))
     assert (
         "to choose by: 11 on a test, 1.2 hours in all; 2 on a CPU, 4.0 hours in all. They are from commit abc." in text
     )
     named = [
-        f"departures, resnet9-1fc, {name}, seed 1 (fp32 convolutions)"
+        f"deviations, resnet9-1fc, {name}, seed 1 (fp32 convolutions)"
         for name in ("Factorized-FL (all deviations)", "Factorized-FL, I*F x O*F (all deviations)")
     ]
     line = next(line for line in text.splitlines() if line.startswith("So far"))
     assert sorted(line.split("Not on a test: ")[1].rstrip(".").split("; ")) == sorted(named)
 
 
-@pytest.mark.parametrize("what", ["domains", "ablation", "similarity", "architectures", "sparsity", "departures"])
+@pytest.mark.parametrize("what", ["domains", "ablation", "similarity", "architectures", "sparsity", "deviations"])
 def test_what_was_noted_of_a_run_is_told_whatever_the_study(tmp_path: Path, what: str) -> None:
     cell = STUDIES[what].own[0]
     extra = {"factors": factors(20, True), "mixing": mixing(20), "note": "made by hand"}
@@ -151,13 +146,13 @@ def test_sums_up_by_method_what_is_far_and_what_brings_it_near(tmp_path: Path) -
     for setting, ours in (("permuted-iid", 58.0), ("permuted-non-iid", 40.0), ("standard-iid", 70.0)):
         write(tmp_path, "label-cifar10", "fedfomo", [ours] * 20, setting=setting)
     assert "| FedFOMO | 3 | 2 | 0 | 0 | - | - |" in page(collect(tmp_path))
-    assert "Of the other 2, 0 come as near with" in page(collect(tmp_path))
+    assert "Of the remaining 2, 0 agree with settings of" in page(collect(tmp_path))
     both = "fedfomo+keep-current+try-validation"
-    write(tmp_path, "departures", both, [64.0] * 20, setting="permuted-iid")
-    write(tmp_path, "departures", both, [39.0] * 20, setting="permuted-non-iid")  # farther than without
+    write(tmp_path, "deviations", both, [64.0] * 20, setting="permuted-iid")
+    write(tmp_path, "deviations", both, [39.0] * 20, setting="permuted-non-iid")  # farther than without
     text = page(collect(tmp_path))
     assert "| FedFOMO | 3 | 2 | 2 | 1 | 6.50 | 3.50 |" in text  # (6.26 + 6.73) / 2 and (0.26 + 6.73) / 2
-    assert "Of the other 2, 1 come as near with a deviation of the authors' code or with a choice" in text
+    assert "Of the remaining 2, 1 agree with settings of the authors' code or with ones" in text
     assert "FedFOMO (current model kept, tried on validation images)" in text
 
 
@@ -180,8 +175,8 @@ def test_says_how_far_columns_that_measure_the_same_lie_apart(results: Path) -> 
     assert "| label-cifar10, iid | 0.38 | 0.30 |" in page(collect(results))
 
 
-def test_all_departures_that_were_run_are_listed(results: Path) -> None:
-    write(results, "departures", "fedfomo+keep-current", [60.0] * 20, setting="permuted-iid")
+def test_all_deviations_that_were_run_are_listed(results: Path) -> None:
+    write(results, "deviations", "fedfomo+keep-current", [60.0] * 20, setting="permuted-iid")
     assert "| permuted-iid | FedFOMO (current model kept) | 64.26 / 60.00 (-4.26) | 1 |" in page(collect(results))
 
 
@@ -191,7 +186,7 @@ def test_says_first_how_much_agrees(results: Path, tmp_path: Path) -> None:
     text = page(collect(results))
     assert "We ran 6 of 98 published means, 5 of them with one seed (the paper has three trials). Not run were" in text
     assert "33 of label-cifar10, 36 of label-svhn, 5 of domains, 18 of architectures." in text
-    assert "Within 2.5 points of ours are 2 of 6 of Table 1. Of the other 4, 1 come as near" in text
+    assert "Within 2.5 points of ours are 2 of 6 of Table 1. Of the remaining 4, 1 agree with" in text
     assert "None of the published means was run yet" in page(collect(tmp_path / "nothing"))
     write(results, "architectures", "stand-alone", [61.0], "resnet9-1fc", correct=[[610]] * 5)
     text = page(collect(results))
@@ -217,7 +212,7 @@ def test_other_draws_are_looked_at_where_svhn_differs(results: Path) -> None:
     write(results, "label-svhn", "fedavg", [74.0] * 20, setting="permuted-non-iid")
     before = "| label-svhn | permuted-non-iid | FedAvg | 69.73 / 74.00 (+4.27) |"
     assert f"{before} not run |" in page(collect(results))
-    write(results, "departures", "fedavg+draw=3", [70.0] * 20, setting="svhn-permuted-non-iid")
+    write(results, "deviations", "fedavg+draw=3", [70.0] * 20, setting="svhn-permuted-non-iid")
     text = page(collect(results))
     assert f"{before} (another draw, see below: shares drawn with seed 3 (70.00)) |" in text
     assert "| svhn-permuted-non-iid | FedAvg | 69.73 | 74.00 | not run | 70.00 | not run |" in text
@@ -249,7 +244,7 @@ def test_says_where_a_method_came_down_to_a_simpler_one(results: Path) -> None:
     write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1, 0.5, 1]})
     write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="standard-non-iid", mixing={"own": [1, 1, 0.9]})
     kept = {"own": [1.0, 1.0], "reverted": [0.25, 0.75]}
-    write(results, "departures", "fedfomo+keep-current", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1]})
+    write(results, "deviations", "fedfomo+keep-current", [80.0] * 20, setting="permuted-iid", mixing={"own": [0.9, 1]})
     write(results, "label-svhn", "fedfomo", [80.0] * 20, setting="standard-iid", mixing=kept)
     text = page(collect(results))
     assert (
@@ -264,7 +259,7 @@ def test_says_where_a_method_came_down_to_a_simpler_one(results: Path) -> None:
 
 def test_what_the_code_does_otherwise_is_looked_at_where_a_single_client_differs(results: Path) -> None:
     for row, percent in (("mixed-layout", 30), ("mixed-layout+released", 62)):
-        what = "departures" if "+" in row else "architectures"
+        what = "deviations" if "+" in row else "architectures"
         write(results, what, row, [percent], "resnet18-2fc", correct=[[10 * percent]] * 5, factors=factors(5, True))
     text = page(collect(results))
     before = "| architectures | resnet18-2fc | Factorized-FL, I\\*F x O\\*F | 63.32 / 30.00 (-33.32) |"
@@ -317,7 +312,7 @@ def test_every_study_has_rows_before_anything_was_run(what: str, tmp_path: Path)
     assert all(row.ours is None for row in rows)
     published = {row.method for row in rows if row.paper is not None}
     assert bool(published) == (
-        what in ("label-cifar10", "label-svhn", "domains", "architectures", "sparsity", "departures", "draws")
+        what in ("label-cifar10", "label-svhn", "domains", "architectures", "sparsity", "deviations", "draws")
     )
 
 
@@ -331,7 +326,7 @@ def test_the_summary_has_paper_printed_and_tuned_with_marks(results: Path) -> No
     assert entry("Factorized-FL")[-1] == "2, 1, 0, 0, 0 |"
     assert entry("Stand-Alone")[1] == "61.35 / 61.50"
     write(results, "label-cifar10", "pfedpara", [50.0] * 20, setting="permuted-iid")
-    write(results, "departures", "pfedpara+lr=0.01", [65.0] * 20, setting="permuted-iid")
+    write(results, "deviations", "pfedpara+lr=0.01", [65.0] * 20, setting="permuted-iid")
     write(results, "label-cifar10", "clustered-fl", [66.0] * 20, setting="permuted-iid", mixing={"clusters": [3] * 20})
     assert entry("pFedPara")[2] == "65.12 / 50.00 / 65.00 **x**"
     assert entry("Clustered-FL")[2] == "65.77 / 66.00 **i**"

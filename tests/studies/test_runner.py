@@ -164,10 +164,10 @@ def test_what_cells_took_elsewhere_says_nothing_of_here(images: Path, tmp_path: 
 
 
 def test_a_cell_is_expected_to_take_what_its_method_took_best_of_all_in_its_setting(tmp_path: Path) -> None:
-    cell = cell_of("departures", "permuted-iid", "factorized-fl+no-l1")
+    cell = cell_of("deviations", "permuted-iid", "factorized-fl+no-l1")
 
     def took(seconds: float, row: str, setting: str) -> float:
-        write(tmp_path, "departures", row, [60.0] * 20, setting=setting, seconds={"rounds": seconds, "start": 0.0})
+        write(tmp_path, "deviations", row, [60.0] * 20, setting=setting, seconds={"rounds": seconds, "start": 0.0})
         return expected_seconds(cell, tmp_path, "a test")
 
     assert expected_seconds(cell, tmp_path, "a test") == 0.0

@@ -150,7 +150,7 @@ def test_one_seed_that_stands_for_two_is_no_more_certain_than_they_are(tmp_path:
     for seed, level in ((1, 64.0), (2, 68.0)):
         more = {"setting": "permuted-iid", "factors": factors(5, True)}
         write(tmp_path, "label-cifar10", "factorized-fl-beta", [level] * 5, seed=seed, **more)
-    write(tmp_path, "departures", "factorized-fl-beta+released", [66.0] * 5, **more)
+    write(tmp_path, "deviations", "factorized-fl-beta+released", [66.0] * 5, **more)
     found = reconstructed(collect(tmp_path))
     keys = [("label-cifar10", "permuted-iid", method) for method in ("factorized-fl-beta", "fedavg")]
     one, other = (found.of(*key) for key in keys)
