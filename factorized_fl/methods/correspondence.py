@@ -12,8 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse.csgraph import connected_components
 
 from factorized_fl.core.classes import DRIFT, MEANS, Matches
 from factorized_fl.core.seeds import numpy_rng
@@ -124,6 +122,8 @@ def _clients_together(scores: Array, owner: Array, clients: int) -> Array:
     for one, two in {*zip(few.ravel().tolist(), many.ravel().tolist(), strict=True)}:
         limit[(few == one) & (many == two)] = _limit(one, two, dimensions, chance)
     fit = (fits > limit) & ~np.eye(clients, dtype=bool)
+    from scipy.sparse.csgraph import connected_components  # imported here because it loads slowly
+
     group = connected_components(fit, directed=False)[1]
     return (group[:, None] == group) & ~np.eye(clients, dtype=bool)
 
@@ -230,6 +230,8 @@ def _reassigned(gain: Array, owner: Array, labels: Array, client: int) -> tuple[
     """By how much the best assignment of one client's classes raises the sum; the classes, and their new labels."""
     members, groups, summed, _ = _groups(gain, owner, labels, client)
     choices = np.hstack([summed, np.zeros((len(members), len(members)))])  # each class may also stay without a match
+    from scipy.optimize import linear_sum_assignment  # imported here because it loads slowly
+
     rows, columns = linear_sum_assignment(-choices)
     place = {label: index for index, label in enumerate(groups)}
     now = sum(summed[row, place[label]] for row, label in enumerate(labels[members]) if label in place)
