@@ -6,7 +6,7 @@
 All train the same network from the same weights on the same 20 clients (128 random images of 3 x 32 x 32 each, 4
 batches of 32 in one local epoch) for the same number of rounds with plain SGD; nothing is tested except by this
 package, which cannot be told to leave out the last round's test (32 images for each client). With `--network resnet9`
-the paper's ResNet-9 is trained on 4 clients of 128 images, 2 batches of 64, by the bare loop and by this package only.
+the paper's ResNet-9 is trained on 2 clients of 256 images, 4 batches of 64, by the bare loop and by this package only.
 
 Each run is a process of its own, with PyTorch's own number of threads unless its name says otherwise; the runs take
 turns. `ratio` is that of the medians of seconds per round, `ratio_of_fastest` that of the fastest round of each, which
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LARGE = "resnet9" in sys.argv  # which network; the processes of a run have the arguments of the first
-CLIENTS, IMAGES, BATCH, LR = (4, 128, 64, 0.01) if LARGE else (20, 128, 32, 0.05)
+CLIENTS, IMAGES, BATCH, LR = (2, 256, 64, 0.01) if LARGE else (20, 128, 32, 0.05)
 WIDTH = 34  # of the column of names
 TORCH = "torch>=2.11,<2.14"  # so that pip takes the wheel that this package was tested with
 PACKAGES = {
@@ -108,7 +108,7 @@ def bare(clock: Clock, rounds: int) -> None:
                 torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
                 optimizer.step()
             for name, tensor in model.state_dict().items():
-                total[name] += tensor / CLIENTS
+                total[name] += tensor / CLIENTS if tensor.is_floating_point() else tensor // CLIENTS
         state = total
         clock.mark()
 
@@ -402,6 +402,7 @@ def main() -> None:
     parser.add_argument("--network", choices=("small", "resnet9"), default="small")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two runs")
     parser.add_argument("--out", type=Path, default=Path("results/performance/peers-cpu.json"))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
@@ -417,6 +418,7 @@ def main() -> None:
         for name in list(runs):
             own = package[name] in PACKAGES
             python = str(arguments.environment / "bin" / "python") if own else sys.executable
+            time.sleep(arguments.pause)
             found = once(name, python, arguments.rounds)
             if "error" in found:
                 failed[name] = found["error"]

@@ -19,8 +19,9 @@ from factorized_fl.api import configure
 from factorized_fl.core.classes import MEANS, Matches
 from factorized_fl.core.seeds import numpy_rng, torch_rng
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.methods.class_evidence import statistics_evidence
 from factorized_fl.methods.class_statistics import describe_classes, random_features
-from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes, statistics_evidence
+from factorized_fl.methods.correspondence import StatisticsMatcher, assign_classes
 from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.alignment import true_labels
 from factorized_fl.simulate.networks import model_inputs
@@ -149,7 +150,7 @@ def measure_matching(data: Path, seeds: Sequence[int]) -> Record:
     }
 
 
-def _shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
+def shares(rows: Sequence[Record], least: Sequence[float]) -> list[str]:
     """For each least confidence: the share of equal pairs that were found, and the share of matches that are right."""
     cells = []
     for each in least:
@@ -164,17 +165,17 @@ def matching_lines(record: Record) -> list[str]:
     lines = []
     for preset in PRESETS:
         rows = [row for row in record["presets"] if row["preset"] == preset]
-        lines.append(f"| `{preset}` | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| `{preset}` | {' | '.join(shares(rows, shown))} |")
     for noise in NOISES:
         rows = [row for row in record["noise"] if row["noise"] == noise]
-        lines.append(f"| {noise:g} | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| {noise:g} | {' | '.join(shares(rows, shown))} |")
     for case in ("10-7-4", "split"):
         rows = [row for row in record["unlike"] if row["case"] == case]
         false = sum(row["0.9"]["matched"] - row["0.9"]["right"] for row in rows)
-        lines.append(f"| {case} | {' | '.join(_shares(rows, shown))} | {false} in {len(rows)} draws |")
+        lines.append(f"| {case} | {' | '.join(shares(rows, shown))} | {false} in {len(rows)} draws |")
     for preset, way in itertools.product(PRESETS[:2], ("alone", "inside")):
         rows = [row[way] for row in record["groups"] if row["preset"] == preset]
-        lines.append(f"| `{preset}` | {way} | {' | '.join(_shares(rows, shown))} |")
+        lines.append(f"| `{preset}` | {way} | {' | '.join(shares(rows, shown))} |")
     return lines
 
 

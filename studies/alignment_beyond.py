@@ -1,10 +1,13 @@
 """Further variants of class matching, tried on the embedded data of the demo: results/align/beyond/.
 
 python -m studies.alignment_beyond features    matching by features of a trained body; a minute on one core
+python -m studies.alignment_beyond rounds      matches by classifiers in each round; two minutes on one core
 python -m studies.alignment_beyond runs        runs; about five minutes on one core
+python -m studies.alignment_beyond show        prints the rows of the tables in docs/classes.md
 """
 
 import itertools
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -19,13 +22,14 @@ from factorized_fl.core.seeds import torch_rng
 from factorized_fl.methods.class_statistics import describe_classes
 from factorized_fl.methods.correspondence import StatisticsMatcher
 from factorized_fl.results.rundir import Record
-from factorized_fl.simulate.alignment import judge_matches, mirrors_images, true_labels
+from factorized_fl.simulate.alignment import judge_matches, match_summary, mirrors_images, true_labels
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.networks import model_inputs
 from factorized_fl.simulate.rounds import download, run_round
 from factorized_fl.simulate.run import run_federation
 from factorized_fl.simulate.scenario import build_scenario_of
 from studies.alignment import describe_all
+from studies.alignment_runs import found_and_right
 from studies.runner import write_measured
 
 SEEDS = (4, 5, 6)
@@ -41,6 +45,8 @@ VARIANTS: dict[str, Record] = {  # each trains 24 epochs, as the demo does
     "align=statistics, ema=0.9": {"align": "statistics", "ema": 0.9},
 }
 LEAST = 0.3  # the default confidence
+SHOWN = (1, 2, 3, 6, 12, 24)  # rounds
+RESULTS = Path("results/align/beyond")
 
 
 def measure_variant(method: str, variant: str, seed: int) -> Record:
@@ -105,6 +111,21 @@ def measure_all_features() -> Record:
     return {"features": [record for seed in SEEDS for record in measure_features(seed)]}
 
 
+def measure_rounds() -> Record:
+    """Matches in use in each round of runs with `align = "classifier"`, one epoch a round."""
+    found = []
+    for method, seed in itertools.product(METHODS, SEEDS):
+        config = configure("demo", method, seed=seed, align="classifier", rounds=24, epochs=1)
+        scenario = build_scenario_of(config, None)
+        federation = build_federation(config, scenario, torch.device("cpu"), "reference")
+        for round_number in range(1, config.rounds + 1):
+            run_round(federation, round_number)
+            assert federation.server.classes is not None
+            counts = match_summary(scenario, federation.server.classes)["matches"]
+            found.append({"method": method, "seed": seed, "round": round_number, **counts})
+    return {"rounds": found}
+
+
 def measure_runs() -> Record:
     """All runs, printed as they end."""
     runs = []
@@ -116,7 +137,38 @@ def measure_runs() -> Record:
     return {"runs": runs}
 
 
-if __name__ == "__main__":
+def round_lines(record: Record) -> list[str]:
+    """The rows of the documentation's table of rounds."""
+    lines = []
+    for method in METHODS:
+        rows = [[row for row in record["rounds"] if row["method"] == method and row["round"] == r] for r in SHOWN]
+        lines.append(f"| {method} | {' | '.join(found_and_right(each) for each in rows)} |")
+    return lines
+
+
+def variant_lines(record: Record) -> list[str]:
+    """The rows of the documentation's table of variants."""
+    lines = []
+    for method, variant in itertools.product(METHODS, VARIANTS):
+        rows = [row for row in record["runs"] if (row["method"], row["variant"]) == (method, variant)]
+        accuracy = [f"{100 * row['accuracy']:.1f}" for row in rows]
+        mean = 100 * np.mean([row["accuracy"] for row in rows]) if rows else 0.0
+        matches = found_and_right([row["matches"] for row in rows if "matches" in row])
+        if rows:
+            lines.append(f"| {method} | `{variant}` | {mean:.1f} | {', '.join(accuracy)} | {matches} |")
+    return lines
+
+
+def main() -> None:
+    """Measure, or print the rows of the tables."""
     what = sys.argv[1]
-    measure = {"features": measure_all_features, "runs": measure_runs}[what]
-    write_measured(Path(f"results/align/beyond/{what}.json"), configure("demo", seed=SEEDS[0]), "cpu", measure)
+    if what == "show":
+        for name, lines in (("rounds", round_lines), ("runs", variant_lines)):
+            print("\n".join(lines(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))))
+        return
+    measure = {"features": measure_all_features, "rounds": measure_rounds, "runs": measure_runs}[what]
+    write_measured(RESULTS / f"{what}.json", configure("demo", seed=SEEDS[0]), "cpu", measure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,11 @@
-"""Matching of two clients by distances, and clients with random labels: results/align/checks.json.
+"""Matching of two clients by distances, with few images, and clients with random labels: results/align/checks.json.
 
-python -m studies.alignment_checks DATA          about three minutes on one core
+python -m studies.alignment_checks measure DATA    about five minutes on one core
+python -m studies.alignment_checks show            prints the rows of the tables in docs/classes.md
 """
 
 import itertools
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,16 +19,22 @@ from factorized_fl.api import configure
 from factorized_fl.core.classes import MEANS
 from factorized_fl.core.seeds import numpy_rng, torch_rng
 from factorized_fl.data.scenarios import Scenario
+from factorized_fl.methods.class_evidence import statistics_evidence
 from factorized_fl.methods.class_statistics import describe_classes, random_features
-from factorized_fl.methods.correspondence import StatisticsMatcher, statistics_evidence
+from factorized_fl.methods.correspondence import StatisticsMatcher
 from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.alignment import true_labels
 from factorized_fl.simulate.networks import model_inputs
-from studies.alignment import LEAST, PRESETS, describe_all, scenario_of
+from factorized_fl.simulate.scenario import build_scenario_of
+from studies.alignment import LEAST, PRESETS, describe_all, scenario_of, score, shares
 from studies.runner import write_measured
 
 CHOSEN, SEEDS = (1, 2, 3), (4, 5, 6)  # the seeds on which choices were made, and those on which none was
 SCRAMBLED = 20  # draws of a client with random labels
+COUNTS = (96, 30, 10, 3)  # images of each of a client's ten classes
+PATH = Path("results/align/checks.json")
+DEFAULT = 0.3  # the default of align_confidence
+WAYS = ("distances of 1024", "distances of 128", "likelihood ratios of 64", "likelihood ratios of 128")
 Features = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -53,13 +61,28 @@ def right_pairs(scenario: Scenario, scores: Callable[[int, int], np.ndarray]) ->
     return right, total
 
 
-def match_pairs(seed: int, data: Path) -> Record:
+def counted_scenario(each: int, seed: int, data: Path) -> Scenario:
+    """Clients of `mini-domains` with about so many images of each class."""
+    return build_scenario_of(configure(PRESETS[0], seed=seed, images_per_client=10 * each), data)
+
+
+def match_counted(each: int, seed: int, data: Path) -> Record:
+    """The score of matching all clients at once, and of two that are known to have the same classes, by images."""
+    scenario = counted_scenario(each, seed, data)
+    extra = describe_all(scenario, seed)
+    there = extra[MEANS][:, :, -1] > 0
+    found = StatisticsMatcher().match(extra, torch.ones(len(there), dtype=torch.bool))
+    truth = true_labels(scenario, there.shape[1]).where(there, -1)
+    record: Record = {"images": each, "seed": seed, "all": score(found, truth)}
+    return record | (match_pairs(scenario, seed) if there.all() else {})
+
+
+def match_pairs(scenario: Scenario, seed: int) -> Record:
     """Hungarian matching of two clients that are known to have the same classes: distances, and likelihood ratios."""
-    scenario = scenario_of(PRESETS[0], seed, data)
     images = [model_inputs(scenario, scenario.images[client.train]) for client in scenario.clients]
     labels = [scenario.targets(k, client.train) for k, client in enumerate(scenario.clients)]
     ways: dict[str, Features] = {"1024": wide_features(seed), "128": lambda x: random_features(x, seed, mirrored=True)}
-    record: Record = {"seed": seed}
+    record: Record = {}
     for name, features in ways.items():
         means = [
             torch.stack([found[own == c].mean(0) for c in range(10)])
@@ -110,13 +133,37 @@ def match_scrambled(draw: int, data: Path) -> Record:
 
 
 def measure_checks(data: Path) -> Record:
-    """Both measurements."""
+    """All measurements."""
     return {
-        "pairs": [match_pairs(seed, data) for seed in CHOSEN + SEEDS],
+        "pairs": [{"seed": seed, **match_pairs(scenario_of(PRESETS[0], seed, data), seed)} for seed in CHOSEN + SEEDS],
+        "counts": [match_counted(each, seed, data) for each in COUNTS for seed in SEEDS],
         "scrambled": [match_scrambled(draw, data) for draw in range(SCRAMBLED)],
     }
 
 
+def check_lines(record: Record) -> list[str]:
+    """The rows of the documentation's tables."""
+    lines = []
+    for seeds in (CHOSEN, SEEDS):
+        rows = [row for row in record["pairs"] if row["seed"] in seeds]
+        lines.append(f"| {', '.join(map(str, seeds))} | {' | '.join(_right(rows, way) for way in WAYS)} |")
+    for each in COUNTS:
+        rows = [row for row in record["counts"] if row["images"] == each]
+        found = shares([row["all"] for row in rows], (DEFAULT,))
+        lines.append(f"| {each} | {' | '.join([*(_right(rows, way) for way in (WAYS[0], WAYS[-1])), *found])} |")
+    sure = [row[f"{DEFAULT:g}"] for row in record["scrambled"]]
+    lines.append(f"| {len(sure)} | {10 * len(sure)} | {sum(sure)} |")
+    return lines
+
+
+def _right(rows: Sequence[Record], way: str) -> str:
+    counts = [row[way] for row in rows if way in row]
+    return f"{sum(right for right, _ in counts) / sum(total for _, total in counts):.0%}" if counts else "-"
+
+
 if __name__ == "__main__":
-    start = configure(PRESETS[0], seed=CHOSEN[0])
-    write_measured(Path("results/align/checks.json"), start, "cpu", lambda: measure_checks(Path(sys.argv[1])))
+    if sys.argv[1] == "show":
+        print("\n".join(check_lines(json.loads(PATH.read_text(encoding="utf-8")))))
+    else:
+        start = configure(PRESETS[0], seed=CHOSEN[0])
+        write_measured(PATH, start, "cpu", lambda: measure_checks(Path(sys.argv[2])))

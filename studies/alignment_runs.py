@@ -19,6 +19,7 @@ from factorized_fl.bench.suites import Suite, cells_of, read_suites
 from factorized_fl.bench.words import in_points
 from factorized_fl.core.files import write_atomically
 from factorized_fl.results.entries import parse_entry
+from factorized_fl.results.rundir import Record
 from factorized_fl.simulate.side_by_side import threads_for
 
 PRESETS = ("mini-domains", "mini-domains-dirichlet", "mini-domains-30", "mini-pacs")
@@ -34,9 +35,8 @@ def suite_of(preset: str) -> Suite:
     return replace(read_suites()[preset], entries=tuple(parse_entry(entry).name for entry in entries))
 
 
-def _found(results: Results, entry: str) -> str:
+def found_and_right(counts: Sequence[Record]) -> str:
     """The share of all pairs of equal classes that were matched, and the share of matches that are right."""
-    counts = [run["summary"]["matches"] for run in results.runs[entry].values() if "matches" in run["summary"]]
     if not counts:
         return ""
     same, matched, right = (sum(each[what] for each in counts) for what in ("same", "matched", "right"))
@@ -51,7 +51,9 @@ def run_lines(results: Results) -> list[str]:
         parsed = parse_entry(entry)
         change = in_points(gaps.get(entry)) if entry in gaps else ""
         cells = [f"`{results.suite.name}`", parsed.method, str(parsed.own.get("align", "off")).lower()]
-        cells += [f"{100 * results.mean(entry):.1f}", change, _found(results, entry)]
+        summaries = [run["summary"] for run in results.runs[entry].values()]
+        matches = found_and_right([each["matches"] for each in summaries if "matches" in each])
+        cells += [f"{100 * results.mean(entry):.1f}", change, matches]
         lines.append(f"| {' | '.join([*cells, ', '.join(map(str, sorted(results.runs[entry])))])} |")
     return lines if gaps else []
 

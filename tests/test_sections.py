@@ -83,11 +83,13 @@ def test_a_new_project_runs_and_its_test_passes(tmp_path: Path, monkeypatch, cap
         ("fails", r"The data clinics:fails cannot be made \(KeyError: 'ward'\): correct it"),
         ("number", "clinics:number gives a int: let it return a list of ffl.ClientData"),
         ("two", "clinics:two gives 2 clients, but clients = 3: set clients to its number"),
+        ("three", r"permuted = true has no effect on the clients that clinics:three gives: .* or set it to false"),
         ("nothing", r"The dataset 'clinics:nothing' cannot be imported \(AttributeError: 'clinics' has no 'nothing'\)"),
     ],
 )
 def test_data_by_name_that_cannot_be_made(name: str, words: str, tmp_path: Path, monkeypatch) -> None:
     text = "def fails():\n    return {}['ward']\n\ndef number():\n    return 3\n\ndef two():\n    return [1, 2]\n"
+    text += "\ndef three():\n    return [1, 2, 3]\n"
     (tmp_path / "clinics.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "clinics", raising=False)

@@ -34,7 +34,7 @@ def export_command(
     if verdict := exported.verdict:
         assert exported.effect is not None
         word = verdict.word if exported.seeds > 1 else "one seed cannot decide"
-        console.print(f"{verdict.gap} over {exported.effect.over}: {word}.", highlight=False)
+        console.print(f"{exported.effect.gap(verdict)} over {exported.effect.over}: {word}.", highlight=False)
 
 
 def predict_command(

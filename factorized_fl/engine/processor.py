@@ -1,11 +1,14 @@
 """How a processor computes: the precision of convolutions and products, repeatable algorithms, and freed memory."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
 import torch
+from torch import nn
+
+from factorized_fl.tasks.inputs import Inputs
 
 # Operations of a batch's forward pass from which bf16 is faster: with 0.6 billion a step takes 0.85 of its time, with
 # 0.01 billion 1.16, because casts cost more than they save (benchmarks/cpu_precision.py).
@@ -32,6 +35,24 @@ def computes_in_bf16(choice: str, work: float) -> bool:
     """
     supported = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "amx_tile"))
     return choice == "bf16" or (choice == "auto" and work >= WORTH_BF16 and any(found() for found in supported))
+
+
+@torch.no_grad()
+def takes_channels_last(inputs: Inputs, models: Iterable[nn.Module]) -> bool:
+    """Return whether inputs are to have channels last in memory: images, and on a CPU other inputs of convolutions.
+
+    Networks that reshape activations by `view` do not accept that order; `reshape` and `flatten` copy if necessary.
+    """
+    example = inputs.plain(torch.zeros(2, dtype=torch.int64))
+    convolved = any(isinstance(layer, nn.Conv2d) for model in models for layer in model.modules())
+    if example.dim() != 4 or not example.is_floating_point() or (inputs.arrays and (example.is_cuda or not convolved)):
+        return False
+    try:
+        for model in models:
+            model.eval()(example.contiguous(memory_format=torch.channels_last))
+    except RuntimeError:
+        return False
+    return True
 
 
 def keep_freed_memory() -> None:

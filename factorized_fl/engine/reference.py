@@ -21,7 +21,7 @@ from factorized_fl.engine import Work
 from factorized_fl.engine.looks import Penalty, features_of, head_inputs, loss_of, tuned
 from factorized_fl.engine.optimizers import OptimizerUpdate, SgdUpdate, Stepper
 from factorized_fl.engine.private import BudgetSpent, PrivateGradient, guarded, no_batches
-from factorized_fl.engine.processor import casting, computes_in_bf16, keep_freed_memory, repeatable
+from factorized_fl.engine.processor import casting, computes_in_bf16, keep_freed_memory, repeatable, takes_channels_last
 from factorized_fl.engine.threads import operations, using_threads, worthwhile_threads
 from factorized_fl.engine.training import clipped
 from factorized_fl.tasks.confusion import count_confusion
@@ -42,6 +42,7 @@ class ReferenceEngine:
         self.images, self.training = self.scenario.images.to(self.device), work.training
         mean, std = (torch.tensor(side, device=self.device) for side in (self.scenario.mean, self.scenario.std))
         self.inputs = Inputs(self.images, mean, std, self.scenario.arrays, work.training.augment)
+        self.inputs.channels_last = takes_channels_last(self.inputs, self.models.values())
         self.threads, self.one_by_one = torch.get_num_threads(), set[int]()
         self._weights: dict[int, Tensor | None] = {}  # weights of the classes in the loss, by client
         if self.device.type == "cpu":

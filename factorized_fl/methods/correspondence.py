@@ -12,19 +12,15 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse.csgraph import connected_components
 
-from factorized_fl.core.classes import DRIFT, MEANS, SPREAD, Matches
+from factorized_fl.core.classes import DRIFT, MEANS, Matches
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.views import Tensors
-from factorized_fl.methods.class_statistics import covariance
+from factorized_fl.methods.class_evidence import classes_differ, statistics_evidence
 
 Array = np.ndarray
 LARGEST = 4000  # classes of all clients together: evidence is a matrix over all pairs
 _MOST = 20.0  # limit of the evidence from one pair, so that no pair outweighs all others
-_SUREST = 1e-6  # variance of a mean in units of that of single images, whatever a client declares
-_FLOOR = 1e-3  # of a feature's variance, relative to the mean of all
 _LEAST = 1e-9
 _STEPS = 50  # steps of expectation maximisation
 _EXPECTED = 10.0  # weight of the expected share of equal pairs, in pairs of classes
@@ -41,6 +37,7 @@ class StatisticsMatcher:
     def match(self, extra: Tensors, received: torch.Tensor) -> Matches:
         """Matches the classes of the received clients by their means."""
         there = (extra[MEANS][:, :, -1].cpu() > 0) & received[:, None]
+        there &= classes_differ(extra, there)[:, None]
         if there.any(1).sum() < 2:
             return Matches.none(*there.shape)
         return _matches(*statistics_evidence(extra, there), there)
@@ -72,58 +69,6 @@ def _matches(scores: Array, owner: Array, number: Array, there: torch.Tensor) ->
     found.labels[place] = torch.from_numpy(labels)
     found.confidence[place] = torch.from_numpy(confidence)
     return found.but(found.confidence > 0)
-
-
-def statistics_evidence(extra: Tensors, there: torch.Tensor) -> tuple[Array, Array, Array]:
-    """The evidence for all pairs of classes where `there` is true, bool [K, M]; their clients, and their numbers."""
-    means, spread = extra[MEANS].double().cpu(), extra[SPREAD]
-    owner, number = (part.numpy() for part in there.nonzero(as_tuple=True))
-    chosen = means[there].numpy()
-    chosen[:, -1] = chosen[:, -1].clip(_SUREST, 1 / _SUREST)
-    known = there.any(1).nonzero().flatten().tolist()
-    # A client's covariance is weighted by its images minus its classes, as the declared variances give them.
-    images = 1 / torch.from_numpy(chosen[:, -1])
-    weight = [float((images[owner == k] - 1).clamp_min(0).sum()) + _LEAST for k in known]
-    inside = sum(w * covariance(spread[k]) for w, k in zip(weight, known, strict=True)) / sum(weight)
-    assert isinstance(inside, torch.Tensor)
-    return likelihood_ratios(chosen[:, :-1], chosen[:, -1], inside.numpy(), sum(weight)), owner, number
-
-
-def likelihood_ratios(means: Array, variance: Array, inside: Array, freedom: float) -> Array:
-    """The evidence that two classes are one, [N, N], from noisy means.
-
-    Classes are taken as normally distributed around a common centre, and means as normally distributed around their
-    class: the model of probabilistic linear discriminant analysis. The distribution of classes is estimated from all
-    means together.
-
-    Args:
-        means: the mean of each class, [N, D].
-        variance: of each mean, in units of the covariance of single images, [N].
-        inside: the covariance of single images of a class, [D, D].
-        freedom: the number of independent images that it was estimated from. With few of them some directions seem to
-            vary less than they do, so its diagonal is added in proportion D / freedom.
-    """
-    diagonal = np.diag(inside) + _FLOOR * np.diag(inside).mean() + _LEAST
-    root = np.linalg.cholesky(inside + np.diag((len(inside) / freedom) * diagonal))
-    white = np.linalg.solve(root, means.T).T
-    weight = 1 / variance / (1 / variance).sum()
-    offset = white - weight @ white
-    between = (offset.T * weight) @ offset - (weight @ variance) * np.eye(offset.shape[1])
-    # Estimated from N means in D dimensions: with few of them, noise would look like differences between classes.
-    trust = len(means) / (len(means) + between.shape[1])
-    even = max(np.trace(between) / between.shape[1], _LEAST)
-    spread, directions = np.linalg.eigh(trust * between + (1 - trust) * even * np.eye(between.shape[1]))
-    places, spread = offset @ directions[:, spread > 0], spread[spread > 0]
-    scores = np.zeros((len(means), len(means)))
-    for at, share in zip(places.T, spread, strict=True):
-        total = share + variance
-        product = np.outer(total, total)
-        determinant = product - share**2
-        square = at**2
-        together = np.outer(square, total) + np.outer(total, square) - 2 * share * np.outer(at, at)
-        apart = square / total
-        scores -= (together / determinant - apart[:, None] - apart + np.log(determinant) - np.log(product)) / 2
-    return scores
 
 
 def direction_evidence(rows: Array, owner: Array) -> Array:
@@ -177,6 +122,8 @@ def _clients_together(scores: Array, owner: Array, clients: int) -> Array:
     for one, two in {*zip(few.ravel().tolist(), many.ravel().tolist(), strict=True)}:
         limit[(few == one) & (many == two)] = _limit(one, two, dimensions, chance)
     fit = (fits > limit) & ~np.eye(clients, dtype=bool)
+    from scipy.sparse.csgraph import connected_components  # imported here because it loads slowly
+
     group = connected_components(fit, directed=False)[1]
     return (group[:, None] == group) & ~np.eye(clients, dtype=bool)
 
@@ -283,6 +230,8 @@ def _reassigned(gain: Array, owner: Array, labels: Array, client: int) -> tuple[
     """By how much the best assignment of one client's classes raises the sum; the classes, and their new labels."""
     members, groups, summed, _ = _groups(gain, owner, labels, client)
     choices = np.hstack([summed, np.zeros((len(members), len(members)))])  # each class may also stay without a match
+    from scipy.optimize import linear_sum_assignment  # imported here because it loads slowly
+
     rows, columns = linear_sum_assignment(-choices)
     place = {label: index for index, label in enumerate(groups)}
     now = sum(summed[row, place[label]] for row, label in enumerate(labels[members]) if label in place)

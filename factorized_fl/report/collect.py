@@ -25,7 +25,7 @@ from factorized_fl.report.privacy import privacy_sentence
 from factorized_fl.results.comparison import run_folder
 from factorized_fl.results.control import BASELINE
 from factorized_fl.results.effect import CONTROL, Effect, measure_effect
-from factorized_fl.results.reading import RunFiles, find_runs, read_run, recorded_rounds
+from factorized_fl.results.reading import Matrix, RunFiles, find_runs, read_run, recorded_rounds
 from factorized_fl.results.references import (
     difference_lines,
     different_data,
@@ -36,12 +36,13 @@ from factorized_fl.results.references import (
     reference_name,
 )
 from factorized_fl.results.schema import CONFIG, COORDINATOR, MIXING, TRACES, number
+from factorized_fl.results.words import is_share, score_text
 
 Document = dict[str, Any]
 
 MATRIX_BUDGET = 2_000_000  # cells of all matrices of all runs
 CONFUSION_BUDGET = 500_000
-_NONE = 65_535  # marks a missing accuracy; accuracies are whole hundredths of a percent
+_NONE = 65_535  # marks a missing value of a curve
 
 
 def collect(paths: Sequence[Path], baseline: Path | None = None, live: bool = False) -> Document:
@@ -105,6 +106,8 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         "rounds": run.planned,
         "done": run.done,
         "complete": run.complete,
+        "metric": run.metric,
+        "share": is_share(run.metric),
         "headline": headline(run, effect),
         "baseline": _baseline_line(run, base) if base else None,
         "baseline_command": None if base or run.party else command_of(table, file=again, control=True),
@@ -138,7 +141,9 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         "environment": _flat(run.environment),
         "command": command_of(table, file=again) if run.config and not run.party else None,
         "downloads": downloads(
-            f"{run.method}-seed{run.seed}", verdict_rows(run.clients, found) if found else [], client_rows([run])
+            f"{run.method}-seed{run.seed}",
+            verdict_rows(run.clients, found, run.metric) if found else [],
+            client_rows([run]),
         ),
         "notes": run.notes,  # last, because the entries above add to them
     }
@@ -176,21 +181,19 @@ def headline(run: RunFiles, effect: Effect | None) -> str:
         if run.party == COORDINATOR and run.done:
             return f"{run.done} of {run.planned} rounds are done; no site reports its accuracy."
         return "No client has a result yet."
-    mean = sum(record["accuracy"] for record in run.final) / len(run.final)
+    mean = score_text(run.metric, sum(record["accuracy"] for record in run.final) / len(run.final), 1)
+    result = f"{mean} {run.metric}"
     so_far = "" if run.complete else f" so far (round {run.done} of {run.planned})"
     if is_control(run):
-        return f"The control: {mean:.1%} accuracy on average{so_far}, every client without the others."
+        return f"The control: {result} on average{so_far}, every client without the others."
     if run.method == BASELINE:
-        return f"Every client alone: {mean:.1%} accuracy on average{so_far}. A federation has to beat this."
+        return f"Every client alone: {result} on average{so_far}. A federation has to beat this."
     if run.party == COORDINATOR:
         sites = f"{len(run.final)} of {len(run.clients)} sites"
-        return (
-            f"{mean:.1%} accuracy on average{so_far}, reported by {sites}. "
-            "Each site can compare this with training alone."
-        )
+        return f"{result} on average{so_far}, reported by {sites}. Each site can compare this with training alone."
     if effect is None:
-        return f"{mean:.1%} accuracy on average{so_far}. Run the control to see whether federation helped."
-    where = f"{run.party}: {mean:.1%} accuracy{so_far}" if run.party else f"{mean:.1%} accuracy on average{so_far}"
+        return f"{result} on average{so_far}. Run the control to see whether federation helped."
+    where = f"{run.party}: {result}{so_far}" if run.party else f"{result} on average{so_far}"
     return f"{where}, {effect.sentence}"
 
 
@@ -198,27 +201,34 @@ def headline(run: RunFiles, effect: Effect | None) -> str:
 
 
 def _curves(run: RunFiles) -> Document:
-    """Return the accuracy of every client after every round, and the bytes and seconds of every round."""
+    """Return the score and the loss of every client after every round, and the bytes and seconds of every round."""
     rounds, count = run.done, len(run.clients)
-    accuracy = np.full((count, rounds), _NONE, dtype="<u2")
-    losses = np.full((count, rounds), np.nan)
+    scores, losses = np.full((count, rounds), np.nan), np.full((count, rounds), np.nan)
     up, down = [0] * rounds, [0] * rounds
     for record in run.metrics:
         at = record["round"] - 1
         up[at] += record["up_bytes"]
         down[at] += record["down_bytes"]
         if record["accuracy"] is not None:
-            accuracy[record["client"], at] = round(
-                10_000 * min(max(record["accuracy"], 0.0), 1.0)
-            )  # scores of other metrics may be outside
+            scores[record["client"], at] = record["accuracy"]
             losses[record["client"], at] = np.nan if record.get("loss") is None else record["loss"]
     seconds = [run.seconds.get(at) for at in range(1, rounds + 1)]
-    curves = {"accuracy": to_base64(accuracy), "up": up, "down": down, "seconds": seconds}
+    known = scores[np.isfinite(scores)]
+    low, high = 0.0, (_NONE - 1) / 10_000  # shares are kept in whole hundredths of a percent
+    if known.size and not is_share(run.metric):
+        low, high = float(known.min()), float(known.max())
+    curves = {"score": _steps(scores, low, high), "up": up, "down": down, "seconds": seconds}
     if not np.isfinite(losses).any():
         return curves
-    most = float(np.nanmax(np.where(np.isfinite(losses), losses, np.nan)))
-    steps = np.where(np.isfinite(losses), np.round(np.nan_to_num(losses) / (most or 1) * (_NONE - 1)), _NONE)
-    return {**curves, "loss": to_base64(steps.astype("<u2")), "most_loss": most}
+    return {**curves, "loss": _steps(losses, 0.0, float(losses[np.isfinite(losses)].max()))}
+
+
+def _steps(values: Matrix, low: float, high: float) -> Document:
+    """Return values as whole steps between two limits, with the limits; 65,535 marks a missing value."""
+    finite = np.isfinite(values)
+    shares = (np.where(finite, values, low) - low) / (high - low or 1.0)
+    steps = np.where(finite, np.round(shares * (_NONE - 1)), _NONE)
+    return {"steps": to_base64(steps.astype("<u2")), "low": low, "unit": (high - low) / (_NONE - 1)}
 
 
 def _client_traffic(run: RunFiles) -> list[list[int]]:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from factorized_fl.report.command import comparison_command
 from factorized_fl.report.exports import Rows, client_rows, downloads
-from factorized_fl.report.tables import HEADINGS, comparison_cells
+from factorized_fl.report.tables import comparison_cells, headings_of
 from factorized_fl.results.comparison import Variant, difference_banner, differing, group_runs
 from factorized_fl.results.control import BASELINE
 from factorized_fl.results.effect import CONTROL, Effect
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.schema import Record
+from factorized_fl.results.words import score_text
 
 _MOST_DIFFERENCES = 60_000  # pairs of variants times clients that a page holds
 
@@ -37,7 +38,7 @@ def comparison_document(runs: Sequence[RunFiles], controls: Sequence[RunFiles] =
         "variants": rows,
         "reference": reference,
         "differences": differences,
-        "headline": _headline(rows, reference),
+        "headline": _headline(rows, reference, variants[0].first.metric),
         "banner": difference_banner([variant.label for variant in variants], differing(variants)),
         "command": comparison_command(runs),
         "downloads": downloads("comparison", _table(variants, base), client_rows(runs)),
@@ -84,7 +85,7 @@ def _variant_row(variant: Variant, base: Variant | None) -> Record:
     }
 
 
-def _headline(rows: Sequence[Record], reference: int | None) -> str:
+def _headline(rows: Sequence[Record], reference: int | None, metric: str) -> str:
     known = [row for row in rows if row["accuracy"] is not None]
     if not known:
         return "No run has a result yet."
@@ -92,14 +93,14 @@ def _headline(rows: Sequence[Record], reference: int | None) -> str:
     seeds = len(best["seeds"])
     equal = [row["label"] for row in known if row["accuracy"] == best["accuracy"]]
     leaders = f"{', '.join(equal[:-1])} and {equal[-1]} share" if len(equal) > 1 else f"{best['label']} has"
-    text = f"{leaders} the highest mean accuracy, {100 * best['accuracy']:.1f}%"
+    text = f"{leaders} the highest mean {metric}, {score_text(metric, best['accuracy'], 1)}"
     text += f" over {seeds} seeds" if seeds > 1 else " (one seed)"
     if not all(row["complete"] for row in rows):
         text = f"Not every run has ended. So far {text}"
     alone = rows[reference]["accuracy"] if reference is not None else None
     if alone is not None and best is rows[reference or 0]:
         return f"{text}: on average no federation was better than training alone."
-    text += f"; alone it is {100 * alone:.1f}%." if alone is not None else "."
+    text += f"; alone it is {score_text(metric, alone, 1)}." if alone is not None else "."
     found = best["effect"] or best["alone"]
     if found and len(equal) == 1:
         return f"{text} That is {found['sentence']}"
@@ -107,8 +108,8 @@ def _headline(rows: Sequence[Record], reference: int | None) -> str:
 
 
 def _table(variants: Sequence[Variant], base: Variant | None) -> Rows:
-    """Return the comparison as a table of strings, accuracies in percent."""
-    rows = [["method", "seeds", *HEADINGS, "seconds"]]
+    """Return the comparison as a table of strings, shares such as accuracies in percent."""
+    rows = [["method", "seeds", *headings_of(variants[0].first.metric), "seconds"]]
     for variant in variants:
         seconds = "-" if variant.seconds is None else f"{variant.seconds:.1f}"
         rows.append([variant.label, str(len(variant.runs)), *comparison_cells(variant.row(base)), seconds])

@@ -8,6 +8,7 @@ from factorized_fl.results.classes import MatchedClass
 from factorized_fl.results.effect import Verdict
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.schema import ClientEntry
+from factorized_fl.results.words import score_text
 
 Rows = list[list[str]]  # the first is the heading
 
@@ -62,23 +63,30 @@ def _csv_cell(cell: str) -> str:
     return cell
 
 
-def verdict_rows(clients: Sequence[ClientEntry], verdicts: Sequence[Verdict]) -> Rows:
-    """Return a table of every client's verdict, in percent."""
+def verdict_rows(clients: Sequence[ClientEntry], verdicts: Sequence[Verdict], metric: str) -> Rows:
+    """Return a table of every client's verdict by the primary metric, of shares in percent."""
     rows = [["client", "domain", "reference", "with federation", "difference", "95% from", "to", "verdict"]]
     for verdict in verdicts:
         shares = (verdict.reference, verdict.accuracy, verdict.difference, verdict.low, verdict.high)
-        numbers = [f"{100 * share:.2f}" for share in shares]
+        numbers = [score_text(metric, share).removesuffix("%") for share in shares]
         rows.append([clients[verdict.client]["name"], verdict.domain, *numbers, verdict.word])
     return rows
 
 
 def client_rows(runs: Sequence[RunFiles]) -> Rows:
     """Return a table of every client's last result in every run."""
-    rows = [["run", "method", "seed", "client", "domain", "round", "accuracy", "correct", "total"]]
+    metrics = {run.metric for run in runs}
+    score = metrics.pop() if len(metrics) == 1 else "score"
+    rows = [["run", "method", "seed", "client", "domain", "round", score, "correct", "total"]]
     for run in runs:
         for r in run.final:
             name = run.clients[r["client"]]["name"]
-            numbers = [str(r["round"]), repr(r["accuracy"]), str(r["correct"]), str(r["total"])]
+            numbers = [
+                str(r["round"]),
+                repr(r["accuracy"]),
+                "" if r["correct"] is None else str(r["correct"]),
+                str(r["total"]),
+            ]
             rows.append([run.path.resolve().name, run.method, str(run.seed), name, r["domain"], *numbers])
     return rows
 

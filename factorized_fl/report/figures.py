@@ -77,12 +77,22 @@ def _figures(document: Document) -> Iterator[tuple[str, tuple[float, float], Cal
 
 
 def accuracies(run: Document) -> Matrix:
-    """Return percent by client and round, carried forward from the last test."""
-    raw = np.frombuffer(base64.b64decode(run["curves"]["accuracy"]), dtype="<u2")
-    table = np.where(raw == 65_535, np.nan, raw / 100).reshape(len(run["clients"]), -1)
+    """Return scores by client and round, of shares in percent, carried forward from the last test."""
+    curve = run["curves"]["score"]
+    raw = np.frombuffer(base64.b64decode(curve["steps"]), dtype="<u2")
+    values = _factor(run) * (curve["low"] + curve["unit"] * raw)
+    table = np.where(raw == 65_535, np.nan, values).reshape(len(run["clients"]), -1)
     for at in range(1, table.shape[1]):
         table[:, at] = np.where(np.isnan(table[:, at]), table[:, at - 1], table[:, at])
     return table
+
+
+def _factor(run: Document) -> int:
+    return 100 if run["share"] else 1
+
+
+def _score_label(run: Document) -> str:
+    return f"{run['metric']}, %" if run["share"] else str(run["metric"])
 
 
 def _mean_curve(table: Matrix) -> Matrix:
@@ -98,9 +108,9 @@ def _accuracy(axes: Any, run: Document) -> None:
         members = [k for k, client in enumerate(run["clients"]) if client["domain"] == index]
         axes.plot(rounds, _mean_curve(table[members]), color=COLOURS[index % 7], label=_text(domain))
     if run["verdicts"]:
-        alone = 100 * float(np.mean([verdict["reference"] for verdict in run["verdicts"]]))
+        alone = _factor(run) * float(np.mean([verdict["reference"] for verdict in run["verdicts"]]))
         axes.axhline(alone, color="grey", linestyle="--", linewidth=1, label="without federation, at the end")
-    axes.set(xlabel="round", ylabel="accuracy, %", title=run["title"])
+    axes.set(xlabel="round", ylabel=_score_label(run), title=run["title"])
 
 
 def _clients(axes: Any, run: Document) -> None:
@@ -109,15 +119,15 @@ def _clients(axes: Any, run: Document) -> None:
     if alone:
         axes.bar(
             [k - 0.2 for k in alone],
-            [100 * a for a in alone.values()],
+            [_factor(run) * a for a in alone.values()],
             0.4,
             color=COLOURS[5],
             label="without federation",
         )
     shift = 0.2 if alone else 0.0
-    heights = [100 * final["accuracy"] for final in run["final"]]
+    heights = [_factor(run) * final["accuracy"] for final in run["final"]]
     axes.bar([k + shift for k in places], heights, 0.4, color=COLOURS[0], label=run["title"])
-    axes.set(xlabel="client", ylabel="accuracy, %", xticks=places, xticklabels=[str(k + 1) for k in places])
+    axes.set(xlabel="client", ylabel=_score_label(run), xticks=places, xticklabels=[str(k + 1) for k in places])
 
 
 def _matrix(axes: Any, run: Document, kind: str) -> None:
@@ -150,18 +160,19 @@ def _methods_curves(axes: Any, document: Document) -> None:
             curve = np.mean([_mean_curve(table)[:rounds] for table in tables], axis=0)
             style = ("-", "--", ":")[index // 7 % 3]
             axes.plot(range(1, rounds + 1), curve, style, color=COLOURS[index % 7], label=_text(variant["label"]))
-    axes.set(xlabel="round", ylabel="accuracy, %")
+    axes.set(xlabel="round", ylabel=_score_label(document["runs"][0]))
 
 
 def _pareto(axes: Any, document: Document) -> None:
+    factor = _factor(document["runs"][0])
     for index, variant in enumerate(document["comparison"]["variants"]):
         if variant["accuracy"] is not None and variant["up"] is not None:
-            point = ((variant["up"] + variant["down"]) / 1e6, 100 * variant["accuracy"])
-            spread = 100 * (variant["seed_spread"] or 0)
+            point = ((variant["up"] + variant["down"]) / 1e6, factor * variant["accuracy"])
+            spread = factor * (variant["seed_spread"] or 0)
             axes.errorbar(*point, spread, fmt="o", color=COLOURS[index % 7])
             axes.annotate(_text(variant["label"]), point, (6, 4), textcoords="offset points")
     axes.set_xscale("symlog", linthresh=0.1)
-    axes.set(xlabel="sent both ways, MB", ylabel="accuracy, %")
+    axes.set(xlabel="sent both ways, MB", ylabel=_score_label(document["runs"][0]))
 
 
 def _text(name: str) -> str:

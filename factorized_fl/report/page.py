@@ -15,7 +15,7 @@ from factorized_fl.report.single_file import page_asset, single_file
 PAGE = "report.html"
 _SCRIPTS = (
     *("tools.js", "charts.js", "maps.js", "spreads.js", "parts.js"),
-    *("verdict.js", "accuracy.js", "exchange.js", "inside.js", "comparison.js", "main.js"),
+    *("verdict.js", "scores.js", "exchange.js", "inside.js", "comparison.js", "main.js"),
 )
 
 

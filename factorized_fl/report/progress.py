@@ -14,8 +14,8 @@ from factorized_fl.config import Config
 from factorized_fl.core.server import Sampling
 from factorized_fl.data.images import counting
 from factorized_fl.report.tables import format_bytes, model_line, scenario_table
-from factorized_fl.results.schema import Record
-from factorized_fl.results.words import method_title
+from factorized_fl.results.schema import ACCURACY, Record, metric_of, score_of
+from factorized_fl.results.words import method_title, score_text
 
 if TYPE_CHECKING:
     from factorized_fl.simulate.build import Federation
@@ -78,12 +78,13 @@ def clients_per_round(config: Config) -> int:
 
 
 class ProgressObserver:
-    """Shows rounds, clients, accuracy, bytes and time left; in a log as lines, at least `seldom` seconds apart."""
+    """Shows rounds, clients, score, bytes and time left; in a log as lines, at least `seldom` seconds apart."""
 
     def __init__(self, console: Console, title: str, seldom: float = 0.0, details: bool = False) -> None:
         self.console, self.title, self.seldom, self.details = console, title, seldom, details
         self.bytes = self.rounds = self.trained = 0
         self.latest: dict[int, float] = {}
+        self.metric = ACCURACY
         self.began = self.last_line = time.monotonic()
         self.open = ExitStack()
         self.before = 0  # clients trained in the runs before this one
@@ -133,7 +134,9 @@ class ProgressObserver:
 
     def round_done(self, round_number: int, records: Sequence[Record]) -> None:
         """Count one more complete round."""
-        self.latest |= {record["client"]: record["accuracy"] for record in records if record["accuracy"] is not None}
+        tested = {record["client"]: score for record in records if (score := score_of(record)) is not None}
+        self.latest |= tested
+        self.metric = next((metric_of(record) for record in records if record["client"] in tested), self.metric)
         self.bytes += sum(record["up_bytes"] + record["down_bytes"] for record in records)
         self.done_here += self.per_round - self.trained  # clients that dropped out count as trained
         self.latest_done = time.monotonic()
@@ -163,14 +166,14 @@ class ProgressObserver:
             self.last_line = now
 
     def _ending(self) -> str:
-        """Return the end of a line of a log: accuracy and bytes."""
+        """Return the end of a line of a log."""
         return ""
 
     def _note(self, round_number: int) -> str:
         note = f"round {round_number}/{self.rounds}"
         if self.latest:
             mean = sum(self.latest.values()) / len(self.latest)
-            note += f", accuracy {100 * mean:.1f}%, {format_bytes(self.bytes)}"
+            note += f", {self.metric} {score_text(self.metric, mean, 1)}, {format_bytes(self.bytes)}"
         return note
 
 

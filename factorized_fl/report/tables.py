@@ -1,5 +1,6 @@
 """Tables and lines for a terminal: images, the clients and the model of a run, its results, comparisons of methods."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -11,9 +12,9 @@ from factorized_fl.data.scenarios import Scenario
 from factorized_fl.report.listing import NamedTable
 from factorized_fl.results.comparison import Comparison, difference_banner
 from factorized_fl.results.effect import Effect
-from factorized_fl.results.schema import Record, inactivity_line
+from factorized_fl.results.schema import ACCURACY, Record, inactivity_line, metric_of, score_of
 from factorized_fl.results.statistic import Word
-from factorized_fl.results.words import divergence_line, method_title
+from factorized_fl.results.words import divergence_line, is_share, method_title, score_text
 
 _ALONE = "over Stand-Alone"
 HEADINGS = ("accuracy", "± seeds", "over its control", "helped", "harmed", _ALONE, "up", "down")
@@ -56,28 +57,32 @@ def model_line(name: str, parameters: Mapping[str, int], shared: int) -> str:
 
 
 def result_table(summary: Record) -> Table:
-    """Return the final accuracy of every client."""
-    mean, spread, count = summary["accuracy_mean"], summary["accuracy_spread"], len(summary["clients"])
-    result = "no client was tested" if mean is None else f"{100 * mean:.2f}% ± {100 * spread:.2f} over {count} clients"
+    """Return the final score of every client by the primary metric."""
+    tested = [client for client in summary["clients"] if score_of(client) is not None]
+    metric = metric_of(tested[0]) if tested else ACCURACY
+    result = "no client was tested"
+    if tested:
+        scores = [score_of(client) or 0.0 for client in tested]
+        spread = score_text(metric, statistics.pstdev(scores)).removesuffix("%")
+        result = f"{score_text(metric, statistics.fmean(scores))} ± {spread} over {len(scores)} clients"
     sent = f"up {format_bytes(summary['up_bytes'])}, down {format_bytes(summary['down_bytes'])}"
     title = f"{method_title(summary['method'])}: {result}, {sent}"
-    headings = (_right("client"), Column("domain", overflow="fold"), _right("accuracy"), _right("correct / tested"))
+    counted = all(client["correct"] is not None for client in tested)
+    last = "correct / tested" if counted else "tested"
+    headings = (_right("client"), Column("domain", overflow="fold"), _right(metric), _right(last))
     table = Table(*headings, title=title, title_justify="left")
-    for client in summary["clients"]:
-        table.add_row(
-            str(client["client"] + 1),
-            client["domain"],
-            f"{100 * client['accuracy']:.2f}%",
-            f"{client['correct']:,} / {client['total']:,}",
-        )
+    for client in tested:
+        total = f"{client['correct']:,} / {client['total']:,}" if counted else f"{client['total']:,}"
+        table.add_row(str(client["client"] + 1), client["domain"], score_text(metric, score_of(client) or 0.0), total)
     return table
 
 
 def comparison_cells(row: Comparison | None) -> list[str]:
-    """Return a comparison's row as text in the columns of HEADINGS, with accuracies in percent."""
+    """Return a comparison's row as text in the columns of HEADINGS, with shares such as accuracies in percent."""
     if row is None:
         return ["-"] * len(HEADINGS)
-    shares = ("-" if share is None else f"{100 * share:.2f}" for share in (row.accuracy, row.seed_spread))
+    given = (row.accuracy, row.seed_spread)
+    shares = ("-" if share is None else score_text(row.metric, share).removesuffix("%") for share in given)
     effect = row.effect
     counts = (str(effect.number(word)) if effect and effect.seeds > 1 else "-" for word in _NAMED)
     sent = (format_bytes(count) for count in (row.up_bytes, row.down_bytes))
@@ -85,19 +90,33 @@ def comparison_cells(row: Comparison | None) -> list[str]:
 
 
 def _gain(effect: Effect | None) -> str:
-    """Return a mean difference with half of its 95% interval, in points."""
-    return f"{100 * effect.mean:+.1f} ± {50 * (effect.high - effect.low):.1f}" if effect else "-"
+    """Return a mean difference with half of its 95% interval, of shares in points."""
+    if effect is None:
+        return "-"
+    margin = (effect.high - effect.low) / 2
+    return (
+        f"{100 * effect.mean:+.1f} ± {100 * margin:.1f}"
+        if is_share(effect.metric)
+        else f"{effect.mean:+.3g} ± {margin:.2g}"
+    )
+
+
+def headings_of(metric: str) -> tuple[str, ...]:
+    """Return the headings of a comparison by its primary metric."""
+    return (metric, *HEADINGS[1:])
 
 
 def comparison_table(rows: Sequence[Comparison], title: str) -> NamedTable:
     """Return the comparison as a table for a terminal; without Stand-Alone there is no column of it."""
-    headings = [name for name in HEADINGS if name != _ALONE or any(row.alone for row in rows)]
+    metric = rows[0].metric
+    every = headings_of(metric)
+    headings = [name for name in every if name != _ALONE or any(row.alone for row in rows)]
     table = NamedTable(("method", *headings), title)
     best = max(row.accuracy for row in rows)
     for row in rows:
-        cells = dict(zip(HEADINGS, comparison_cells(row), strict=True))
-        accuracy = Text(f"{cells[HEADINGS[0]]}%", style="bold" if row.accuracy == best else "")
-        table.add_row(method_title(row.method), accuracy, *(cells[name] for name in headings[1:]))
+        cells = dict(zip(every, comparison_cells(row), strict=True))
+        score = Text(score_text(metric, row.accuracy), style="bold" if row.accuracy == best else "")
+        table.add_row(method_title(row.method), score, *(cells[name] for name in headings[1:]))
     return table
 
 

@@ -15,7 +15,7 @@ from factorized_fl.results.control import BASELINE
 from factorized_fl.results.effect import CONTROL, Effect, effect_of, measure_effect
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.references import DATA_SETTINGS, find_control
-from factorized_fl.results.schema import SUMMARY, inactive
+from factorized_fl.results.schema import ACCURACY, SUMMARY, inactive
 from factorized_fl.results.words import method_title
 
 _MOST_NAMED = 3  # methods that a sentence names for one value of a setting; more are "the others"
@@ -28,7 +28,7 @@ class Comparison:
     """One method's row in a comparison."""
 
     method: str
-    accuracy: float
+    accuracy: float  # the mean score by the primary metric
     client_spread: float  # standard deviation between clients, averaged over seeds
     seed_spread: float | None  # standard deviation between the means of seeds
     up_bytes: float | None  # of one run
@@ -40,6 +40,7 @@ class Comparison:
     plain: float | None = None  # accuracy with plain statistics, and with recalibrated ones
     recalibrated: float | None = None
     differs: dict[str, Any] = field(default_factory=dict)  # settings in which the compared methods differ
+    metric: str = ACCURACY
 
 
 @dataclass
@@ -103,6 +104,7 @@ class Variant:
             inactive=sum(inactive(run.summary) for run in self.results.values()),
             plain=self._test_mean("plain"),
             recalibrated=self._test_mean("recalibrated"),
+            metric=self.first.metric,
         )
 
 

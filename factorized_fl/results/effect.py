@@ -13,7 +13,7 @@ import numpy as np
 from factorized_fl.results.control import BASELINE
 from factorized_fl.results.reading import RunFiles
 from factorized_fl.results.right import Graded, read_graded
-from factorized_fl.results.schema import FinalResult
+from factorized_fl.results.schema import ACCURACY, FinalResult
 from factorized_fl.results.statistic import (
     Estimate,
     PairedTest,
@@ -23,18 +23,19 @@ from factorized_fl.results.statistic import (
     paired_from_counts,
     paired_from_errors,
 )
+from factorized_fl.results.words import gap_text
 
 CONTROL = "control"  # the name of a reference that is the run's own control
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One client's accuracy against that of a reference run, over all seeds."""
+    """One client's score against that of a reference run, over all seeds."""
 
     client: int  # counted from 0
     domain: str
-    reference: float  # the reference's accuracy
-    accuracy: float
+    reference: float  # the reference's score, by default its accuracy
+    accuracy: float  # the client's score
     low: float  # the ends of the 95% interval of the difference
     high: float
     p: float  # adjusted for the number of clients
@@ -42,18 +43,13 @@ class Verdict:
 
     @property
     def difference(self) -> float:
-        """Return the gain in accuracy."""
+        """Return the gain."""
         return self.accuracy - self.reference
 
     @property
     def margin(self) -> float:
         """Return half the length of the interval."""
         return (self.high - self.low) / 2
-
-    @property
-    def gap(self) -> str:
-        """Return the difference in points, with its interval."""
-        return _in_points(self.difference, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,7 @@ class Effect:
     low: float
     high: float
     clients: tuple[Verdict, ...]
+    metric: str = ACCURACY
 
     def number(self, word: Word) -> int:
         """Return the number of clients with this verdict."""
@@ -77,8 +74,12 @@ class Effect:
 
     @property
     def difference(self) -> str:
-        """Return the mean difference in points, with its interval."""
-        return _in_points(self.mean, self.low, self.high)
+        """Return the mean difference, with its interval."""
+        return gap_text(self.metric, self.mean, self.low, self.high)
+
+    def gap(self, verdict: Verdict) -> str:
+        """Return a client's difference, with its interval."""
+        return gap_text(self.metric, verdict.difference, verdict.low, verdict.high)
 
     @property
     def over(self) -> str:
@@ -119,12 +120,8 @@ def effect_of(record: Mapping[str, Any]) -> Effect:
     clients = [
         {name: client[name] for name in names} | {"client": client["client"] - 1} for client in record["clients"]
     ]
-    numbers = {field.name: record[field.name] for field in fields(Effect)}
+    numbers = {field.name: record[field.name] for field in fields(Effect) if field.name in record}
     return Effect(**{**numbers, "clients": tuple(Verdict(**client) for client in clients)})
-
-
-def _in_points(value: float, low: float, high: float) -> str:
-    return f"{100 * value:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
 
 
 @dataclass(frozen=True)
@@ -134,6 +131,7 @@ class Tested:
     seed: int
     final: Sequence[FinalResult]
     right: Mapping[int, Graded]  # of the clients whose bits are known, counted from 0
+    metric: str = ACCURACY
 
 
 def measure_effect(runs: Sequence[RunFiles], references: Sequence[RunFiles], name: str = "") -> Effect | None:
@@ -141,7 +139,9 @@ def measure_effect(runs: Sequence[RunFiles], references: Sequence[RunFiles], nam
 
     `name` is the name of the references, by default their method.
     """
-    ours, theirs = ([Tested(r.seed, r.final, read_graded(r.path, r.notes)) for r in of] for of in (runs, references))
+    ours, theirs = (
+        [Tested(r.seed, r.final, read_graded(r.path, r.notes), r.metric) for r in of] for of in (runs, references)
+    )
     return effect_between(ours, theirs, name or "".join(run.method for run in references[:1]))
 
 
@@ -170,7 +170,7 @@ def effect_between(runs: Sequence[Tested], references: Sequence[Tested], name: s
         for k, pairs in sorted(results.items())
     ]
     mean = found.mean
-    return Effect(name, found.seeds, mean.value, mean.low, mean.high, tuple(verdicts))
+    return Effect(name, found.seeds, mean.value, mean.low, mean.high, tuple(verdicts), runs[0].metric)
 
 
 def mean_difference(runs: Sequence[Tested], references: Sequence[Tested]) -> Estimate | None:

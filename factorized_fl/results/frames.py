@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.results.rundir import Record, RunDirectory
-from factorized_fl.results.schema import diverged, score_of
-from factorized_fl.results.words import method_title
+from factorized_fl.results.schema import diverged, metric_of, score_of
+from factorized_fl.results.words import method_title, score_text
 
 if TYPE_CHECKING:
     import pandas
@@ -44,8 +44,8 @@ def describe_progress(run: RunDirectory) -> str:
         last = _last(records)
         scores = [score for record in last.values() if (score := score_of(record)) is not None]
         mean = sum(scores) / len(scores)
-        metric = next(iter(records[-1].get("metrics") or {}), "accuracy")
-        parts.append(f"accuracy {100 * mean:.2f}%" if metric == "accuracy" else f"{metric} {mean:.4g}")
+        metric = metric_of(records[-1])
+        parts.append(f"{metric} {score_text(metric, mean)}")
         if lost := sum(map(diverged, last.values())):
             parts.append(f"training of {lost} diverged")
     return ", ".join(parts) + ("" if run.summary() else ", not complete")
@@ -55,12 +55,20 @@ def run_html(run: RunDirectory) -> str:
     """Return a table of the clients with their last scores, for notebooks."""
     last = _last([record for record in run.metrics() if score_of(record) is not None])
     names = client_names(run)
-    rows = "".join(
-        f"<tr><td>{k + 1}</td><td>{escape(names[k])}</td><td>{record['round']}</td><td>{score_of(record):.4f}</td></tr>"
+    cells = [
+        (str(k + 1), escape(names[k]), str(record["round"]), escape(last_score(record)))
         for k, record in sorted(last.items())
-    )
-    head = "<tr><th>client</th><th>name</th><th>round</th><th>score</th></tr>"
+    ]
+    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    metric = escape(metric_of(next(iter(last.values()), {})))
+    head = f"<tr><th>client</th><th>name</th><th>round</th><th>{metric}</th></tr>"
     return f"<p>{escape(describe_progress(run))}<br><code>{escape(str(run.path))}</code></p><table>{head}{rows}</table>"
+
+
+def last_score(record: Record) -> str:
+    """Return the score of a test by its primary metric as text; "-" without one."""
+    score = score_of(record)
+    return "-" if score is None else score_text(metric_of(record), score)
 
 
 def _last(records: list[Record]) -> dict[int, Record]:

@@ -145,6 +145,7 @@ class RunFiles:
     summary: Summary | None
     confusion: list[Any]
     mu_layers: list[str]
+    metric: str  # the primary metric; "-" before its name if less is better
     party: str  # the party of a federation between organisations that has this run; empty for a run on one machine
     notes: list[str] = field(default_factory=list)
 
@@ -235,7 +236,8 @@ def read_run(path: Path, strict: bool = False) -> RunFiles:
     raw = reader.summary()
     clients = [schema.clean_client(client, index) for index, client in enumerate(reader.clients())]
     most = len(clients) or schema.whole(config.get("clients")) or schema.MOST_CLIENTS
-    metrics = _clean_lines(reader, most)
+    lines = reader.metrics()
+    metrics = _clean_lines(reader, lines, most)
     summary = None if raw is None else schema.clean_summary(raw, most)
     domains = {result["client"]: result["domain"] for result in (summary["clients"] if summary else [])}
     domains |= {record["client"]: record["domain"] for record in metrics}
@@ -260,6 +262,7 @@ def read_run(path: Path, strict: bool = False) -> RunFiles:
         summary=summary,
         confusion=analysis["confusion"] if isinstance(analysis.get("confusion"), list) else [],
         mu_layers=schema.words(analysis.get("mu_layers")),
+        metric=schema.metric_of_tests(lines, as_record(raw).get("clients")),
         party=_read_party(path),
         notes=reader.notes,
     )
@@ -270,9 +273,9 @@ def read_run(path: Path, strict: bool = False) -> RunFiles:
     return run
 
 
-def _clean_lines(reader: RunReader, clients: int) -> list[MetricsLine]:
+def _clean_lines(reader: RunReader, lines: list[Record], clients: int) -> list[MetricsLine]:
     """Return the metrics in order of rounds and clients; of several lines of one client and round the last."""
-    cleaned = [schema.clean_metrics(line, clients) for line in reader.metrics()]
+    cleaned = [schema.clean_metrics(line, clients) for line in lines]
     if bad := cleaned.count(None):
         what = f"{bad} line{'s' if bad > 1 else ''} without a valid round and client"
         if reader.strict:

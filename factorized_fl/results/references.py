@@ -34,6 +34,8 @@ def different_data(runs: Sequence[RunFiles]) -> str | None:
                 continue  # a site's configuration counts all sites, that of its Stand-Alone run counts one
             if name in first.config and name in other.config and first.config[name] != other.config[name]:
                 return f"{name} is {first.config[name]!r} in one and {other.config[name]!r} in another ({names})"
+        if first.metric != other.metric:
+            return f"the primary metric is {first.metric} in one and {other.metric} in another ({names})"
         if ours and theirs and ours != theirs and len(first.clients[0]["classes"]) and len(other.clients[0]["classes"]):
             return f"{names} have different clients"
         same = of_seed.setdefault(other.seed, other)

@@ -89,7 +89,7 @@ def pack_graded(graded: Mapping[int, Graded], folder: Path) -> list[Record]:
     Runs on the same test images share that file, because its name is a checksum of the marks.
     """
     found: dict[str, Record] = {}
-    for k, one in graded.items():
+    for k, one in sorted(graded.items()):
         name = f"images-{zlib.crc32(one.images.tobytes()):08x}.safetensors"
         if name not in found:
             found[name] = {"images": name, "clients": [], "bits": []}

@@ -20,7 +20,7 @@ report.html            the page, which reads all of the above
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, cast
 
 CONFIG, ENVIRONMENT, CLIENTS = "config.toml", "environment.json", "clients.json"
@@ -43,6 +43,7 @@ MOST_CLIENTS, MOST_ROUNDS = 100_000, 1_000_000
 Record = dict[str, Any]  # one JSON object as it is in a file
 
 
+ACCURACY = "accuracy"  # the primary metric unless a run names another
 KINDS = ("plain", "recalibrated")  # of BatchNorm statistics; the last lines of metrics.jsonl have scores of both
 
 
@@ -136,6 +137,18 @@ def score_of(record: Mapping[str, Any]) -> float | None:
     return record.get("score", record["accuracy"])
 
 
+def metric_of(record: Mapping[str, Any]) -> str:
+    """Return the name of a test's primary metric; with a minus if less is better, as its score is the negative."""
+    name, value = next(iter(as_record(record.get("metrics")).items()), (ACCURACY, None))
+    return f"-{name}" if value and record.get("score") == -value else name
+
+
+def metric_of_tests(lines: Sequence[Record], final: Any) -> str:
+    """Return the primary metric of the lines of metrics.jsonl or of the clients of summary.json; else accuracy."""
+    tests = [*lines, *map(as_record, final if isinstance(final, list) else [])]
+    return next((metric_of(test) for test in reversed(tests) if as_record(test.get("metrics"))), ACCURACY)
+
+
 def number(value: Any) -> float | None:
     """Return a finite number as a float, anything else as None."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -191,7 +204,7 @@ def clean_metrics(line: Mapping[str, Any], clients: int = MOST_CLIENTS) -> Metri
         found["accuracy"], found["correct"] = number(line["score"]) if total else None, None
     elif correct is None or not total or found["accuracy"] is None or not 0 <= correct <= total:
         found["accuracy"] = found["correct"] = found["total"] = None
-    elif "loss" in line:
+    if found["accuracy"] is not None and "loss" in line:
         found["loss"] = line["loss"]
     return found
 

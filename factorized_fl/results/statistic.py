@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 H = TypeVar("H", bound=Hashable)
@@ -85,6 +84,8 @@ class Estimate:
     @property
     def margin(self) -> float:
         """Return half the length of the interval."""
+        from scipy.special import stdtrit
+
         return float(stdtrit(self.freedom, 1 - LEVEL / 2)) * self.error
 
     @property
@@ -102,6 +103,8 @@ class Estimate:
         """Return the two-sided p-value of no difference."""
         if not self.error:
             return 1.0
+        from scipy.special import stdtr
+
         return float(2 * stdtr(self.freedom, -abs(self.value) / self.error))
 
 

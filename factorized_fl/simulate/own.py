@@ -25,22 +25,17 @@ from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.networks import initial_models, model_inputs
 from factorized_fl.simulate.run import describe_run, run_federation
-from factorized_fl.simulate.scenario import build_scenario_of
+from factorized_fl.simulate.scenario import DEALT, build_scenario_of
 
 if TYPE_CHECKING:
     import pandas
 
-# Settings of data that the package loads and deals itself.
-_DEALT = (
-    *("dataset", "image_size", "channels", "inputs", "partition", "alpha", "permuted", "permutation_seed", "clients"),
-    *("clients_per_domain", "images_per_client", "scrambled"),
-)
 _NETWORK = ("width", "head_layers", "head_norm", "head_width")  # settings of the built-in networks
 
 
 def own_config(clients: Sequence[ClientData], method: str | None, settings: Mapping[str, Any]) -> Config:
     """The configuration of a run with these clients; raises UserError for settings that have no effect on it."""
-    if dealt := [name for name in _DEALT if name in settings]:
+    if dealt := [name for name in ("dataset", "inputs", "clients", *DEALT) if name in settings]:
         raise UserError(f"{dealt[0]} has no effect on clients with data of their own: leave it out.")
     images = all(isinstance(c, ClientData) and "uint8" in str(getattr(c.x, "dtype", "")) for c in clients)
     if not images and settings.get("augment", "none") == "paper":

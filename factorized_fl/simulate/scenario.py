@@ -1,6 +1,7 @@
 """The scenario of a run: its clients and their data, as configured and as the method can use them."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from factorized_fl.config import Config
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.named import import_named, is_named, reason_of
+from factorized_fl.core.toml_text import to_toml_value
 from factorized_fl.data.clients import OWN, own_scenario
 from factorized_fl.data.scenarios import (
     Scenario,
@@ -22,6 +24,12 @@ from factorized_fl.data.scenarios import (
 from factorized_fl.data.sources import load, normalisation
 from factorized_fl.methods import Method, label_refusal
 from factorized_fl.nn.models import FEWEST_PIXELS
+
+# Settings of data that the package loads and deals itself.
+DEALT = (
+    *("image_size", "channels", "partition", "alpha", "permuted", "permutation_seed", "clients_per_domain"),
+    *("images_per_client", "scrambled"),
+)
 
 
 def build_scenario_of(config: Config, data: Path | None = None) -> Scenario:
@@ -69,6 +77,12 @@ def _named_scenario(config: Config) -> Scenario:
         raise UserError(
             f"{config.dataset} gives {len(found)} clients, but clients = {config.clients}: set clients to its number."
         )
+    for setting in fields(Config):
+        if setting.name in DEALT and (value := getattr(config, setting.name)) != setting.default:
+            raise UserError(
+                f"{setting.name} = {to_toml_value(value)} has no effect on the clients that {config.dataset} gives: "
+                f"leave it out, or set it to {to_toml_value(setting.default)}."
+            )
     validated = config.score == "validation"
     scenario = own_scenario(
         found,

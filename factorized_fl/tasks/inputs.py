@@ -28,6 +28,7 @@ class Inputs:
         self, pool: Tensor, mean: Tensor, std: Tensor, arrays: bool, own: tuple[str, OwnAugment] | None = None
     ) -> None:
         self.pool, self.mean, self.std, self.arrays, self.own = pool, mean, std, arrays, own
+        self.channels_last = not arrays  # the order in memory; it makes a step of ResNet-9 on a CPU 1.4 times as fast
 
     def plain(self, chosen: Tensor) -> Tensor:
         """Return the inputs at the positions as they are tested: not augmented."""
@@ -62,7 +63,6 @@ class Inputs:
         return found if self.arrays else found.float() / 255
 
     def _ready(self, inputs: Tensor) -> Tensor:
-        """Images normalised, with channels last, which makes a step of ResNet-9 on a CPU 1.4 times as fast."""
-        if self.arrays:
-            return inputs
-        return normalise(inputs, self.mean, self.std).contiguous(memory_format=torch.channels_last)
+        """Images normalised, in the order in memory that was chosen."""
+        found = inputs if self.arrays else normalise(inputs, self.mean, self.std)
+        return found.contiguous(memory_format=torch.channels_last) if self.channels_last else found

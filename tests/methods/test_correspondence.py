@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from factorized_fl.config import Config
 from factorized_fl.core.classes import DRIFT, MEANS, SPREAD, Matcher
 from factorized_fl.core.errors import UserError
+from factorized_fl.methods.class_evidence import classes_differ, likelihood_ratios
 from factorized_fl.methods.class_statistics import FEATURES, covariance, describe_classes, random_features
 from factorized_fl.methods.correspondence import (
     ClassifierMatcher,
     StatisticsMatcher,
     assign_classes,
     direction_evidence,
-    likelihood_ratios,
 )
 
 IMAGES = 60  # of each class
@@ -86,6 +86,17 @@ def test_a_client_with_random_labels_is_matched_to_nothing() -> None:
         found = StatisticsMatcher().match(described(drawn(truth, draw, scrambled=1)), torch.ones(3, dtype=torch.bool))
         assert (found.confidence[2] < DEFAULT).all()
         assert (found.confidence[:2, :5] > 0.5).all()
+
+
+@pytest.mark.parametrize(("noise", "size"), [(0.0, 0.4), (0.3, 0.8)])
+def test_random_groups_of_images_are_no_classes(noise: float, size: float) -> None:
+    """Classes that hardly differ, of clients with few of them and with one; the last client has random labels."""
+    truth = [[0, 1, 2, 3, 4], [2, 0], [3], [0, 1, 2, 3, 4]]
+    for draw in range(10):
+        extra = described(drawn(truth, draw, size, scrambled=1), noise=noise)
+        there = extra[MEANS][:, :, -1] > 0
+        assert classes_differ(extra, there).tolist() == [True, True, True, False]
+        assert not classes_differ(extra, there & False).any()
 
 
 def test_clients_without_a_common_class_are_not_matched() -> None:

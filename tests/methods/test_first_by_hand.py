@@ -255,11 +255,18 @@ def test_fedprox_and_per_fedavg(method: str, agree: bool, participation: dict[st
         compare(federation, hand, number, one_client)
 
 
+@pytest.mark.parametrize("statistics", ["sender", "own"])
 @BOTH
-def test_fedfomo(agree: bool, participation: dict[str, Any]) -> None:
-    federation = federation_of("fedfomo", agree, options={"explore": 0.0, "statistics": "own"}, **participation)
+def test_fedfomo(agree: bool, participation: dict[str, Any], statistics: str) -> None:
+    """With the running statistics of the sender, these are mixed and sent like all other tensors."""
+    federation = federation_of("fedfomo", agree, options={"explore": 0.0, "statistics": statistics}, **participation)
     hand = Known(federation)
-    start = [hand.numbers(hand.models[k], hand.shared) for k in hand.clients]
+
+    def sent(k: int) -> Numbers:
+        buffers = {n: t.clone() for n, t in hand.models[k].named_buffers() if n.endswith(("mean", "var"))}
+        return hand.numbers(hand.models[k], hand.shared) | (buffers if statistics == "sender" else {})
+
+    start = [sent(k) for k in hand.clients]
     outcomes: set[int] = set()
 
     def loss(k: int, shared: Numbers) -> float:
@@ -274,17 +281,18 @@ def test_fedfomo(agree: bool, participation: dict[str, Any]) -> None:
         """The weighted mean of the models that lower the loss of client k; where none does, what it began with last."""
         before, gains = loss(k, start[k]), {}
         for n in hand.known:
-            theirs = hand.numbers(hand.models[n], hand.shared)
-            square = sum(float((theirs[name] - start[k][name]).square().sum()) for name in theirs)
+            theirs = sent(n)
+            square = sum(float((theirs[name] - start[k][name]).square().sum()) for name in hand.shared)
             gains[n] = max(0.0, before - loss(k, theirs)) / (math.sqrt(square) + 1e-5)
         outcomes.add(sum(gain > 0 for gain in gains.values()))
         if not any(gains.values()):
             return start[k] if k in hand.known else {}
-        return hand.weighted({n: gain / sum(gains.values()) for n, gain in gains.items()})
+        found, total = {n: sent(n) for n in gains}, sum(gains.values())
+        return {name: sum(gain / total * found[n][name] for n, gain in gains.items()) for name in start[k]}
 
     def one_client(number: int, k: int) -> None:
-        hand.download(k, given.get(k, {}))
-        start[k] = hand.numbers(hand.models[k], hand.shared)
+        hand.models[k].load_state_dict({**hand.models[k].state_dict(), **given.get(k, {})})
+        start[k] = sent(k)
         hand.train(number, k, hand.models[k], hand.momentum[k])
 
     for number in range(1, participation["rounds"] + 1):

@@ -16,7 +16,7 @@ from factorized_fl.methods.knn_per import Neighbours
 from factorized_fl.methods.pacfl import PACFL, clusters_below
 from factorized_fl.simulate.build import build_federation
 from factorized_fl.simulate.rounds import run_round
-from tests.methods.hand import Hand, assert_equal, compare, correct_answers, federation_of
+from tests.methods.hand import Hand, assert_equal, compare, correct_answers, federation_of, resume
 from tests.methods.test_by_hand import AGREE, EVERYONE, PARTICIPATION, SOME
 from tests.methods.test_personal_by_hand import EQUAL, Known
 from tests.tiny import tiny_config, tiny_federation, tiny_scenario, tiny_set
@@ -91,30 +91,36 @@ def test_apfl(agree: bool, participation: dict[str, Any]) -> None:
     assert any(share != 0.6 for share in shares)
 
 
+@PARTICIPATION
 @AGREE
-def test_knn_per(agree: bool) -> None:
+def test_knn_per(agree: bool, participation: dict[str, Any]) -> None:
     options = {"share": 0.7, "neighbours": 3, "scale": 0.5, "store": 10}
-    federation = federation_of("knn-per", agree, options=options, rounds=2)
-    plain = federation_of("fedavg", agree, rounds=2)
-    hand = Hand(plain)
+    federation = federation_of("knn-per", agree, options=options, **participation)
+    plain = federation_of("fedavg", agree, **participation)
+    hand = Known(plain)
 
     def one_client(number: int, k: int) -> None:
-        hand.download(k, hand.server)
+        hand.download(k, given)
         hand.train(number, k, hand.models[k], hand.momentum[k])
 
     differs = False
-    for number in (1, 2):
-        hand.average(hand.weights)
+    for number in range(1, participation["rounds"] + 1):
+        hand.begin()
+        images = sum(hand.weights[k] for k in hand.known)
+        given = hand.weighted({k: hand.weights[k] / images for k in hand.known}) if hand.known else {}
         compare(plain, hand, number, one_client)
+        if number == 3:
+            resume(federation)
         records, _ = run_round(federation, number)
-        for k in hand.clients:
+        tested = {record["client"]: record["correct"] for record in records if record["correct"] is not None}
+        for k in tested:
             stored, classes = images_of(hand, k, "train")
             chosen = [round(float(at) - 1e-9) for at in torch.linspace(0, len(stored) - 1, 10).floor()]
             keys, values = features_of(hand.models[k], stored)[chosen], classes[chosen]
-            images, labels = images_of(hand, k, "test")
-            scores = copy.deepcopy(hand.models[k]).eval()(images).softmax(1)
+            tests, labels = images_of(hand, k, "test")
+            scores = copy.deepcopy(hand.models[k]).eval()(tests).softmax(1)
             right = 0
-            for row, feature, label in zip(scores, features_of(hand.models[k], images), labels, strict=True):
+            for row, feature, label in zip(scores, features_of(hand.models[k], tests), labels, strict=True):
                 distance = (keys - feature).square().sum(1).sqrt()
                 near = distance.argsort()[:3]
                 weights = (-distance[near] / 0.5).exp()
@@ -124,7 +130,7 @@ def test_knn_per(agree: bool) -> None:
                 mixed = found + 0.3 * row
                 right += int(mixed.argmax() == label)
                 differs |= int(mixed.argmax()) != int(row.argmax())
-            assert records[k]["correct"] == right
+            assert tested[k] == right
     assert differs
 
 

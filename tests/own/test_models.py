@@ -322,3 +322,17 @@ def test_a_method_that_needs_a_linear_classifier_refuses_another(method: str, tm
 
     with pytest.raises(ffl.UserError, match=f"ends in a Conv1d, but {method} needs one that ends in a Linear"):
         ffl.run(own_clients(outputs=(3, 3, 3), named=True), model=net, method=method, out=tmp_path / "run")
+
+
+class Viewing(GroupNormCNN):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.features(x).view(-1, 16)).relu())
+
+
+@pytest.mark.parametrize("images", [byte_images, float_images])
+def test_a_network_that_needs_contiguous_activations_trains_as_others_do(images: Any, tmp_path: Path) -> None:
+    """Other networks get images with channels last, which is faster; the results differ by rounding."""
+    clients = own_clients(images)
+    runs = [ffl.run(clients, tmp_path / net.__name__, model=net, **QUICK) for net in (GroupNormCNN, Viewing)]
+    losses = [[record["train_loss"] for record in run.metrics()] for run in runs]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -261,6 +261,28 @@ def test_several_runs_side_by_side(chromium, several) -> None:
         assert tab.complaints == []
 
 
+def test_another_metric_has_its_name_and_no_percent(chromium, tmp_path: Path) -> None:
+    for method, scores in (("stand-alone", [-0.5, 0.25, 0.5, 0.75]), ("fedavg", [-0.25, 0.5, 0.5, 0.5])):
+        path = write_run(tmp_path / "runs" / method, method)
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            value = scores[line["client"]]
+            line |= {"accuracy": None, "correct": None, "score": value, "score_error": 0.1, "metrics": {"r2": value}}
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (path / "summary.json").unlink()
+    with Watched(chromium) as tab:
+        tab.page.goto(write_report([tmp_path / "runs"]).as_uri())
+        tab.page.wait_for_selector("figure svg")
+        assert tab.complaints == []
+        words = tab.page.locator("body").inner_text()
+        assert "highest mean r2, 0.3125 (one seed)" in words
+        row = tab.page.locator("#methods tbody tr", has_text="FedAvg").locator("td").all_inner_texts()
+        # 1.96 x 0.1 x sqrt(2) for a client; the clients of each of the two domains may share their test images.
+        assert (row[1], row[5]) == ("0.313", "+0.0625 ± 0.196")
+        assert "accuracy" not in words.lower()
+        assert "points" not in words
+
+
 def test_nothing_moves_after_the_first_paint(chromium, several) -> None:
     watch = """() => new Promise(done => { let sum = 0;
         new PerformanceObserver(list => { for (const e of list.getEntries()) sum += e.value; })

@@ -97,8 +97,10 @@ def test_stand_alone_itself_is_what_has_to_be_beaten(tmp_path: Path) -> None:
 
 def test_curves_and_traffic(tmp_path: Path) -> None:
     run = only(write_run(tmp_path / "run", correct=[50, 60, 70, 80]))
-    shares = np.frombuffer(base64.b64decode(run["curves"]["accuracy"]), dtype="<u2").reshape(4, 3)
+    shares = np.frombuffer(base64.b64decode(run["curves"]["score"]["steps"]), dtype="<u2").reshape(4, 3)
     assert shares.tolist() == [[2500, 2500, 5000], [3000, 3000, 6000], [3500, 3500, 7000], [4000, 4000, 8000]]
+    assert run["curves"]["score"]["low"] == 0
+    assert run["curves"]["score"]["unit"] == pytest.approx(1e-4)
     assert run["curves"]["up"] == [4000, 4000, 4000]
     assert run["curves"]["down"] == [0, 2000, 2000]
     assert run["curves"]["seconds"] == [2.0, 2.0, 2.0]
@@ -144,7 +146,7 @@ def test_who_did_not_take_part_received_nothing(tmp_path: Path) -> None:
     run = only(path)
     assert np.isnan(matrix(run["matrices"]["mixing"], 1)[0]).all()
     assert matrix(run["matched"], 0)[0, 1:] == pytest.approx([1, 0, 0], abs=0.003)
-    shares = np.frombuffer(base64.b64decode(run["curves"]["accuracy"]), dtype="<u2").reshape(4, 3)
+    shares = np.frombuffer(base64.b64decode(run["curves"]["score"]["steps"]), dtype="<u2").reshape(4, 3)
     assert shares[0].tolist() == [2500, 2500, 65535]
 
 

@@ -36,8 +36,7 @@ SERVING = [name for name, method in METHODS.items() if not method.needs_agreeing
 CASES = [
     *SERVING,
     *("ifca half", "apfl half", "pacfl half", "per-fedavg adapted", "factorized-fl half", "factorized-peers blurred"),
-    "fedfomo open",
-    "fedavg averaged",
+    *("fedfomo open", "fedavg averaged", "clustered-fl half", "fedfomo half", "fedbabu half", "knn-per half"),
 ]
 CASES += ["fedavg by-images", "factorized-peers by-images", "fedavg by-rows", "factorized-fl-beta by-rows"]
 CASES += ["fedproto by-images"]

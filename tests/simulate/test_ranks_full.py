@@ -56,6 +56,16 @@ def test_a_rank_killed_at_five_random_moments_costs_nothing(method: str, tmp_pat
     assert differences(tmp_path / "one" / method, ours) == []
 
 
+@pytest.mark.parametrize("processes", [2, 4])
+def test_so_many_processes_write_the_files_of_one(processes: int, tmp_path: Path) -> None:
+    """Every method of the package; tests/simulate/test_ranks.py has three processes."""
+    run_all(tmp_path / "one", 3, list(PACKAGED))
+    assert in_ranks(tmp_path / "many", processes, 3, *PACKAGED) == 0
+    assert {name: differences(tmp_path / "one" / name, tmp_path / "many" / name) for name in PACKAGED} == {
+        name: [] for name in PACKAGED
+    }
+
+
 def test_two_torchrun_nodes_on_two_addresses_write_the_files_of_one_process(tmp_path: Path) -> None:
     """Every method of the package: node 0 at 127.0.0.1, node 1 at 127.0.0.2."""
     with socket.socket() as free:

@@ -12,6 +12,7 @@ from factorized_fl.core.classes import Matches
 from factorized_fl.simulate.alignment import judge_matches
 from studies import alignment_runs
 from studies.alignment import matching_lines, score
+from studies.alignment_checks import check_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_documentation_has_the_measured_numbers() -> None:
     record = json.loads((ROOT / "results" / "align" / "matching.json").read_text(encoding="utf-8"))
     text = (ROOT / "docs" / "classes.md").read_text(encoding="utf-8")
-    lines = matching_lines(record)
+    checks = json.loads((ROOT / "results" / "align" / "checks.json").read_text(encoding="utf-8"))
+    lines = matching_lines(record) + check_lines(checks)
     assert len(lines) > 10
     assert [line for line in lines if line not in text.splitlines()] == []
     assert alignment_runs.with_table(text, ROOT / "results" / "bench") == text

@@ -1,16 +1,22 @@
 """Losses and metrics of a run: what training minimises, what a run records, what carries the verdict."""
 
+import base64
+import io
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import factorized_fl as ffl
+from factorized_fl.report.collect import collect
+from factorized_fl.report.tables import result_table
 from factorized_fl.results.effect import measure_effect
 from factorized_fl.results.reading import read_run
 from factorized_fl.tasks.task import make_task
@@ -98,6 +104,20 @@ def test_the_primary_metric_carries_the_verdict(tmp_path: Path) -> None:
     errors = [run.final[0]["score_error"] for run in both]
     assert first.margin == pytest.approx(1.96 * math.hypot(*errors), rel=2e-3)
     assert first.accuracy == pytest.approx(-good.summary()["clients"][0]["metrics"]["rmse"])
+    assert re.match(r"\+[\d.]+ in -rmse \(95% interval \+[\d.]+ to ", effect.sentence)
+    (page,) = collect([good.path], baseline=poor.path)["runs"]
+    assert (page["metric"], page["share"]) == ("-rmse", False)
+    assert page["headline"].startswith(f"Every client alone: {good.summary()['score_mean']:.4g} -rmse on average")
+    curve = page["curves"]["score"]
+    steps = np.frombuffer(base64.b64decode(curve["steps"]), dtype="<u2").reshape(len(clients), -1)[:, -1]
+    scores = [result["accuracy"] for result in both[0].final]
+    assert curve["low"] + curve["unit"] * steps == pytest.approx(scores, abs=curve["unit"])
+    shown = io.StringIO()
+    Console(file=shown).print(result_table(good.summary()))
+    words = shown.getvalue()
+    assert "-rmse" in words
+    assert all(f"{score:.4g}" in words for score in scores)
+    assert "accuracy" not in words
 
 
 def test_own_functions_serve_as_loss_and_metrics(tmp_path: Path) -> None:

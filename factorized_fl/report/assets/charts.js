@@ -195,8 +195,8 @@ function lineChart(width, { label, series, x, y, marks = [], height = 300 }) {
   return svg;
 }
 
-// groups: [{name, bars: [{name, values: [share or null per series], tell}]}]; series: [{name, color}].
-function barChart(width, { label, groups, series, height = 300 }) {
+// groups: [{name, bars: [{name, values: [score or null per series], tell}]}]; series: [{name, color}].
+function barChart(width, { label, groups, series, format, height = 300 }) {
   const svg = canvas(width, height, label);
   const top = legend(
     svg,
@@ -204,14 +204,16 @@ function barChart(width, { label, groups, series, height = 300 }) {
     52,
     width - 12,
   );
-  const high = Math.max(0.01, ...groups.flatMap((g) => g.bars.flatMap((bar) => bar.values)).filter((v) => v !== null));
+  const shown = groups.flatMap((g) => g.bars.flatMap((bar) => bar.values)).filter((v) => v !== null);
+  const high = Math.max(0.01, ...shown),
+    low = Math.min(0, ...shown);
   const box = frame(
     svg,
     width,
     height,
     top,
     { low: 0, high: 1, ticks: [], format: String, label: " " },
-    { low: 0, high: high * 1.05, format: percentLabel },
+    { low: low * 1.05, high: high * 1.05, format },
   );
   const count = groups.reduce((sum, group) => sum + group.bars.length, 0);
   const gap = Math.min(18, (box.right - box.left) / (6 * groups.length)),
@@ -227,9 +229,9 @@ function barChart(width, { label, groups, series, height = 300 }) {
           svg.append(
             draw("rect", {
               x: x + step * 0.08 + i * wide,
-              y: box.sy(value),
+              y: box.sy(Math.max(value, 0)),
               width: Math.max(wide - 0.5, 0.7),
-              height: Math.max(0, box.bottom - box.sy(value)),
+              height: Math.abs(box.sy(value) - box.sy(0)),
               style: { fill: series[i].color },
             }),
           );

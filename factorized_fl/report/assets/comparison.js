@@ -2,7 +2,7 @@
 
 function comparisonPart() {
   const { variants, headline, banner, downloads } = doc.comparison;
-  const best = Math.max(...variants.map((v) => v.accuracy ?? -1));
+  const best = Math.max(...variants.map((v) => v.accuracy ?? -Infinity));
   const top = el(
     "section",
     { class: "card", id: "comparison" },
@@ -15,15 +15,17 @@ function comparisonPart() {
   );
   top.append(
     soft(
-      "Over its control: the mean difference in points from the same method in which every client aggregates with " +
-        "itself alone, with half of its 95% interval. Helped and harmed: clients whose difference is significant at " +
-        "5% over all clients; one seed names none. Bytes and seconds are per run.",
+      `Over its control: the mean difference${scoreOf(doc.runs[0]).unit && " in points"} from the same method in ` +
+        "which every client aggregates with itself alone, with half of its 95% interval. Helped and harmed: clients " +
+        "whose difference is significant at 5% over all clients; one seed names none. Bytes and seconds are per run.",
     ),
   );
   return [top, differencesCard(variants), curvesCard(variants), paretoCard(variants)].filter(Boolean);
 }
 
 function comparisonTable(variants, best) {
+  const run = doc.runs[0],
+    { show, gap } = scoreOf(run);
   const number = (name, show) => ({
     title: name.title,
     value: (v) => v[name.key],
@@ -32,7 +34,7 @@ function comparisonTable(variants, best) {
   const gained = (title, key) => ({
     title,
     value: (v) => v[key] && v[key].mean,
-    show: (v) => (v[key] ? `${points(v[key].mean)} ± ${(50 * (v[key].high - v[key].low)).toFixed(1)}` : "–"),
+    show: (v) => (v[key] ? `${gap(v[key].mean)} ${margin(run, (v[key].high - v[key].low) / 2)}` : "–"),
   });
   const columns = [
     {
@@ -47,7 +49,7 @@ function comparisonTable(variants, best) {
           el("span", {}, v.label + (v.complete ? "" : " (not finished)")),
         ),
     },
-    number({ title: "accuracy", key: "accuracy" }, (x) => percent(x, 2)),
+    number({ title: run.metric, key: "accuracy" }, (x) => show(x, 2)),
     gained("over its control", "effect"),
     number({ title: "helped", key: "helped" }, (x) =>
       el("span", { class: x ? "helped" : null }, `${x ? "▲ " : ""}${x}`),
@@ -56,8 +58,8 @@ function comparisonTable(variants, best) {
       el("span", { class: x ? "harmed" : null }, `${x ? "▼ " : ""}${x}`),
     ),
     gained("over Stand-Alone", "alone"),
-    number({ title: "±\u00a0clients", key: "client_spread" }, (x) => (100 * x).toFixed(2)),
-    number({ title: "±\u00a0seeds", key: "seed_spread" }, (x) => (100 * x).toFixed(2)),
+    number({ title: "±\u00a0clients", key: "client_spread" }, (x) => show(x, 2).replace("%", "")),
+    number({ title: "±\u00a0seeds", key: "seed_spread" }, (x) => show(x, 2).replace("%", "")),
     number({ title: "up", key: "up" }, bytes),
     number({ title: "down", key: "down" }, bytes),
     number({ title: "time", key: "seconds" }, seconds),
@@ -75,16 +77,18 @@ function differencesCard(variants) {
   const rows = variants.flatMap((v, i) => {
     const found = differences[base][i];
     if (!found) return [];
-    const run = doc.runs[v.runs[0]];
-    const dots = found.clients.map(([k, value, margin, word]) => ({
+    const run = doc.runs[v.runs[0]],
+      { gap, unit } = scoreOf(run);
+    const dots = found.clients.map(([k, value, half, word]) => ({
       value,
-      margin,
+      margin: half,
       word,
-      tell: `${v.label}, ${nameOf(run, k)}\n${points(value)} points ± ${(100 * margin).toFixed(1)}: ${word}`,
+      tell: `${v.label}, ${nameOf(run, k)}\n${gap(value)}${unit} ${margin(run, half)}: ${word}`,
     }));
     return [{ name: v.label, color: colour(i), dots, mean: found.mean, low: found.low, high: found.high }];
   });
   if (!rows.length) return null;
+  const { gap, unit } = scoreOf(doc.runs[0]);
   const picture = figure(
     "paired-differences",
     "One mark per client, with its 95% interval; the vertical line and the band are the mean and its interval. " +
@@ -93,7 +97,8 @@ function differencesCard(variants) {
       strips(width, {
         label: `Difference of every client from ${baseName}`,
         rows,
-        axis: `points of accuracy against ${baseName}`,
+        axis: `${unit ? "points of " : ""}${doc.runs[0].metric} against ${baseName}`,
+        format: gap,
       }),
     (width) => rows.length * stripStep(width, rows) + 46,
   );
@@ -118,7 +123,8 @@ function differencesCard(variants) {
 }
 
 function curvesCard(variants) {
-  const measure = measureOf(doc.runs);
+  const measure = measureOf(doc.runs),
+    name = measureName(doc.runs[0], measure);
   const series = () =>
     variants.map((v, i) => {
       const runs = v.runs.map((r) => doc.runs[r]).filter((run) => run.curves.up.length),
@@ -149,19 +155,19 @@ function curvesCard(variants) {
       };
     });
   const picture = figure(
-    `${measure}-of-methods`,
+    `${slug(name)}-of-methods`,
     null,
     (width) =>
       lineChart(width, {
-        label: `Mean ${measure} of each method`,
+        label: `Mean ${name} of each method`,
         series: series(),
         x: AXES[state.axis],
-        y: verticalOf(measure),
+        y: verticalOf(doc.runs[0], measure),
       }),
     () => 300,
   );
   return card(
-    "Accuracy",
+    capital(doc.runs[0].metric),
     soft("Mean over clients and seeds; bands reach from the lowest to the highest seed."),
     el("div", { class: "row" }, measureChoice("measure-methods", doc.runs), axisChoice("axis-methods")),
     picture.node,
@@ -169,6 +175,8 @@ function curvesCard(variants) {
 }
 
 function paretoCard(variants) {
+  const { metric } = doc.runs[0],
+    score = scoreOf(doc.runs[0]);
   const dots = (x, show) =>
     variants.flatMap((v, i) =>
       v.accuracy === null || x(v) === null
@@ -180,7 +188,7 @@ function paretoCard(variants) {
               y: v.accuracy,
               spread: v.seed_spread,
               color: colour(i),
-              tell: `${v.label}\n${percent(v.accuracy, 2)}, ${show(x(v))}`,
+              tell: `${v.label}\n${score.show(v.accuracy, 2)}, ${show(x(v))}`,
             },
           ],
     );
@@ -193,13 +201,13 @@ function paretoCard(variants) {
           label,
           dots: dots(x, show),
           x: { format: (v) => show(v).replace(".0 ", " "), label },
-          y: { format: percentLabel },
+          y: { format: score.label },
           logarithmic,
         }),
       () => 320,
     ).node;
   return card(
-    "Accuracy against cost",
+    `${capital(metric)} against cost`,
     soft(
       "Up and left is better. The dashed line joins the methods that no other beats in both. Bars: spread over seeds.",
     ),
@@ -207,13 +215,13 @@ function paretoCard(variants) {
       "div",
       { class: "pair" },
       chart(
-        "accuracy-against-bytes",
+        `${slug(metric)}-against-bytes`,
         "bytes sent, both ways, one run",
         (v) => (v.up === null ? null : v.up + v.down),
         bytes,
         true,
       ),
-      chart("accuracy-against-time", "time of one run", (v) => v.seconds, seconds, false),
+      chart(`${slug(metric)}-against-time`, "time of one run", (v) => v.seconds, seconds, false),
     ),
   );
 }

@@ -125,13 +125,14 @@ function contentsOf(parts) {
 
 // Of several runs, the federated one with the best mean is shown first.
 function mostTelling() {
-  const score = (run) => (run.method === "stand-alone" ? -1 : (mean(run.final.map((f) => f.accuracy)) ?? -0.5));
+  const score = (run) =>
+    run.method === "stand-alone" ? -Infinity : (mean(run.final.map((f) => f.accuracy)) ?? -Number.MAX_VALUE);
   return doc.runs.reduce((best, run, i) => (score(run) > score(doc.runs[best]) ? i : best), 0);
 }
 
 function runPart(run) {
   const parts = [verdictCard(run)];
-  if (run.curves.up.length && run.final.length) parts.push(accuracyCard(run));
+  if (run.curves.up.length && run.final.length) parts.push(scoreCard(run));
   if (run.final.length) parts.push(barsCard(run));
   parts.push(mixingCard(run));
   if (Object.keys(run.means).length) parts.push(similarityCard(run));

@@ -5,7 +5,7 @@ const state = {
   run: null,
   focus: "all",
   axis: "rounds",
-  measure: "accuracy",
+  measure: "score",
   matrix: "mixing",
   round: null,
   confusion: null,
@@ -159,32 +159,48 @@ const verdictWord = (word) => el("span", { class: WORDS[word][1] }, `${WORDS[wor
 
 // -- a run's numbers
 
-// Accuracy or loss of client k after each round, carried forward from its last test; null before the first.
-function curvesOf(run, measure = "accuracy") {
+// How scores by the primary metric are shown: shares in percent and their differences in points, others as numbers.
+const SHARES = { show: percent, label: percentLabel, gap: points, unit: " points", most: 1 };
+const NUMBERS = {
+  show: (value) => (value === null ? "–" : numberLabel(value)),
+  label: numberLabel,
+  gap: (value) => sign(value) + numberLabel(Math.abs(value)),
+  unit: "",
+};
+const scoreOf = (run) => (run.share ? SHARES : NUMBERS);
+const margin = (run, value) => `± ${scoreOf(run).gap(value).replace("+", "")}`;
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
+// Score or loss of client k after each round, carried forward from its last test; null before the first.
+function curvesOf(run, measure) {
   run.known = run.known || {};
   if (!run.known[measure]) {
-    const raw = decode(run.curves[measure]),
+    const { steps: packed, low, unit } = run.curves[measure],
+      raw = decode(packed),
       steps = new Uint16Array(raw.buffer, 0, raw.length / 2),
-      rounds = run.curves.up.length,
-      unit = measure === "loss" ? run.curves.most_loss / 65534 : 1 / 10000;
+      rounds = run.curves.up.length;
     run.known[measure] = run.clients.map((_, k) => {
       let last = null;
       return Array.from({ length: rounds }, (_, r) => {
         const value = steps[k * rounds + r];
-        return (last = value === 65535 ? last : value * unit);
+        return (last = value === 65535 ? last : low + value * unit);
       });
     });
   }
   return run.known[measure];
 }
-const measureOf = (runs) => (runs.some((run) => run.curves.loss === undefined) ? "accuracy" : state.measure);
-const verticalOf = (measure) =>
-  measure === "loss" ? { format: lossLabel, least: 0 } : { format: percentLabel, least: 0, most: 1 };
+const measureOf = (runs) => (runs.some((run) => run.curves.loss === undefined) ? "score" : state.measure);
+function verticalOf(run, measure) {
+  if (measure === "loss") return { format: lossLabel, least: 0 };
+  const { label, most } = scoreOf(run);
+  return { format: label, most, least: most && 0 };
+}
 const lossLabel = (value, step) => value.toFixed(step ? decimals(step) : 3);
+const measureName = (run, measure) => (measure === "loss" ? "loss" : run.metric);
 function measureChoice(id, runs) {
   if (runs.some((run) => run.curves.loss === undefined)) return null;
   const options = [
-    ["accuracy", "accuracy"],
+    ["score", runs[0].metric],
     ["loss", "loss"],
   ];
   const choose = (value) => {

@@ -175,7 +175,7 @@ function stripStep(width, rows) {
 }
 
 // rows: [{name, dots: [{value, margin, word, tell}], color, mean, low, high}]: one strip per row, a mark per client, sorted.
-function strips(width, { label, rows, axis }) {
+function strips(width, { label, rows, axis, format }) {
   const step = stripStep(width, rows),
     above = step > 46,
     left = above ? 14 : Math.max(...rows.map((row) => row.name.length)) * LETTER + 14,
@@ -198,7 +198,7 @@ function strips(width, { label, rows, axis }) {
       }),
     );
     svg.append(
-      text(sx(tick), height - 24, Math.abs(tick) < 1e-9 ? "0" : points(tick, most > 0.05 ? 0 : 1), {
+      text(sx(tick), height - 24, Math.abs(tick) < 1e-9 ? "0" : format(tick, most > 0.05 ? 0 : 1), {
         class: "soft",
         "text-anchor": "middle",
       }),

@@ -23,6 +23,7 @@ const sign = (number) => (number > 0 ? "+" : number < 0 ? "−" : "");
 const decimals = (step) => (step ? Math.max(0, Math.ceil(-Math.log10(step) - 1e-6)) : 0);
 const percentLabel = (share, step) => percent(share, step ? decimals(100 * step) : 1);
 const points = (share, digits = 1) => sign(share) + Math.abs(100 * share).toFixed(digits);
+const numberLabel = (value, step) => (step ? value.toFixed(decimals(step)) : String(Number(value.toPrecision(3))));
 const short = (value) => (Math.abs(value) >= 0.0995 ? value.toFixed(2) : value.toPrecision(2));
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 

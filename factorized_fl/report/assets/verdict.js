@@ -11,7 +11,8 @@ function verdictCard(run) {
   if (run.baseline)
     card.append(
       soft(
-        `${run.baseline} Intervals (±) are for 95% and count the test images on which the two models differ. ` +
+        `${run.baseline} Intervals (±) are for 95%` +
+          (run.metric === "accuracy" ? " and count the test images on which the two models differ. " : ". ") +
           "One seed names no client helped or harmed: compare several with ffl compare.",
       ),
     );
@@ -86,13 +87,14 @@ function focusSelector(run) {
 function clientWords(run, k) {
   const v = run.verdicts.find((one) => one.client === k),
     f = run.final.find((one) => one.client === k);
-  const lines = [];
+  const { show, gap, unit } = scoreOf(run),
+    lines = [];
   if (v)
     lines.push(
-      `${nameOf(run, k)}: ${percent(v.accuracy)} accuracy with federation, ${percent(v.reference)} without. ` +
-        `${points(v.difference)} points ± ${(100 * v.margin).toFixed(1)}: ${v.word}.`,
+      `${nameOf(run, k)}: ${show(v.accuracy)} ${run.metric} with federation, ${show(v.reference)} without. ` +
+        `${gap(v.difference)}${unit} ${margin(run, v.margin)}: ${v.word}.`,
     );
-  else if (f) lines.push(`${nameOf(run, k)}: ${percent(f.accuracy)} accuracy (${f.correct} of ${f.total}).`);
+  else if (f) lines.push(`${nameOf(run, k)}: ${show(f.accuracy)} ${run.metric} (${countOf(f)}).`);
   const row = learnedFrom(run, k);
   if (row) lines.push(row);
   return el(
@@ -118,18 +120,19 @@ function learnedFrom(run, k) {
 }
 
 function verdictTable(run, rows) {
-  const most = Math.max(0.01, ...run.verdicts.map((v) => Math.abs(v.difference) + v.margin));
+  const { show, gap, unit } = scoreOf(run),
+    most = Math.max(0.01, ...run.verdicts.map((v) => Math.abs(v.difference) + v.margin));
   const columns = [
     { title: "client", words: true, value: (v) => nameOf(run, v.client), show: (v) => nameOf(run, v.client) },
     { title: "verdict", words: true, value: (v) => v.word, show: (v) => verdictWord(v.word) },
     {
-      title: "difference, points",
+      title: unit ? `difference,${unit}` : "difference",
       value: (v) => v.difference,
-      show: (v) => `${points(v.difference)} ± ${(100 * v.margin).toFixed(1)}`,
+      show: (v) => `${gap(v.difference)} ${margin(run, v.margin)}`,
     },
     { title: "harmed | helped", words: true, value: (v) => v.difference, show: (v) => differenceMark(v, most) },
-    { title: "without", value: (v) => v.reference, show: (v) => percent(v.reference) },
-    { title: "with federation", value: (v) => v.accuracy, show: (v) => percent(v.accuracy) },
+    { title: "without", value: (v) => v.reference, show: (v) => show(v.reference) },
+    { title: "with federation", value: (v) => v.accuracy, show: (v) => show(v.accuracy) },
     { title: "domain", words: true, value: (v) => v.domain, show: (v) => v.domain },
   ];
   return sortableTable(
@@ -152,6 +155,8 @@ function differenceMark(v, most) {
   return svg;
 }
 
+const countOf = (f) => (f.correct === null ? plural(f.total, "example") : `${f.correct} of ${f.total}`);
+
 function resultTable(run, rows) {
   const domain = (f) => run.domains[run.clients[f.client].domain];
   return sortableTable(
@@ -159,8 +164,12 @@ function resultTable(run, rows) {
     [
       { title: "client", words: true, value: (f) => nameOf(run, f.client), show: (f) => nameOf(run, f.client) },
       { title: "domain", words: true, value: domain, show: domain },
-      { title: "accuracy", value: (f) => f.accuracy, show: (f) => percent(f.accuracy) },
-      { title: "correct of tested", value: (f) => f.correct, show: (f) => `${f.correct} of ${f.total}` },
+      { title: run.metric, value: (f) => f.accuracy, show: (f) => scoreOf(run).show(f.accuracy) },
+      {
+        title: run.final.some((f) => f.correct === null) ? "tested" : "correct of tested",
+        value: (f) => f.correct ?? f.total,
+        show: countOf,
+      },
     ],
     rows,
   );

@@ -1,18 +1,18 @@
-// Accuracy over rounds and at the end.
+// Scores over rounds and at the end.
 
-function accuracyCard(run) {
+function scoreCard(run) {
   const measure = measureOf([run]);
-  const picture = figure(`${run.method}-${measure}`, null, (width) =>
+  const picture = figure(`${run.method}-${slug(measureName(run, measure))}`, null, (width) =>
     lineChart(width, {
-      label: `${measure === "loss" ? "Loss" : "Accuracy"} of the clients' own models on their own test images`,
-      series: accuracySeries(run, measure),
+      label: `${capital(measureName(run, measure))} of the clients' own models on their own test images`,
+      series: scoreSeries(run, measure),
       x: AXES[state.axis],
-      y: verticalOf(measure),
+      y: verticalOf(run, measure),
       marks: measure === "loss" ? [] : aloneMarks(run),
     }),
   );
   return card(
-    doc.comparison ? "Accuracy of this run" : "Accuracy",
+    capital(run.metric) + (doc.comparison ? " of this run" : ""),
     soft(
       "Every client's own model on its own test images. A client that was not tested in a round keeps its last result.",
     ),
@@ -28,7 +28,7 @@ function meanSeries(known, xs, members) {
   });
 }
 
-function accuracySeries(run, measure) {
+function scoreSeries(run, measure) {
   const known = curvesOf(run, measure),
     xs = axisOf(run),
     { client, domain, members } = focused(run),
@@ -116,7 +116,7 @@ function barsCard(run) {
     name,
     label,
     values: values(ks),
-    tell: [name, ...values(ks).map((v, i) => `${series[i].name}: ${percent(v)}`)].join("\n"),
+    tell: [name, ...values(ks).map((v, i) => `${series[i].name}: ${scoreOf(run).show(v)}`)].join("\n"),
   });
   const members = (d) => run.clients.flatMap((c, k) => (c.domain === d ? [k] : []));
   const merged = domain === null && run.clients.length > MANY;
@@ -138,7 +138,12 @@ function barsCard(run) {
         bars: members(d).map((k) => bar(nameOf(run, k), labelOf(run, k), [k])),
       }));
   const picture = figure(`${run.method}-clients`, null, (width) =>
-    barChart(width, { label: "Accuracy of every client, by domain", groups, series }),
+    barChart(width, {
+      label: `${capital(run.metric)} of every client, by domain`,
+      groups,
+      series,
+      format: scoreOf(run).label,
+    }),
   );
   return card(
     "Every client, by domain",
