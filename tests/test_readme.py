@@ -186,6 +186,15 @@ def test_the_pages_size_and_seconds_are_those_of_the_results_file() -> None:
     assert f"page of 200 clients and 200 rounds opens in {large['open_s']:.1f} s" in words
 
 
+def test_the_numbers_beside_other_frameworks_are_those_of_the_results_file() -> None:
+    rows = json.loads((ROOT / "results" / "performance" / "peers-cpu.json").read_text())["rows"]
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for title, name in (("this package", "ours"), ("this package, two processes", "ours, 2 processes")):
+        cells = [f"{rows[name][key]:.{digits}f}" for key, digits in (("seconds", 2), ("ratio", 2), ("start", 1))]
+        assert f"| {title} | {' | '.join(cells)} | {rows[name]['peak_gib']:.2f} |" in page
+    assert f"takes {rows['ours']['ratio']:.2f} of the time of a bare PyTorch loop" in README.replace("\n ", "")
+
+
 def test_the_benchmarks_numbers_are_those_of_its_page() -> None:
     """After more runs: take the numbers of docs/benchmarks.md, and look whether the sentence is still true."""
     page = (ROOT / "docs" / "benchmarks.md").read_text()

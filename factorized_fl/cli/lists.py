@@ -54,8 +54,8 @@ def options_command(
     console.print("Options of every run:")
     console.print(options_list(of_run))
     if method:
-        console.print(f"\nOptions of {method}:")
-        console.print(options_list(of_method))
+        console.print(f"\nOptions of {method}:" if of_method else f"\n{method} has no options of its own.")
+        console.print(options_list(of_method), end="")
     else:
         console.print("\nOptions of a method: ffl options METHOD", highlight=False)
     console.print(f"\n{profile_sentence(method or '')}", highlight=False)

@@ -89,6 +89,7 @@ def run_command(
     from factorized_fl.report.progress import ProgressObserver
     from factorized_fl.report.tables import result_table
     from factorized_fl.report.tensorboard import TensorBoardObserver
+    from factorized_fl.results.frames import client_names
     from factorized_fl.results.schema import diverged
     from factorized_fl.results.words import divergence_line, method_title
 
@@ -110,7 +111,7 @@ def run_command(
         return
     summary = directory.summary()
     assert summary is not None
-    console.print(result_table(summary))
+    console.print(result_table(summary, client_names(directory)))
     if lost := [client["client"] for client in summary["clients"] if diverged(client)]:
         console.print(divergence_line(lost), highlight=False)
     console.print(f"Run directory: {directory.path}", highlight=False)
@@ -124,7 +125,7 @@ def compare_command(
         str | None,
         typer.Option(
             "--methods",
-            help="Names, separated by commas; default: all. A name may have settings: fedavg,fedavg:lr=0.1:epochs=2.",
+            help="Names, separated by commas; default: all. Settings of a name: fedavg:lr=0.1.",
             autocompletion=entries_like,
         ),
     ] = None,

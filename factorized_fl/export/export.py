@@ -71,7 +71,7 @@ class Exported:
     same_class: int  # images that all forms of the model classify alike
     correct: int
     majority: float  # share of the largest class among the test images
-    client: int = 0  # counted from 0
+    client: int = 1  # numbered from 1
     effect: Effect | None = None  # of the run on all its clients, over a control or Stand-Alone, where there is one
     epsilon: float | None = None  # that differentially private training spent
     values: Mapping[str, float] = field(default_factory=dict)  # metrics of a model that gives labels or numbers
@@ -207,12 +207,12 @@ def export_client(
     if package.targets == CLASSES:
         correct = int((got.argmax(1) == labels).sum())
         majority = int(labels.bincount().max()) / len(images)
-        exported = Exported(*checked, int(same.sum()), correct, majority, k, effect)
+        exported = Exported(*checked, int(same.sum()), correct, majority, k + 1, effect)
         numbers = ("accuracy", "correct", "images", "largest_difference", "same_class")
         results = {name: getattr(exported, name) for name in numbers}
     else:
         measured = {name: metric.compute(got, labels) for name, metric in METRICS[package.targets].items()}
-        exported = Exported(*checked, len(images), 0, 0.0, k, effect, values=measured)
+        exported = Exported(*checked, len(images), 0, 0.0, k + 1, effect, values=measured)
         known = {name: value if math.isfinite(value) else None for name, value in measured.items()}
         results = {"metrics": known, "images": len(images), "largest_difference": difference}
     exported = replace(exported, epsilon=federation.spent(k).get("epsilon"))

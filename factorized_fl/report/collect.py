@@ -126,7 +126,9 @@ def _run_document(run: RunFiles, runs: Sequence[RunFiles], given: RunFiles | Non
         "final": [
             {name: record[name] for name in ("client", "accuracy", "correct", "total", "round")} for record in run.final
         ],
-        "verdicts": [{**asdict(v), "difference": v.difference, "margin": v.margin} for v in found],
+        "verdicts": [
+            {**asdict(v), "client": v.client - 1, "difference": v.difference, "margin": v.margin} for v in found
+        ],
         "curves": _curves(run),
         "traffic": _traffic(run),
         "peers": peers_sentence(run),

@@ -47,11 +47,11 @@ def comparison_document(runs: Sequence[RunFiles], controls: Sequence[RunFiles] =
 
 
 def _effect(effect: Effect | None) -> Record | None:
-    """Return an effect for the page: its mean, and client, difference, half the interval and verdict of each client."""
+    """Return an effect for the page; of each client its number from 0, difference, half the interval and verdict."""
     if effect is None:
         return None
-    clients = [(v.client, round(v.difference, 6), round(v.margin, 6), v.word) for v in effect.clients]
-    numbers = {name: round(getattr(effect, name), 6) for name in ("mean", "low", "high")}
+    clients = [(v.client - 1, round(v.difference, 6), round(v.margin, 6), v.word) for v in effect.clients]
+    numbers = {name: round(getattr(effect, name), 9) for name in ("mean", "low", "high")}
     return {**numbers, "seeds": effect.seeds, "sentence": effect.sentence, "clients": clients}
 
 

@@ -69,7 +69,7 @@ def verdict_rows(clients: Sequence[ClientEntry], verdicts: Sequence[Verdict], me
     for verdict in verdicts:
         shares = (verdict.reference, verdict.accuracy, verdict.difference, verdict.low, verdict.high)
         numbers = [score_text(metric, share).removesuffix("%") for share in shares]
-        rows.append([clients[verdict.client]["name"], verdict.domain, *numbers, verdict.word])
+        rows.append([clients[verdict.client - 1]["name"], verdict.domain, *numbers, verdict.word])
     return rows
 
 

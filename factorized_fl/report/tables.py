@@ -56,8 +56,8 @@ def model_line(name: str, parameters: Mapping[str, int], shared: int) -> str:
     return f"{name}: {sum(parameters.values()):,} numbers ({kinds}); {shared:,} shared"
 
 
-def result_table(summary: Record) -> Table:
-    """Return the final score of every client by the primary metric."""
+def result_table(summary: Record, names: Sequence[str] = ()) -> Table:
+    """Return the final score of every client by the primary metric; `names` are the clients' own, in order."""
     tested = [client for client in summary["clients"] if score_of(client) is not None]
     metric = metric_of(tested[0]) if tested else ACCURACY
     result = "no client was tested"
@@ -69,11 +69,16 @@ def result_table(summary: Record) -> Table:
     title = f"{method_title(summary['method'])}: {result}, {sent}"
     counted = all(client["correct"] is not None for client in tested)
     last = "correct / tested" if counted else "tested"
-    headings = (_right("client"), Column("domain", overflow="fold"), _right(metric), _right(last))
-    table = Table(*headings, title=title, title_justify="left")
+    named = Column("client", overflow="fold", justify="left" if names else "right")
+    table = Table(
+        named, Column("domain", overflow="fold"), _right(metric), _right(last), title=title, title_justify="left"
+    )
     for client in tested:
         total = f"{client['correct']:,} / {client['total']:,}" if counted else f"{client['total']:,}"
-        table.add_row(str(client["client"] + 1), client["domain"], score_text(metric, score_of(client) or 0.0), total)
+        name = names[client["client"]] if names else str(client["client"] + 1)
+        table.add_row(
+            name.removeprefix("client "), client["domain"], score_text(metric, score_of(client) or 0.0), total
+        )
     return table
 
 
@@ -91,7 +96,7 @@ def comparison_cells(row: Comparison | None) -> list[str]:
 
 def _gain(effect: Effect | None) -> str:
     """Return a mean difference with half of its 95% interval, of shares in points."""
-    if effect is None:
+    if not effect:
         return "-"
     margin = (effect.high - effect.low) / 2
     return (

@@ -32,7 +32,7 @@ CONTROL = "control"  # the name of a reference that is the run's own control
 class Verdict:
     """One client's score against that of a reference run, over all seeds."""
 
-    client: int  # counted from 0
+    client: int  # numbered from 1
     domain: str
     reference: float  # the reference's score, by default its accuracy
     accuracy: float  # the client's score
@@ -70,7 +70,7 @@ class Effect:
 
     def names(self, word: Word) -> list[int]:
         """Return the clients with this verdict, numbered from 1."""
-        return [verdict.client + 1 for verdict in self.clients if verdict.word == word]
+        return [verdict.client for verdict in self.clients if verdict.word == word]
 
     @property
     def difference(self) -> str:
@@ -109,17 +109,15 @@ class Effect:
         return f"{len(names)} ({', '.join(map(str, names))})" if names else "0"
 
     def record(self) -> dict[str, Any]:
-        """Return the effect for a JSON file; its clients are numbered from 1."""
-        clients = [asdict(v) | {"client": v.client + 1, "difference": v.difference} for v in self.clients]
+        """Return the effect for a JSON file."""
+        clients = [asdict(v) | {"difference": v.difference} for v in self.clients]
         return asdict(self) | {"clients": clients, "sentence": self.sentence}
 
 
 def effect_of(record: Mapping[str, Any]) -> Effect:
     """Return the effect from its record in a JSON file."""
     names = [field.name for field in fields(Verdict)]
-    clients = [
-        {name: client[name] for name in names} | {"client": client["client"] - 1} for client in record["clients"]
-    ]
+    clients = [{name: client[name] for name in names} for client in record["clients"]]
     numbers = {field.name: record[field.name] for field in fields(Effect) if field.name in record}
     return Effect(**{**numbers, "clients": tuple(Verdict(**client) for client in clients)})
 
@@ -158,7 +156,7 @@ def effect_between(runs: Sequence[Tested], references: Sequence[Tested], name: s
     adjusted = holm({k: estimate.p for k, estimate in found.clients.items()})
     verdicts = [
         Verdict(
-            client=k,
+            client=k + 1,
             domain=pairs[0][0]["domain"],
             reference=float(np.mean([pair[1]["accuracy"] for pair in pairs])),
             accuracy=float(np.mean([pair[0]["accuracy"] for pair in pairs])),

@@ -295,7 +295,7 @@ def test_a_verdict_needs_a_comparable_stand_alone_run(tmp_path: Path) -> None:
         return ffl.run(clients or own_clients(), tmp_path / name, model=table_net, **{**QUICK, **settings})
 
     run, alone = run_of("run"), run_of("alone", method="stand-alone")
-    assert [verdict.client for verdict in run.verdict(alone).clients] == [0, 1, 2]
+    assert [verdict.client for verdict in run.verdict(alone).clients] == [1, 2, 3]
     assert run.verdict(run_of("control", control=True)).over == "its control"
     with pytest.raises(ffl.UserError, match="give a control, or a run of Stand-Alone"):
         run.verdict(run)

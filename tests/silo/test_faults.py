@@ -32,7 +32,7 @@ LONG = {
     "rounds": ROUNDS,
     "epochs": 12,
     "batch_size": 128,  # all images of a site: small steps along exact gradients do not magnify the last digits,
-    "lr": 0.001,  # which differ with encryption
+    "lr": 0.0002,  # which differ with encryption
     "deadline": 200.0,
 }  # a second of work a round, long enough to be hit in the middle
 

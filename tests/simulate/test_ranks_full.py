@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from factorized_fl.core.errors import UserError
+from tests.silo.processes import save_findings
 from tests.simulate.ranked import run_all
 from tests.simulate.test_ranks import PACKAGED, differences, in_ranks
 
@@ -54,6 +55,9 @@ def test_a_rank_killed_at_five_random_moments_costs_nothing(method: str, tmp_pat
         assert not (ours / "summary.json").exists()
     assert in_ranks(tmp_path / "three", 3, ROUNDS, method) == 0
     assert differences(tmp_path / "one" / method, ours) == []
+    save_findings(
+        "ranks.json", {f"killed, {method}": {"processes": 3, "kills": KILLS, "rounds": ROUNDS, "equal": True}}
+    )
 
 
 @pytest.mark.parametrize("processes", [2, 4])
@@ -64,6 +68,7 @@ def test_so_many_processes_write_the_files_of_one(processes: int, tmp_path: Path
     assert {name: differences(tmp_path / "one" / name, tmp_path / "many" / name) for name in PACKAGED} == {
         name: [] for name in PACKAGED
     }
+    save_findings("ranks.json", {f"{processes} processes": {"methods": len(PACKAGED), "equal": True}})
 
 
 def test_two_torchrun_nodes_on_two_addresses_write_the_files_of_one_process(tmp_path: Path) -> None:
@@ -89,3 +94,4 @@ def test_two_torchrun_nodes_on_two_addresses_write_the_files_of_one_process(tmp_
     assert {name: differences(tmp_path / "one" / name, tmp_path / "two" / name) for name in PACKAGED} == {
         name: [] for name in PACKAGED
     }
+    save_findings("ranks.json", {"two nodes of torchrun": {"methods": len(PACKAGED), "equal": True}})
