@@ -147,7 +147,7 @@ def test_a_comparison_defaults_to_three_seeds_from_the_configurations(capsys, im
     config = write_config(tmp_path / "seven.toml", seed=7, rounds=1)
     code, out, _ = ffl(capsys, "compare", config, "--methods", "fedavg", "--data", images, "--out", tmp_path / "c")
     assert code == 0
-    assert "seven.toml, 3 seeds" in one_line(out)
+    assert "seven.toml,3seeds" in one_line(out).replace(" ", "")  # a long path is divided wherever the line ends
     assert all((tmp_path / "c" / f"fedavg-seed{seed}" / "summary.json").exists() for seed in (7, 8, 9))
 
 
@@ -185,7 +185,7 @@ def test_compare_ends_in_a_table(capsys, config: Path, images: Path, tmp_path: P
     code, again, _ = ffl(capsys, *arguments, "--data", images, "--out", tmp_path / "c", "--resume", "--quiet")
     assert code == 0
     assert one_line(out).endswith(one_line(again))
-    assert "tiny.toml, 2 seeds" in one_line(again)
+    assert "tiny.toml,2seeds" in one_line(again).replace(" ", "")
 
 
 def test_a_comparison_is_not_overwritten_and_needs_equal_images(

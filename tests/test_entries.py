@@ -80,7 +80,7 @@ def test_variants_of_one_method_and_a_range_of_seeds(capsys, config: Path, image
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [row["method"] for row in rows] == methods.split(",")
     assert "Factorized-FL (epsilon=3, tau=0.9)" in out
-    assert "tiny.toml, 2 seeds" in one_line(out)
+    assert "tiny.toml,2seeds" in one_line(out).replace(" ", "")
     assert "run 8/8, Factorized-FL, tau=0.9, epsilon=3.0, seed 2: round 2/2" in out
     code, _, err = ffl(capsys, *begun, "--resume", "--seeds", "1")
     assert (code, "also has the seed 2" in err) == (2, True)

@@ -126,7 +126,7 @@ def test_a_hook_sees_the_clients_own_tensors_and_the_download_in_the_models_orde
             seen.append((local.tensors, list(given)))
             return given
 
-    monkeypatch.setitem(METHODS, "watching", ffl.register(Watching))
+    monkeypatch.setitem(METHODS, "watching", Watching)  # is removed again after the test
     federation = federation_of("watching", True)
     run_round(federation, 1)
     own = {name: tensor.clone() for name, tensor in federation.clients.state.client(0).items()}

@@ -163,7 +163,7 @@ def test_oracles_extra_payloads_and_several_weightings_are_refused(monkeypatch: 
     with pytest.raises(UserError, match="align = 'statistics' sends tensors that are not encrypted"):
         tiny_config("fedavg", protect="encrypt", align="statistics")
     with monkeypatch.context() as patch:
-        patch.setattr(FedAvg, "extra_up", lambda self, initial, shared: {"more": torch.zeros(1)})
+        patch.setattr(FedAvg, "extra_up", lambda self, initial, shared, roles: {"more": torch.zeros(1)})
         with pytest.raises(UserError, match="fedavg sends further payloads"):
             tiny_federation("fedavg", protect="encrypt")
     federation = tiny_federation("factorized-peers", protect="encrypt", options={"general": 1})
