@@ -20,13 +20,7 @@ from factorized_fl.presets import find_preset
 from factorized_fl.report.page import write_report
 from factorized_fl.report.progress import ProgressObserver
 from factorized_fl.report.trackers import make_tracker
-from factorized_fl.results.comparison import (
-    Comparison,
-    compare_methods,
-    comparison_json,
-    refuse_losing,
-    run_folder,
-)
+from factorized_fl.results.comparison import Comparison, compare_methods, comparison_json, refuse_losing, run_folder
 from factorized_fl.results.effect import CONTROL
 from factorized_fl.results.entries import check_configs, check_settings, parse_entry, plan_runs
 from factorized_fl.results.reading import RunFiles, read_run

@@ -3,7 +3,7 @@
 python -m studies.alignment_runs run PRESET --jobs 2 --data DIR    runs or resumes; what is finished is not run again
 python -m studies.alignment_runs show                              writes the table
 
-PRESET is a suite of `ffl bench`, whose settings, learning rates and runs without matching are used. Results are kept
+PRESET is a suite of `ffl bench`. Its settings, learning rates and runs without matching are used. Results are kept
 beside those of the suite, as results/bench/PRESET/METHOD_align=WAY.lrRATE.seedN.json.
 """
 

@@ -35,7 +35,7 @@ class Suite:
 
     @property
     def tuned_entries(self) -> list[str]:
-        """Return the entries whose learning rate is chosen; the others have that of `choice_of`."""
+        """Return the entries for which a learning rate is chosen; all other entries have the rate of `choice_of`."""
         return [entry for entry in self.entries if not _BORROWING & parse_entry(entry).own.keys()]
 
     def rates(self, entry: str) -> list[float]:

@@ -61,7 +61,7 @@ class Visitor:
 
 
 class WithVisitors(Loopback):
-    """A loopback whose site dahlia says that it visits; its polls are held for long, as between processes."""
+    """A loopback in which the site dahlia visits the federation; polls are held for long, as between processes."""
 
     hold = 2.0
 
