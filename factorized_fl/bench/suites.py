@@ -16,7 +16,13 @@ Choice = Mapping[str, Any]  # settings of an entry: its learning rate `lr`, and 
 Choices = Mapping[str, Choice]  # what was chosen for each entry that was tuned
 SEEDS = (1, 2, 3)
 _BORROWING = {"oracle", "align"}  # entries with such a setting have the rate of the entry without it
-_KEYS = ("about", "preset", "data", "entries", "groups", "seeds", "settings", "rates_of", "tuning")
+_TUNING = {"seed": "a whole number", "rates": "a list of numbers", "methods": "a table", "options": "a table"}
+_KEYS = {  # what a suite holds
+    **dict.fromkeys(("about", "preset", "data", "rates_of"), "a text"),
+    **dict.fromkeys(("entries", "groups"), "a list of texts"),
+    **{"seeds": "a list of whole numbers", "settings": "a table", "tuning": "a table"},
+}
+_OF_FILE = dict.fromkeys(("groups", "suites", "settings", "tuning"), "a table")
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,24 @@ def _plain(entry: str) -> str:
 
 
 def read_suites(file: Path | None = None) -> dict[str, Suite]:
-    """Return the suites of a file, of the package's own without one. Raise UserError for an unknown key or group."""
+    """Return the suites of a file, of the package's own without one.
+
+    Raise UserError for an unknown key or group, or a value of a wrong kind.
+    """
     table = read_table(file) if file else tomllib.loads(Path(__file__).with_name("suites.toml").read_text("utf-8"))
+    _check(table, _OF_FILE, "the file of suites")
     groups, suites = table.get("groups", {}), table.get("suites", {})
+    _check(groups, dict.fromkeys(groups, "a list of texts"), "the groups")
+    _check(suites, dict.fromkeys(suites, "a table"), "the suites")
     found = {}
     for name, given in suites.items():
-        if strange := [key for key in given if key not in _KEYS]:
-            raise unknown(f"key of the suite {name}", strange[0], _KEYS)
+        _check(given, _KEYS, f"the suite {name}")
+        if "preset" not in given:
+            raise UserError(f"The suite {name} has no preset: name one, as `ffl presets` lists them.")
+        tuning = {**table.get("tuning", {}), **given.get("tuning", {})}
+        _check(tuning, _TUNING, f"the tuning of {name}")
+        for part, kind in (("methods", "a list of numbers"), ("options", "a list of tables")):
+            _check(own := tuning.get(part, {}), dict.fromkeys(own, kind), f"tuning.{part} of {name}")
         if missing := [group for group in given.get("groups", []) if group not in groups]:
             raise unknown(f"group of the suite {name}", missing[0], groups)
         if given.get("rates_of", name) not in suites:
@@ -95,10 +112,27 @@ def read_suites(file: Path | None = None) -> dict[str, Suite]:
             {**table.get("settings", {}), **given.get("settings", {})},
             given.get("data", ""),
             given.get("rates_of", ""),
-            {**table.get("tuning", {}), **given.get("tuning", {})},
+            tuning,
             given.get("about", ""),
         )
     return found
+
+
+def _check(table: Table, kinds: Mapping[str, str], of: str) -> None:
+    """Raise UserError unless all keys of a table are known and their values of these kinds."""
+    if strange := [key for key in table if key not in kinds]:
+        raise unknown(f"key of {of}", strange[0], kinds)
+    for key, value in table.items():
+        if not _fits(value, kinds[key]):
+            raise UserError(f"{key} of {of} must be {kinds[key]}, not {value!r}.")
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if kind.startswith("a list of "):
+        one = f"a {kind.removeprefix('a list of ').removesuffix('s')}"
+        return isinstance(value, list) and all(_fits(each, one) for each in value)
+    types = {"a text": str, "a table": dict, "a whole number": int, "a number": int | float}
+    return isinstance(value, types[kind]) and not isinstance(value, bool)
 
 
 def make_cell(suite: Suite, entry: str, seed: int, choice: Choice | None = None) -> Cell:

@@ -78,7 +78,7 @@ def bench_command(
     failed = []
     place = Place(out, work, data, device, threads or threads_for(jobs), keep)
     for count, (each, state) in enumerate(run_cells(cells, place, jobs), 1):
-        left = "" if state == "was done" else _minutes(expected_seconds(cells, out, jobs))
+        left = _minutes(expected_seconds(cells, out, jobs)) if state == "done" else ""
         console.print(f"{count}/{len(cells)} {each.suite}/{each.name}: {state}{left}", soft_wrap=True)
         failed += [] if state in ("done", "was done") else [f"{each.suite}/{each.name}"]
     for found in wanted:

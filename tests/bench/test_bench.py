@@ -132,6 +132,25 @@ def test_names_of_no_cell_are_refused(tiny: Suite, name: str) -> None:
         find_cell(tiny, name)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("suites = 3", "suites of the file of suites must be a table, not 3"),
+        ("[suite.x]", "Unknown key of the file of suites 'suite'. Did you mean 'suites'"),
+        ("[groups]\na = 'fedavg'", "a of the groups must be a list of texts, not 'fedavg'"),
+        ("[suites.x]\nentries = ['fedavg']", "The suite x has no preset: name one"),
+        ("[suites.x]\npreset = 'demo'\nentries = 'fedavg'", "entries of the suite x must be a list of texts"),
+        ("[suites.x]\npreset = 'demo'\nseeds = [true]", "seeds of the suite x must be a list of whole numbers"),
+        ("[tuning]\nrates = 'a'\n[suites.x]\npreset = 'demo'", "rates of the tuning of x must be a list of numbers"),
+        ("[tuning.options]\npacfl = [3]\n[suites.x]\npreset = 'demo'", "pacfl of tuning.options of x must be a list"),
+    ],
+)
+def test_a_malformed_file_of_suites_is_refused_in_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_suites(tmp_path / "bad.toml")
+
+
 def test_another_configuration_and_other_entries_are_refused(tiny: Suite, file: Path, tmp_path: Path, capsys) -> None:
     write(tiny, tmp_path / "out", "stand-alone", {"lr": 0.02}, 1, 30)
     one = make_cell(replace(tiny, settings={**tiny.settings, "rounds": 2}), "stand-alone", 1, {"lr": 0.02})
