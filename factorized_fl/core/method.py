@@ -23,6 +23,7 @@ class Method:
     name: ClassVar[str]
     card: ClassVar[Card] = Card()
     needs_agreeing_labels: ClassVar[bool] = False  # compares class numbers of clients, unless classes are matched
+    needs_classes: ClassVar[bool] = False  # each example has one class: no regression, no several labels
     class_payloads: ClassVar[frozenset[str]] = frozenset()  # further payloads that have a row for each class
     mixes_first: ClassVar[bool] = False  # `mix` is called before the first round as well, when nothing was received
     needs_start: ClassVar[bool] = False  # `mix` reads `Server.start`

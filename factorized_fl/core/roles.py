@@ -97,7 +97,8 @@ def last_linear(model: nn.Module, method: str) -> nn.Linear:
     last = last_layer(model)
     if not isinstance(last, nn.Linear):
         raise UserError(
-            f"The classifier ends in a {type(last).__name__}, but {method} needs one that ends in a Linear."
+            f"The classifier ends in a {type(last).__name__}, but {method} needs one that ends in a Linear: "
+            "change it, or choose fedavg or another method."
         )
     return last
 
@@ -125,7 +126,10 @@ def last_body_v(roles: Mapping[str, Role]) -> str:
     """Return the name of the v of the last factorised layer before the head (paper: v^{L-1}), or raise UserError."""
     names = [name for name, role in roles.items() if role.kind == "v" and not role.head]
     if not names:
-        raise UserError("The model has no factorised layer before its head, so there is no v to match clients by.")
+        raise UserError(
+            "The model has no factorised layer before its head, so there is no v to match clients by: put one there, "
+            "or choose fedavg or another method that does not match by v."
+        )
     return names[-1]
 
 

@@ -106,6 +106,12 @@ def label_refusal(method: Method) -> str:
     )
 
 
+def class_refusal(method: Method) -> str:
+    """Returns the error for targets that are no classes, with some methods that serve them."""
+    cannot = ", ".join(name for name, other in METHODS.items() if other.needs_classes)
+    return f"{method.name} needs a class for each example: choose fedavg or any other method except {cannot}."
+
+
 def encryptable() -> list[str]:
     """The methods whose weights do not depend on shared tensors; with the option that this needs, if any."""
     found = []
@@ -161,6 +167,7 @@ __all__ = [
     "METHODS",
     "Card",
     "Method",
+    "class_refusal",
     "encryptable",
     "find_method",
     "label_refusal",

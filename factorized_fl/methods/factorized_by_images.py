@@ -9,6 +9,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import FINGERPRINT
 from factorized_fl.core.method import Normal
 from factorized_fl.core.options import option
+from factorized_fl.core.roles import find_head, layers, layers_under
 from factorized_fl.core.views import Roles, Tensors
 from factorized_fl.methods.factorized import Factorized
 from factorized_fl.methods.fingerprints import (
@@ -34,7 +35,15 @@ class FactorizedByImages(Factorized):
             raise UserError(f"blur = {self.blur} has no effect where no statistics travel: set match=statistics.")
 
     def parametrize(self, model: nn.Module, generator: torch.Generator, labels_agree: bool) -> nn.Module:
-        """Factorises the model and adds a buffer for the statistics of the client's images."""
+        """Factorises the model and adds a buffer for the statistics of the client's images.
+
+        Raises UserError if these would be numbers of the outputs of a classifier that clients do not share.
+        """
+        if self.looks_at_images and not labels_agree and layers_under(model, find_head(model)) == [*layers(model)]:
+            raise UserError(
+                f"{self.name} compares images by a layer before the classifier, but the network has none: put a layer "
+                "before it, or choose fedavg or another method."
+            )
         model = super().parametrize(model, generator, labels_agree)
         return make_room(model) if self.looks_at_images else model
 

@@ -20,6 +20,7 @@ class FedBABU(Method):
 
     In all rounds but the last, what is tested is the body under the untrained head. After the last round each client
     trains `tune_epochs` on its own images: the whole model, as in the paper's main results, the head or the body.
+    Clients count alike in the mean, as in the authors' code.
     """
 
     name = "fedbabu"

@@ -41,6 +41,7 @@ class FedProto(Method):
     card = card_of("fedproto", cost=_count_prototypes)
     capturable = True
     needs_agreeing_labels = True
+    needs_classes = True
     class_payloads = frozenset({"prototypes", "counts", "known"})
 
     pull: float = option(1.0, "lambda: weight of the distance to the global prototypes", low=0)

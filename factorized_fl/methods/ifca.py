@@ -29,9 +29,9 @@ class IFCA(FedAvg):
     """The server keeps several models; each client trains and returns the one that fits its images best.
 
     A client computes the loss of every model on its training images and begins with the best one. Each model becomes
-    the mean over the clients of the last round that chose it, weighted by images. Where labels disagree, the bodies are
-    tried under the client's own classifier. The first model begins with the common weights, the others with the same
-    weights in random order inside each tensor.
+    the mean over the clients of the last round that chose it, weighted by images; in the paper all clients have equally
+    many. Where labels disagree, the bodies are tried under the client's own classifier. The first model begins with the
+    common weights, the others with the same weights in random order inside each tensor.
     """
 
     name = "ifca"

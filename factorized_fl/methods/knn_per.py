@@ -47,11 +47,13 @@ class KNNPer(FedAvg):
 
     The probability of a class is share x that of the k nearest stored features, weighted by exp(-distance / scale),
     plus (1 - share) x the model's. Features are the inputs of the classifier's last layer, computed with the model that
-    is tested. The paper chooses the share for each client on validation images; here it is one option for all.
+    is tested: the client's own after local training, in the paper the global one. The paper chooses the share for each
+    client on validation images; here it is one option for all.
     """
 
     name = "knn-per"
     card = card_of("knn-per")
+    needs_classes = True
 
     share: float = option(0.5, "lambda: share of the neighbours in the prediction", low=0, high=1)
     neighbours: int = option(10, "k: number of neighbours", low=1)

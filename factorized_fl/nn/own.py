@@ -81,7 +81,7 @@ def equalise(models: Mapping[int, nn.Module], clients: Mapping[int, str]) -> Non
     """Give networks with different numbers of outputs the same initial values outside their classifiers.
 
     Keys are numbers of outputs; `clients` names a client of each. Raise UserError if the networks differ there in the
-    names or shapes of their tensors, or if they share no tensor.
+    names or shapes of their tensors.
     """
     (count, first), *others = models.items()
     head, state = find_head(first), first.state_dict()
@@ -89,10 +89,10 @@ def equalise(models: Mapping[int, nn.Module], clients: Mapping[int, str]) -> Non
     for outputs, model in others:
         own = model.state_dict()
         pair = f"between {clients[count]} and {clients[outputs]}"
+        if clients[count] == clients[outputs]:
+            pair = f"between networks with {count} and {outputs} outputs"
         if odd := sorted(own.keys() ^ state.keys()):
             raise UserError(f"The model differs {pair}: only one has a tensor '{odd[0]}'; make all of them alike.")
-        if not body:
-            raise UserError(f"The model has only a classifier, which cannot be shared {pair}: put a layer before it.")
         for name in body:
             if own[name].shape != state[name].shape:
                 shapes = f"{list(state[name].shape)} and {list(own[name].shape)}"

@@ -65,7 +65,9 @@ def find_alignment(
     if config.align == "off" or not config.exchanges:
         return None
     if scenario.targets(0, scenario.clients[0].train[:1]).is_floating_point():
-        raise UserError(f"align = '{config.align}' matches classes, but the targets of this task are not classes.")
+        raise UserError(
+            f"align = '{config.align}' matches classes, but the targets of this task are not classes: leave it off."
+        )
     if scenario.labels_agree:
         raise UserError(f"align = '{config.align}' has no effect where all clients number their classes alike.")
     counts = [len(client.classes) for client in scenario.clients]

@@ -22,7 +22,7 @@ from factorized_fl.data.scenarios import (
     try_validation,
 )
 from factorized_fl.data.sources import load, normalisation
-from factorized_fl.methods import Method, label_refusal
+from factorized_fl.methods import Method, class_refusal, label_refusal
 from factorized_fl.nn.models import FEWEST_PIXELS
 
 # Settings of data that the package loads and deals itself.
@@ -110,6 +110,8 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
         scenario = align_labels(scenario)
     if config.oracle == "centralised":
         scenario = pool_domains(scenario)
+    if method.needs_classes and scenario.labels.is_floating_point():
+        raise UserError(f"The targets of this scenario are numbers. {class_refusal(method)}")
     if method.needs_agreeing_labels and not scenario.labels_agree and config.align == "off":
         raise UserError(f"The clients of this scenario number their classes differently. {label_refusal(method)}")
     if config.has_own_model:

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from factorized_fl.core.errors import UserError
+from factorized_fl.simulate.rounds import run_round
 from tests.methods.hand import Hand, Numbers, assert_equal, compare, correct_answers, federation_of
 from tests.methods.test_by_hand import AGREE, PARTICIPATION
 from tests.tiny import tiny_federation
@@ -55,6 +56,16 @@ def test_fedper_and_fedbn_are_averages_of_a_part(method: str, agree: bool, parti
         images = sum(hand.weights[k] for k in hand.known)
         given = hand.weighted({k: hand.weights[k] / images for k in hand.known}) if hand.known else {}
         compare(federation, hand, number, one_client)
+
+
+def test_fedper_is_fedavg_where_labels_disagree() -> None:
+    found = [federation_of(method, False) for method in ("fedper", "fedavg")]
+    for number in (1, 2, 3):
+        for federation in found:
+            run_round(federation, number)
+    one, two = (federation.tensors for federation in found)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def attention(hand: Known, k: int, others: list[int], cosine: bool) -> dict[int, float]:

@@ -30,6 +30,9 @@ def is_run(method: str, label: str) -> bool:
 RUNS = [(method, label) for method in sorted(METHODS) for label in ALL_CASES if is_run(method, label)]
 # The combinations that cannot run, with the reason that the error gives.
 REFUSED = {("fedap", label): "no BatchNorm" for label in ALL_CASES if label != "series"}
+REFUSED |= {
+    (name, label): "the network has none" for name in ("fedap", "fedbn") for label in ("mlp", "mlp, labels agree")
+}
 REFUSED |= {("fedproto", case): "number their classes differently" for case in CASES}
 
 
