@@ -13,6 +13,7 @@ from factorized_fl.simulate.alignment import judge_matches
 from studies import alignment_runs, alignment_variants
 from studies.alignment import matching_lines, score
 from studies.alignment_checks import check_lines
+from studies.subspaces import angle_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +26,12 @@ def test_the_documentation_has_the_measured_numbers() -> None:
     assert len(lines) > 10
     assert [line for line in lines if line not in text.splitlines()] == []
     assert alignment_runs.with_table(text, ROOT / "results" / "bench") == text
+
+
+def test_the_angles_of_pacfl_are_the_measured_ones() -> None:
+    record = json.loads((ROOT / "results" / "align" / "angles.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "prior-art.md").read_text(encoding="utf-8")
+    assert [line for line in angle_lines(record) if line not in text.splitlines()] == []
 
 
 def test_the_table_has_a_row_for_each_way_with_its_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
