@@ -1,12 +1,19 @@
 """The compiled engine on a GPU: is it the reference engine step by step, and how long does a client step take?
 
-    python benchmarks/compiled.py [--out results/performance/compiled.json] [--only check|time] [--rounds 5]
+    python benchmarks/compiled.py [--out results/performance/compiled.json] [--only check|time] [--rounds 3]
+                                  [--seconds 150]
 
 `check`: 20 clients of one batch each, so that a round of local training is one step. After each of 12 steps the loss
 and every tensor of the compiled engine are compared with those of the reference engine, in float32 with repeatable
-algorithms. Cases that fail are reported, and the others go on. `time`: milliseconds per client step in whole rounds of
-20 clients of 96 images, batch 64 and 5 epochs, for the network of the presets mini-* (ResNet-9 of a quarter of the
-width, 16 x 16) and for a network of a user's own, by engine, precision and lanes. Images are random.
+algorithms. Cases that fail are reported, and the others are still run.
+
+`time`: milliseconds per client step in whole rounds of 20 clients, batch 64 and 2 epochs (14 steps of a client with
+ResNet-9, 16 with the other network), for the network of the presets mini-* (ResNet-9 of a quarter of the width,
+16 x 16) and for a network that a user wrote, by engine, precision and lanes. For each network and method, every engine
+first trains one round, in which it captures steps and chooses algorithms. The engines then train the following rounds
+in turns, so that the ratios are of rounds side by side; a figure is the median of `--rounds` rounds. `--seconds` limits
+the time: no further network or method begins after it, and no further turn once each engine has been timed. Images are
+random.
 """
 
 import argparse
@@ -31,7 +38,7 @@ from factorized_fl.results.environment import describe_environment
 from factorized_fl.simulate.build import Federation, build_federation
 
 CLIENTS, BATCH, STEPS = 20, 64, 12
-RESNET, OWN = "ResNet-9, 1/4, 16 x 16", "own network, 32 x 32"
+RESNET, OWN = NETWORKS = "ResNet-9, 1/4, 16 x 16", "own network, 32 x 32"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the script can be tried out
 
 
@@ -96,36 +103,48 @@ def check(network: str, method: str, **settings: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def seconds_of(network: str, method: str, engine: str, lanes: int, rounds: int, precision: str) -> dict[str, Any]:
-    """Milliseconds per client step over whole rounds after the first two, which choose algorithms and capture."""
-    images = 96 * 5 if network == RESNET else 512
-    made = federation(
-        network, method, "reference", images, 0.5 if network == OWN else 0.0, precision=precision, epochs=5
-    )
-    work = made.engine.work  # type: ignore[attr-defined]
-    chosen = {
-        "reference": lambda: ReferenceEngine(work),
-        "compiled": lambda: CompiledEngine(work, lanes),
-        "auto": lambda: build_engine("auto", work),
-    }[engine]()
-    if DEVICE == "cuda":
-        torch.backends.cudnn.allow_tf32 = precision != "fp32"
-        torch.cuda.reset_peak_memory_stats()
-    each, first = [], 0.0
-    for round_number in range(1, rounds + 3):
+class Timed:
+    """One engine with its federation, whose rounds of local training are timed."""
+
+    def __init__(self, network: str, method: str, engine: str, lanes: int, precision: str) -> None:
+        """Makes the federation and trains the first round, with captures and the choice of algorithms."""
+        dropout = 0.5 if network == OWN else 0.0
+        images = 480 if network == RESNET else 512
+        self.case = {"network": network, "method": method, "engine": engine, "precision": precision, "lanes": lanes}
+        self.made = federation(network, method, "reference", images, dropout, precision=precision, epochs=2)
+        work = self.made.engine.work  # type: ignore[attr-defined]
+        self.engine = {
+            "reference": lambda: ReferenceEngine(work),
+            "compiled": lambda: CompiledEngine(work, lanes),
+            "auto": lambda: build_engine("auto", work),
+        }[engine]()
+        self.rounds, self.steps_ms, self.loss = 0, list[float](), 0.0
+        before = torch.cuda.memory_reserved() if DEVICE == "cuda" else 0
+        self.first = self.round()
+        self.steps_ms.clear()
+        self.reserved = (torch.cuda.memory_reserved() - before) / 2**30 if DEVICE == "cuda" else 0.0
+
+    def round(self) -> float:
+        """Trains one round; returns its seconds and keeps the milliseconds per client step."""
+        if DEVICE == "cuda":
+            torch.backends.cudnn.allow_tf32 = self.case["precision"] != "fp32"
+            torch.cuda.synchronize()
+        self.rounds += 1
         began = time.perf_counter()
-        results = made.clients.train(round_number, range(CLIENTS), chosen)
+        results = self.made.clients.train(self.rounds, range(CLIENTS), self.engine)
         if DEVICE == "cuda":
             torch.cuda.synchronize()
         spent = time.perf_counter() - began
-        first = first or spent
-        each.append(1e3 * spent / sum(result.steps for result in results.values()))
-    loss = statistics.fmean(result.loss for result in results.values())
-    peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
-    return {
-        "network": network, "method": method, "engine": chosen.describe()["engine"], "precision": precision,
-        "lanes": lanes, "step_ms": statistics.median(each[2:]), "first_round_s": first, "peak_gib": peak, "loss": loss,
-    }  # fmt: skip
+        self.steps_ms.append(1e3 * spent / sum(result.steps for result in results.values()))
+        self.loss = statistics.fmean(result.loss for result in results.values())
+        return spent
+
+    def row(self) -> dict[str, Any]:
+        """The result: the median of the timed rounds, the seconds of the first, and memory added by this engine."""
+        return {
+            **self.case, "runs_on": self.engine.describe()["engine"], "step_ms": statistics.median(self.steps_ms),
+            "each_ms": self.steps_ms, "first_round_s": self.first, "added_gib": self.reserved, "loss": self.loss,
+        }  # fmt: skip
 
 
 CHECKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -140,8 +159,8 @@ CHECKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (OWN, "fedrep", {"augment": "none", "schedule": "cosine", "ema": 0.9}),
 )
 TIMES = (
-    ("reference", 0, "fp32"), ("reference", 0, "bf16"), ("compiled", 1, "fp32"), ("compiled", 1, "bf16"),
-    ("compiled", 2, "bf16"), ("compiled", 4, "bf16"), ("compiled", 8, "bf16"), ("compiled", 4, "tf32"),
+    ("reference", 0, "tf32"), ("reference", 0, "fp32"), ("compiled", 1, "bf16"), ("compiled", 2, "bf16"),
+    ("compiled", 4, "bf16"), ("compiled", 8, "bf16"), ("compiled", 4, "tf32"), ("compiled", 4, "fp32"),
 )  # fmt: skip
 
 
@@ -149,12 +168,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("results/performance/compiled.json"))
     parser.add_argument("--only", choices=("check", "time"))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=150.0)
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"checks": [], "times": [], "failures": [], "environment": describe_environment(1, DEVICE)}
+    began = time.perf_counter()
+    result: dict[str, Any] = {
+        "checks": [],
+        "times": [],
+        "failures": [],
+        "left_out": [],
+        "environment": describe_environment(1, DEVICE),
+    }
 
-    def attempt(kind: str, function: Any, *args: Any, **settings: Any) -> dict[str, Any] | None:
+    def attempt(kind: str, function: Any, *args: Any, **settings: Any) -> Any:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -166,7 +193,9 @@ def main() -> None:
         said = sorted({str(w.message).partition("\n")[0] for w in warned if "factorized_fl" in w.filename})
         for line in said:
             print(f"  warning: {line}")
-        if found:
+        if isinstance(found, Timed):
+            found.case |= {"warnings": said} if said else {}
+        elif found:
             result[kind].append(found | ({"warnings": said} if said else {}))
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
         return found
@@ -178,18 +207,30 @@ def main() -> None:
                 differences = f"{row['loss']:.1e}  {row['tensors']:.1e}  {row['lanes']}"
                 print(f"{network:24} {method:20} {differences}  {settings or ''} {row['worst']}", flush=True)
     if arguments.only != "check":
-        print(f"\n{'time':24} {'method':20} engine    precision lanes  ms/step  first round s  GiB")
-        for network in (RESNET, OWN):
-            for method in ("fedavg", "factorized-fl-beta"):
-                timed = [*TIMES, ("auto", 0, "bf16")] if network == RESNET else TIMES
-                for engine, lanes, precision in timed:
-                    row = attempt("times", seconds_of, network, method, engine, lanes, arguments.rounds, precision)
-                    if row:
-                        numbers = f"{row['step_ms']:7.3f}  {row['first_round_s']:8.1f}  {row['peak_gib']:8.2f}"
-                        print(
-                            f"{network:24} {method:20} {row['engine']:10} {precision:6} {lanes:5}  {numbers}",
-                            flush=True,
-                        )
+        print(f"\n{'time':24} {'method':20} {'engine':20} lanes  ms/step  ratio  first round s  added GiB")
+        for network, method in [
+            (network, method) for method in ("factorized-fl-beta", "fedavg") for network in NETWORKS
+        ]:
+            if time.perf_counter() - began > arguments.seconds:
+                result["left_out"].append([network, method])
+                print(f"{network:24} {method:20} left out: more than {arguments.seconds:.0f} s have passed")
+                continue
+            cases = [*TIMES, ("auto", 0, "bf16")] if network == RESNET else TIMES
+            timed = [found for case in cases if (found := attempt("", Timed, network, method, *case))]
+            for turn in range(arguments.rounds):
+                if not turn or time.perf_counter() - began < arguments.seconds:
+                    for each in timed:
+                        each.round()
+            rows = [each.row() for each in timed]
+            for row in rows:
+                row["ratio"] = row["step_ms"] / rows[0]["step_ms"]
+                print(
+                    f"{network:24} {method:20} {row['runs_on'] + ', ' + row['precision']:20} {row['lanes']:5} "
+                    f"{row['step_ms']:8.3f} {row['ratio']:6.2f} {row['first_round_s']:14.1f} {row['added_gib']:10.2f}",
+                    flush=True,
+                )
+            result["times"] += rows
+            arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ def frozen_names(model: nn.Module) -> frozenset[str]:
 def training_mode(model: nn.Module) -> nn.Module:
     """Set a model to training mode except its frozen modules, and return it."""
     model.train()
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        return model
     for module in frozen_modules(model).values():
         module.eval()
     return model

@@ -7,9 +7,6 @@ from typing import Any
 from zipfile import is_zipfile
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pcsv
-import pyarrow.parquet as pq
 
 from factorized_fl.core.errors import UserError, unknown
 
@@ -36,6 +33,10 @@ class Columns:
 
 def read_columns(path: Path) -> Columns:
     """Return the columns of a file."""
+    import pyarrow as pa  # imported here because it loads slowly, and few runs read tables
+    import pyarrow.csv as pcsv
+    import pyarrow.parquet as pq
+
     kind = path.suffix.lower()
     try:
         if kind == ".npz":

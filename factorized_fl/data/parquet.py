@@ -5,17 +5,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.data.cache import cached
 from factorized_fl.data.images import ImageSet, Pixels, Unreadable, check_shape, decode_each, place_image
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 # Encoded rows held at a time: so few that the decoded images take most of the memory.
 _ROWS_PER_BATCH = 1024
@@ -28,7 +29,7 @@ class _Source(NamedTuple):
     """An open file, and the columns of its images and labels."""
 
     file: Path
-    table: pq.ParquetFile
+    table: "pq.ParquetFile"
     image: str
     label: str
 
@@ -84,6 +85,9 @@ def read_rows(file: Path) -> tuple[tuple[str, ...], Iterator[tuple[bytes | None,
 
 
 def _open(file: Path) -> _Source:
+    import pyarrow as pa  # imported here, as below, because it loads slowly
+    import pyarrow.parquet as pq
+
     if not file.is_file():
         raise UserError(f"There is no file {file}: check the path, or fetch the data again.")
     with _whole(file):
@@ -107,6 +111,8 @@ def _open(file: Path) -> _Source:
 @contextmanager
 def _whole(file: Path) -> Iterator[None]:
     """Raise UserError in place of the errors with which a damaged file is read."""
+    import pyarrow as pa
+
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -124,6 +130,8 @@ def _class_names(source: _Source) -> tuple[str, ...]:
 
 
 def _batches(source: _Source) -> Iterator[tuple[list[bytes | None], NDArray[np.int64]]]:
+    import pyarrow as pa
+
     with _whole(source.file):
         for batch in source.table.iter_batches(_ROWS_PER_BATCH, columns=[f"{source.image}.bytes", source.label]):
             labels = batch.column(source.label).cast(pa.int64()).fill_null(NO_LABEL)

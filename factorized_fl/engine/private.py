@@ -16,6 +16,7 @@ from torch.func import grad, vmap
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.frozen import frozen_modules
+from factorized_fl.core.seeds import seed_global
 from factorized_fl.core.stack import call_untied
 from factorized_fl.core.views import Batch, Local, Phase, Tensors
 from factorized_fl.protect.budget import Budget
@@ -98,7 +99,7 @@ class PrivateGradient:
         # Dropout and augmentation depend on places in the sample: known draws would reveal which examples are in it.
         seed = int(draws.uniform("torch", 1) * 2**52)
         generator = torch.Generator().manual_seed(seed)
-        torch.manual_seed(seed)
+        seed_global(seed, next(iter(point.values())).device)
         size = max(1, _NUMBERS // max(1, sum(tensor.numel() for tensor in point.values())))
         fixed = dict(self.model.named_buffers()) | {n: t for n, t in at.items() if n not in self.names}
         for some in chosen.split(size) if len(chosen) else ():

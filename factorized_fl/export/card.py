@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, StrictUndefined
-
 from factorized_fl.config import Config
 from factorized_fl.export.clinical_report import ClinicalReport, rows_by_class, rows_by_group, rows_overall
 from factorized_fl.export.package import CLASSES, INPUTS, PIXELS, Package
@@ -29,6 +27,8 @@ def model_card(
     audited: Sequence[str] = (),
 ) -> str:
     """Return the content of README.md, from the numbers of rounds and of images that the client trained with."""
+    from jinja2 import Environment, StrictUndefined  # imported here because runs load this module and write no card
+
     file = "card.md.jinja" if package.targets == CLASSES else "values.md.jinja"
     template = resources.files("factorized_fl.export").joinpath(file).read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # of Markdown

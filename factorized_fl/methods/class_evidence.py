@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from scipy.stats import f as f_distribution
 
 from factorized_fl.core.classes import MEANS, SPREAD
 from factorized_fl.core.views import Tensors
@@ -22,6 +21,8 @@ def classes_differ(extra: Tensors, there: torch.Tensor) -> torch.Tensor:
     has approximately an F distribution if the groups are random. Both are measured with respect to the covariance
     within classes of all clients. A client with a single class passes; one without any does not.
     """
+    from scipy.special import fdtrc  # imported here because it loads slowly
+
     counts = there.sum(1)
     result = counts == 1
     if not (counts > 1).any():
@@ -39,7 +40,7 @@ def classes_differ(extra: Tensors, there: torch.Tensor) -> torch.Tensor:
         square = max(free**2 / ((free - 1) * (free + 2)) * (square - trace**2 / free), trace**2 / len(inside))
         dimensions = trace**2 / square
         ratio = float(((white**2).sum(1) * images).sum() / (count - 1) / trace)
-        chance = f_distribution.sf(ratio, dimensions * (count - 1), dimensions * free)
+        chance = fdtrc(dimensions * (count - 1), dimensions * free, ratio)
         result[k] = bool(chance < _CHANCE / len(covariances))
     return result
 

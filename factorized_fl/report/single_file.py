@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
 
 def single_file(
     title: str, summary: str, document: Mapping[str, Any], style: str, scripts: Sequence[str], *, live: bool
 ) -> str:
     """Return a page as HTML: `summary` is for browsers without JavaScript, `live` lets the script ask its server."""
+    from jinja2 import Environment, StrictUndefined  # imported here because runs load this module and write no page
+    from markupsafe import Markup
+
     script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page_asset("page.html"))
     return template.render(
