@@ -85,6 +85,12 @@ def table_of(results: Results) -> str:
     return "\n".join(lines)
 
 
+def with_variants(page: str, results: Path) -> str:
+    """The page with a new table between its two marks."""
+    suite = suite_of()
+    return put_between(page, BEGIN, table_of(read_results(suite, results, choices_of(suite, results))))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,9 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.command == "list":
         print("\n".join(cell.name for cell in cells(given.results) if not cell.path(given.results).exists()))
     elif given.command == "show":
-        suite = suite_of()
-        table = table_of(read_results(suite, given.results, choices_of(suite, given.results)))
-        write_atomically(PAGE, put_between(PAGE.read_text("utf-8"), BEGIN, table).encode())
+        write_atomically(PAGE, with_variants(PAGE.read_text("utf-8"), given.results).encode())
     else:
         place = Place(given.results, given.work, given.data, given.device, threads_for(given.jobs))
         wanted = [cell for cell in cells(given.results) if given.method in (None, cell.config.method)]

@@ -26,6 +26,7 @@ def test_the_documentation_has_the_measured_numbers() -> None:
     assert len(lines) > 10
     assert [line for line in lines if line not in text.splitlines()] == []
     assert alignment_runs.with_table(text, ROOT / "results" / "bench") == text
+    assert alignment_variants.with_variants(text, ROOT / "results" / "bench") == text
 
 
 def test_the_angles_of_pacfl_are_the_measured_ones() -> None:
