@@ -48,10 +48,17 @@ def matches_of(runs: Iterable[Record]) -> str:
     return found_and_right([run["summary"]["matches"] for run in runs if "matches" in run["summary"]])
 
 
+def has_matches(runs: Iterable[Record]) -> bool:
+    """Whether some run used a match in its last round: all others differ from runs without matching by chance only."""
+    return any(run["summary"].get("matches", {}).get("matched") for run in runs)
+
+
 def run_lines(results: Results) -> list[str]:
-    """The rows of one preset; changes are judged as one family."""
-    lines, matched = [], [entry for entry in results.suite.entries if "align" in parse_entry(entry).own]
-    gaps = judge({entry: results.difference(entry, parse_entry(entry).method) for entry in matched})
+    """The rows of one preset; changes are judged as one family, without entries that matched nothing."""
+    lines, aligned = [], [entry for entry in results.suite.entries if "align" in parse_entry(entry).own]
+    found = {entry: results.difference(entry, parse_entry(entry).method) for entry in aligned}
+    gaps = {entry: gap for entry, gap in found.items() if gap is not None}
+    gaps |= judge({entry: gap for entry, gap in gaps.items() if has_matches(results.runs[entry].values())})
     for entry in filter(results.runs.__contains__, results.suite.entries):
         parsed = parse_entry(entry)
         change = in_points(gaps.get(entry)) if entry in gaps else ""

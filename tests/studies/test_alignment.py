@@ -98,6 +98,13 @@ def test_a_variant_is_compared_with_the_first_one_and_the_same_matching(
     assert true_more.endswith("100% / 100% | 1 |")
 
 
+def test_runs_that_matched_nothing_are_not_judged() -> None:
+    runs = [{"summary": {"matches": {"same": 9, "matched": number, "right": 0}}} for number in (0, 0)]
+    assert not alignment_runs.has_matches(runs)
+    assert not alignment_runs.has_matches([{"summary": {}}])
+    assert alignment_runs.has_matches([*runs, {"summary": {"matches": {"matched": 1}}}])
+
+
 def test_a_score_counts_pairs_of_classes_of_different_clients() -> None:
     """Two matched pairs are wrong, and both are of the client that is not sure."""
     truth = torch.tensor([[0, 1], [1, 0], [0, -1]])
