@@ -1,7 +1,7 @@
 """How long commands take to start, and a run to reach its first round, beside an earlier commit.
 
     python benchmarks/startup.py [--before 31b0f0b] [--repeat 7] [--runs-before e33082e] [--run-repeat 5]
-                                 [--out results/performance/startup.json]
+                                 [--only commands|runs] [--out results/performance/startup.json]
 
 The two source trees are started in turn, each in a process; the figures are medians. Both are compiled to bytecode
 before, as pip does when it installs a package. Runs are those of `benchmarks/cpu_loops.py`: `start` is the time from
@@ -97,14 +97,20 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--runs-before", default="e33082e")
     parser.add_argument("--run-repeat", type=int, default=5)
+    parser.add_argument("--only", choices=("commands", "runs"), help="keep the other part of the file")
     parser.add_argument("--out", type=Path, default=Path("results/performance/startup.json"))
     arguments = parser.parse_args()
     compiled(ROOT)
-    record = {"before": arguments.before, "runs_before": arguments.runs_before, "python": platform.python_version()}
+    record = json.loads(arguments.out.read_text()) if arguments.only and arguments.out.exists() else {}
+    record["python"] = platform.python_version()
     with tempfile.TemporaryDirectory() as early, tempfile.TemporaryDirectory() as late:
-        commands = time_commands(tree_of(arguments.before, early), arguments.repeat)
-        runs = time_runs(tree_of(arguments.runs_before, late), arguments.run_repeat)
-    arguments.out.write_text(json.dumps(record | {"commands": commands, "runs": runs}, indent=2) + "\n")
+        if arguments.only != "runs":
+            commands = time_commands(tree_of(arguments.before, early), arguments.repeat)
+            record |= {"before": arguments.before, "commands": commands}
+        if arguments.only != "commands":
+            runs = time_runs(tree_of(arguments.runs_before, late), arguments.run_repeat)
+            record |= {"runs_before": arguments.runs_before, "runs": runs}
+    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
