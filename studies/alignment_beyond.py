@@ -2,17 +2,14 @@
 
 python -m studies.alignment_beyond features    matching by features of a trained body; a minute on one core
 python -m studies.alignment_beyond rounds      matches by classifiers in each round; two minutes on one core
-python -m studies.alignment_beyond runs        runs; about five minutes on one core
-python -m studies.alignment_beyond show        prints the rows of the tables in docs/classes.md
+python -m studies.alignment_beyond show        prints the rows of the table of rounds
 """
 
 import itertools
 import json
 import sys
-import tempfile
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from factorized_fl.api import configure
@@ -26,7 +23,6 @@ from factorized_fl.simulate.alignment import judge_matches, match_summary, mirro
 from factorized_fl.simulate.build import Federation, build_federation
 from factorized_fl.simulate.networks import model_inputs
 from factorized_fl.simulate.rounds import download, run_round
-from factorized_fl.simulate.run import run_federation
 from factorized_fl.simulate.scenario import build_scenario_of
 from studies.alignment import describe_all
 from studies.alignment_runs import found_and_right
@@ -34,29 +30,9 @@ from studies.runner import write_measured
 
 SEEDS = (4, 5, 6)
 METHODS = ("factorized-peers", "fedavg")
-VARIANTS: dict[str, Record] = {  # each trains 24 epochs, as the demo does
-    "align=off": {"align": "off"},
-    "align=statistics": {"align": "statistics"},
-    "align=classifier": {"align": "classifier"},
-    "align=true": {"align": "true"},
-    "align=statistics, 12 rounds of 2 epochs": {"align": "statistics", "rounds": 12, "epochs": 2},
-    "align=statistics, 24 rounds of 1 epoch": {"align": "statistics", "rounds": 24, "epochs": 1},
-    "align=off, 24 rounds of 1 epoch": {"align": "off", "rounds": 24, "epochs": 1},
-    "align=statistics, ema=0.9": {"align": "statistics", "ema": 0.9},
-}
 LEAST = 0.3  # the default confidence
 SHOWN = (1, 2, 3, 6, 12, 24)  # rounds
 RESULTS = Path("results/align/beyond")
-
-
-def measure_variant(method: str, variant: str, seed: int) -> Record:
-    """The recalibrated accuracies of one run, and its matches."""
-    config = configure("demo", method, seed=seed, recalibrate=True, **VARIANTS[variant])
-    with tempfile.TemporaryDirectory() as folder:
-        summary = run_federation(config, Path(folder) / "run", device="cpu").summary()
-    assert summary is not None
-    record = {"method": method, "variant": variant, "seed": seed, "accuracy": round(summary["accuracy_mean"], 4)}
-    return record | {name: summary[name] for name in ("matches",) if name in summary}
 
 
 @torch.no_grad()
@@ -126,17 +102,6 @@ def measure_rounds() -> Record:
     return {"rounds": found}
 
 
-def measure_runs() -> Record:
-    """All runs, printed as they end."""
-    runs = []
-    for method, variant in itertools.product(METHODS, VARIANTS):
-        if method == METHODS[0] or len(VARIANTS[variant]) == 1:
-            runs += [measure_variant(method, variant, seed) for seed in SEEDS]
-            mean = np.mean([record["accuracy"] for record in runs[-len(SEEDS) :]])
-            print(f"{method}, {variant}: {100 * mean:.1f}", flush=True)
-    return {"runs": runs}
-
-
 def round_lines(record: Record) -> list[str]:
     """The rows of the documentation's table of rounds."""
     lines = []
@@ -146,27 +111,13 @@ def round_lines(record: Record) -> list[str]:
     return lines
 
 
-def variant_lines(record: Record) -> list[str]:
-    """The rows of the documentation's table of variants."""
-    lines = []
-    for method, variant in itertools.product(METHODS, VARIANTS):
-        rows = [row for row in record["runs"] if (row["method"], row["variant"]) == (method, variant)]
-        accuracy = [f"{100 * row['accuracy']:.1f}" for row in rows]
-        mean = 100 * np.mean([row["accuracy"] for row in rows]) if rows else 0.0
-        matches = found_and_right([row["matches"] for row in rows if "matches" in row])
-        if rows:
-            lines.append(f"| {method} | `{variant}` | {mean:.1f} | {', '.join(accuracy)} | {matches} |")
-    return lines
-
-
 def main() -> None:
     """Measure, or print the rows of the tables."""
     what = sys.argv[1]
     if what == "show":
-        for name, lines in (("rounds", round_lines), ("runs", variant_lines)):
-            print("\n".join(lines(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))))
+        print("\n".join(round_lines(json.loads((RESULTS / "rounds.json").read_text(encoding="utf-8")))))
         return
-    measure = {"features": measure_all_features, "rounds": measure_rounds, "runs": measure_runs}[what]
+    measure = {"features": measure_all_features, "rounds": measure_rounds}[what]
     write_measured(RESULTS / f"{what}.json", configure("demo", seed=SEEDS[0]), "cpu", measure)
 
 

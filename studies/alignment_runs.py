@@ -8,7 +8,7 @@ beside those of the suite, as results/bench/PRESET/METHOD_align=WAY.lrRATE.seedN
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +43,11 @@ def found_and_right(counts: Sequence[Record]) -> str:
     return f"{right / same:.0%} / {f'{right / matched:.0%}' if matched else '-'}"
 
 
+def matches_of(runs: Iterable[Record]) -> str:
+    """`found_and_right` of all runs that match classes."""
+    return found_and_right([run["summary"]["matches"] for run in runs if "matches" in run["summary"]])
+
+
 def run_lines(results: Results) -> list[str]:
     """The rows of one preset; changes are judged as one family."""
     lines, matched = [], [entry for entry in results.suite.entries if "align" in parse_entry(entry).own]
@@ -51,9 +56,7 @@ def run_lines(results: Results) -> list[str]:
         parsed = parse_entry(entry)
         change = in_points(gaps.get(entry)) if entry in gaps else ""
         cells = [f"`{results.suite.name}`", parsed.method, str(parsed.own.get("align", "off")).lower()]
-        summaries = [run["summary"] for run in results.runs[entry].values()]
-        matches = found_and_right([each["matches"] for each in summaries if "matches" in each])
-        cells += [f"{100 * results.mean(entry):.1f}", change, matches]
+        cells += [f"{100 * results.mean(entry):.1f}", change, matches_of(results.runs[entry].values())]
         lines.append(f"| {' | '.join([*cells, ', '.join(map(str, sorted(results.runs[entry])))])} |")
     return lines if gaps else []
 
@@ -70,8 +73,14 @@ def table_of(results: Path) -> str:
 
 def with_table(page: str, results: Path) -> str:
     """The page with a new table between its two marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{table_of(results)}\n{END}{rest.split(END)[1]}"
+    return put_between(page, BEGIN, table_of(results))
+
+
+def put_between(page: str, begin: str, table: str) -> str:
+    """The page with a table between the mark `begin` and the next `END`; raise ValueError if a mark is missing."""
+    before, rest = page.split(begin)
+    after = rest[rest.index(END) :]
+    return f"{before}{begin}\n{table}\n{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

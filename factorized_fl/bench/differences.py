@@ -96,9 +96,12 @@ class Results:
         return None if found is None else Gap(found, len(seeds))
 
 
-def read_results(suite: Suite, results: Path) -> Results:
-    """Return the finished runs of a suite; raise UserError for a damaged file or one of another configuration."""
-    choices = read_rates(suite, results)
+def read_results(suite: Suite, results: Path, choices: Choices | None = None) -> Results:
+    """Return the finished runs of a suite with its tuned rates, or those of `choices`.
+
+    Raise UserError for a damaged file or one of another configuration.
+    """
+    choices = read_rates(suite, results) if choices is None else choices
     runs: dict[str, dict[int, Record]] = {}
     missing = []
     for cell in cells_of(suite, choices):

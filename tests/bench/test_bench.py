@@ -70,7 +70,7 @@ def test_the_packages_suites_are_possible_and_name_each_run_once() -> None:
         assert len({cell.name for cell in found}) == len(found) == len(suite.entries)
         assert asked <= set(suite.entries)
         assert {control_entry(entry) for entry in asked} <= set(suite.entries)
-        assert suite.rates_of or all(len(suite.rates(entry)) == 4 for entry in suite.tuned_entries)
+        assert suite.rates_of or all(len(suite.rates(entry)) == 6 for entry in suite.tuned_entries)
         assert all(cell.config.recalibrate and cell.config.test_every >= cell.config.rounds for cell in found)
     every = suites["mini-domains"].entries
     assert {control_entry(entry) for entry in every} <= set(every)

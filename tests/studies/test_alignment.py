@@ -10,7 +10,7 @@ from factorized_fl.bench.cells import Place, run_or_read
 from factorized_fl.bench.suites import Suite, cells_of, read_suites
 from factorized_fl.core.classes import Matches
 from factorized_fl.simulate.alignment import judge_matches
-from studies import alignment_runs
+from studies import alignment_runs, alignment_variants
 from studies.alignment import matching_lines, score
 from studies.alignment_checks import check_lines
 
@@ -50,6 +50,44 @@ def test_every_preset_has_all_ways_with_the_rates_of_runs_without_matching() -> 
         assert {cell.config.align for cell in cells} == {"off", "statistics", "classifier", "true"}
         known = {cell.name for cell in cells_of(read_suites()[preset], {"fedavg": {"lr": 0.5}})}
         assert {cell.name for cell in cells if cell.config.align == "off"} <= known
+
+
+def test_variants_train_for_as_many_steps_at_the_rate_of_their_method(tmp_path: Path) -> None:
+    """The first variant is the suite's own run, so that it is not run again."""
+    (tmp_path / "rates").mkdir()
+    chosen = {"fedavg": {"lr": 0.5}, "factorized-peers": {"lr": 0.25}}
+    (tmp_path / "rates" / "mini-domains.json").write_text(json.dumps({"chosen": chosen}))
+    cells = alignment_variants.cells(tmp_path)
+    assert {(cell.config.method, cell.config.lr) for cell in cells} == {("fedavg", 0.5), ("factorized-peers", 0.25)}
+    assert {cell.config.rounds * cell.config.epochs for cell in cells} == {100}
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * 2 * 4 * 3
+    known = cells_of(read_suites()["mini-domains"], chosen, only=["fedavg", "factorized-peers"])
+    assert {cell.name for cell in known} <= {cell.name for cell in cells}
+
+
+def test_a_variant_is_compared_with_the_first_one_and_the_same_matching(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The command runs what is missing, and the table has a row for each finished run."""
+    settings = {"images_per_client": 16, "test_images": 40, "clients": 6}
+    first, more = {"rounds": 1, "epochs": 2}, {"rounds": 2, "epochs": 1}
+    monkeypatch.setattr(alignment_variants, "VARIANTS", {alignment_variants.FIRST: first, "more": more})
+    monkeypatch.setattr(alignment_variants, "METHODS", ("fedavg",))
+    monkeypatch.setattr(alignment_variants, "WAYS", ({}, {"align": "true"}))
+    entries = alignment_variants.suite_of().entries
+    suite = Suite("demo", "demo", entries, (1,), settings)
+    monkeypatch.setattr(alignment_variants, "suite_of", lambda: suite)
+    results, page = tmp_path / "results", tmp_path / "page.md"
+    page.write_text(f"before\n{alignment_variants.BEGIN}\nold\n<!-- end -->\nafter\n")
+    monkeypatch.setattr(alignment_variants, "PAGE", page)
+    alignment_variants.main(["run", "--results", str(results), "--work", str(tmp_path / "work")])
+    assert len(list(results.rglob("fedavg*.json"))) == 4
+    alignment_variants.main(["show", "--results", str(results)])
+    before, _, _, _, off, off_more, true, true_more, _, after = page.read_text().splitlines()
+    assert (before, after) == ("before", "after")
+    assert [line.split("|")[2].strip() for line in (off, off_more, true, true_more)] == ["off", "off", "true", "true"]
+    assert [line.count("(1 seed)") for line in (off, off_more, true, true_more)] == [0, 1, 0, 1]
+    assert true_more.endswith("100% / 100% | 1 |")
 
 
 def test_a_score_counts_pairs_of_classes_of_different_clients() -> None:
