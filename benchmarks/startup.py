@@ -1,8 +1,12 @@
-"""How long `ffl --help` takes here, as a share of what it took at an earlier commit.
+"""How long commands take to start, and a run to reach its first round, beside an earlier commit.
 
-    python benchmarks/startup.py [--before 31b0f0b] [--repeat 7] [--out results/performance/startup.json]
+    python benchmarks/startup.py [--before 31b0f0b] [--repeat 7] [--runs-before e33082e] [--run-repeat 5]
+                                 [--only commands|runs] [--out results/performance/startup.json]
 
-The two source trees are started in turn, each in a process of its own; the figures are medians.
+The two source trees are started in turn, each in a process; the figures are medians. Both are compiled to bytecode
+before, as pip does when it installs a package. Runs are those of `benchmarks/cpu_loops.py`: `start` is the time from
+the start of the process to the first round, `torch` that of importing PyTorch in it, and `rest` their difference, with
+Python's own start and the making of the data, for which `bare` is the measure.
 """
 
 import argparse
@@ -17,9 +21,18 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from peers_cpu import ROOT, compiled, once
+
 COMMANDS = ("--help", "--version", "presets", "run --help")
+STARTS = (
+    ("bare", "small"),
+    ("ours", "small"),
+    ("ours, 2 processes", "small"),
+    ("ours", "resnet9"),
+    ("ours, 2 processes, bf16, factorised", "resnet9"),
+)
 
 
 def seconds(tree: Path, command: str) -> float:
@@ -35,29 +48,68 @@ def seconds(tree: Path, command: str) -> float:
     return time.perf_counter() - began
 
 
+def tree_of(commit: str, folder: str) -> Path:
+    """Unpacks the package of a commit, and returns its source tree."""
+    archive = subprocess.check_output(["git", "archive", commit, "factorized_fl"], cwd=ROOT)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
+        tree.extractall(folder, filter="data")
+    return compiled(Path(folder))
+
+
+def time_commands(before: Path, repeat: int) -> dict[str, dict[str, float]]:
+    """Seconds of each command, before and now."""
+    found = {}
+    for command in COMMANDS:
+        pairs = [(seconds(before, command), seconds(ROOT, command)) for _ in range(repeat + 1)]
+        early, now = (statistics.median(side) for side in zip(*pairs[1:], strict=True))  # the first fills caches
+        found[command] = {"before_s": round(early, 3), "now_s": round(now, 3), "share": round(now / early, 3)}
+        print(f"ffl {command}: {now:.2f} s, before {early:.2f} s, share {now / early:.2f}", flush=True)
+    return found
+
+
+def time_runs(before: Path, repeat: int) -> list[dict[str, Any]]:
+    """Seconds until the first round of each run, before and now."""
+    found = []
+    for name, network in STARTS:
+        trees = {"before": before, "now": ROOT}
+        starts: dict[str, list[dict[str, Any]]] = {when: [] for when in trees}
+        for turn in range(repeat + 1):
+            for when, tree in trees.items():
+                run = once(name, sys.executable, network, 1, tree)
+                if "error" in run:
+                    raise SystemExit(f"{name}, {network}: {run['error']}")
+                if turn:  # the first fills caches
+                    starts[when].append(run)
+        row: dict[str, Any] = {"name": name, "network": network}
+        for when, runs in starts.items():
+            medians = {what: statistics.median(run[what] for run in runs) for what in ("start", "torch", "peak_gib")}
+            medians["rest"] = statistics.median(run["start"] - run["torch"] for run in runs)
+            row[when] = {what: round(value, 3) for what, value in medians.items()}
+        found.append(row)
+        both = (f"{when} {r['start']:.2f} s, without torch {r['rest']:.2f} s" for when, r in list(row.items())[2:])
+        print(f"{name}, {network}: {'; '.join(both)}", flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--before", default="31b0f0b")
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--runs-before", default="e33082e")
+    parser.add_argument("--run-repeat", type=int, default=5)
+    parser.add_argument("--only", choices=("commands", "runs"), help="keep the other part of the file")
     parser.add_argument("--out", type=Path, default=Path("results/performance/startup.json"))
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.check_output(["git", "archive", arguments.before, "factorized_fl"], cwd=ROOT)
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
-            tree.extractall(folder, filter="data")
-        found = {}
-        for command in COMMANDS:
-            before, now = [], []
-            for repeat in range(arguments.repeat + 1):
-                pair = seconds(Path(folder), command), seconds(ROOT, command)
-                if repeat:  # the first compiles bytecode
-                    before.append(pair[0])
-                    now.append(pair[1])
-            median = statistics.median(before), statistics.median(now)
-            share = median[1] / median[0]
-            found[command] = {"before_s": round(median[0], 3), "now_s": round(median[1], 3), "share": round(share, 3)}
-            print(f"ffl {command}: {median[1]:.2f} s, before {median[0]:.2f} s, share {share:.2f}")
-    record = {"before": arguments.before, "python": platform.python_version(), "commands": found}
+    compiled(ROOT)
+    record = json.loads(arguments.out.read_text()) if arguments.only and arguments.out.exists() else {}
+    record["python"] = platform.python_version()
+    with tempfile.TemporaryDirectory() as early, tempfile.TemporaryDirectory() as late:
+        if arguments.only != "runs":
+            commands = time_commands(tree_of(arguments.before, early), arguments.repeat)
+            record |= {"before": arguments.before, "commands": commands}
+        if arguments.only != "commands":
+            runs = time_runs(tree_of(arguments.runs_before, late), arguments.run_repeat)
+            record |= {"runs_before": arguments.runs_before, "runs": runs}
     arguments.out.write_text(json.dumps(record, indent=2) + "\n")
 
 

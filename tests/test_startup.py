@@ -54,6 +54,23 @@ def test_command_loads_nothing_heavy(argument: str) -> None:
     assert heavy_modules(COMMAND, argument) == "[]"
 
 
+RUN = """
+import sys, tempfile, torch
+import factorized_fl as ffl
+images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8).numpy()
+clients = [ffl.ClientData(images, [0, 1, 0, 1], test=(images, [0, 1, 0, 1]), classes=["a", "b"]) for _ in range(2)]
+options = dict(model="cnn", width=0.1, rounds=2, batch_size=2, device="cpu")
+with tempfile.TemporaryDirectory() as folder:
+    ffl.run(clients, folder + "/run", method="factorized-peers", **options)
+"""
+SLOW = ("scipy", "sklearn", "pyarrow", "jinja2", "pandas", "sympy", "torch._dynamo")
+
+
+def test_a_run_loads_no_slow_package_besides_torch() -> None:
+    """Each takes 0.05 to 0.8 s to load, before the first round or in it."""
+    assert run_python(f"{RUN}\nprint([m for m in {SLOW} if m in sys.modules])").splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("command", [*COMMANDS, *GROUPS])
 def test_help_of_a_command_loads_nothing_heavy(command: str) -> None:
     assert heavy_modules(COMMAND, *command.split(), "--help") == "[]"

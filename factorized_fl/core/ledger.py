@@ -76,10 +76,13 @@ class Payloads:
         """Each client's load; `copies` [K] says how often each payload is sent, if not once."""
         if not self.entries:
             return dict.fromkeys(self.clients, Load())
-        found = {}
+        found, sizes = {}, dict[tuple[int, ...], Load]()  # most payloads of a round have the same size
         for row, k in enumerate(self.clients):
-            shapes = {name: (shape, dtype, nonzero[row]) for name, shape, dtype, nonzero in self.entries}
-            found[k] = Load(*measure(shapes), self._by_role(row)) * (1 if copies is None else int(copies[k]))
+            counts = tuple(nonzero[row] for _, _, _, nonzero in self.entries)
+            if counts not in sizes:
+                shapes = {name: (shape, dtype, nonzero[row]) for name, shape, dtype, nonzero in self.entries}
+                sizes[counts] = Load(*measure(shapes), self._by_role(row))
+            found[k] = sizes[counts] * (1 if copies is None else int(copies[k]))
         return found
 
     def _by_role(self, row: int) -> dict[str, int]:

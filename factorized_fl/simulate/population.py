@@ -17,7 +17,7 @@ from factorized_fl.core.disk import DiskStack
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import Load, Payloads
 from factorized_fl.core.method import Method
-from factorized_fl.core.mixing import Mean, Weights
+from factorized_fl.core.mixing import Mean, Weights, finite_rows
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.core.server import Downloads, Losses, ServerState
 from factorized_fl.core.views import Mixing, Tensors, Trained
@@ -249,7 +249,7 @@ class RunningSums:
     def add(self, name: str, rows: torch.Tensor, weights: torch.Tensor) -> None:
         """Adds rows [n, ...] times their weights; a row with a negative weight was added before."""
         flat = rows.double().flatten(1) if rows.dim() > 1 else rows.double()[:, None]
-        wrong = ~flat.isfinite().all(1)
+        wrong = ~finite_rows(flat)
         self.sums[name] += (weights @ flat.masked_fill(wrong[:, None], 0.0)).view(self.sums[name].shape)
         self.diverged[name] += (wrong * weights.sign()).sum().long()
 

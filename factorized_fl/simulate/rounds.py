@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from factorized_fl.core.ledger import Traffic, count_traffic
@@ -131,7 +130,7 @@ def make_record(
         "steps": trained.steps if trained else 0,
         "effective_peers": peers,
         **(spent or {}),
-        **asdict(cost),
+        **vars(cost),
     }
 
 

@@ -15,6 +15,7 @@ from factorized_fl.core.mixing import (
     Weights,
     cosine,
     dense,
+    finite_rows,
     group_mean,
     in_place,
     own_tensors,
@@ -156,6 +157,17 @@ def test_zero_weight_excludes_a_client_that_diverged() -> None:
         mixed = weigh(matrix, values)  # the row of the third client included
         assert torch.allclose(mixed[:2], weigh(matrix[:2, :2], values[:2]))
         assert mixed[2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_with_any_number_that_is_not_finite_are_found(dtype: torch.dtype) -> None:
+    rows = [[1.0, -2.0], [math.nan, 1.0], [1.0, math.inf], [-math.inf, 1.0], [math.inf, math.nan], [0.0, 0.0]]
+    assert finite_rows(torch.tensor(rows, dtype=dtype)).tolist() == [True, False, False, False, False, True]
+
+
+def test_whole_numbers_and_rows_without_numbers_are_finite() -> None:
+    assert finite_rows(torch.tensor([[1, 2], [3, 4]])).tolist() == [True, True]
+    assert finite_rows(torch.zeros(2, 0)).tolist() == [True, True]
 
 
 # -- the four structures

@@ -27,7 +27,7 @@ def _rounds(run: Path) -> int:
     return sum(1 for _ in (run / "mixing").glob("*")) if run.exists() else 0
 
 
-@pytest.mark.parametrize("method", ["factorized-peers", "scaffold"])
+@pytest.mark.parametrize("method", ["factorized-peers", "scaffold", "ditto", "clustered-fl"])
 def test_a_rank_killed_at_five_random_moments_costs_nothing(method: str, tmp_path: Path) -> None:
     """Each time another process goes on; the files at the end are those of one process that was never killed."""
     draw = random.Random(method)
