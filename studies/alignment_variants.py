@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from factorized_fl.bench.cells import Place, run_cells
-from factorized_fl.bench.differences import Results, judge, read_results
+from factorized_fl.bench.differences import Results, control_entry, judge, read_results
 from factorized_fl.bench.rates import read_rates
 from factorized_fl.bench.suites import Cell, Choices, Suite, cells_of, choice_of, read_suites
-from factorized_fl.bench.words import in_points
+from factorized_fl.bench.words import entry_title, in_points
 from factorized_fl.core.files import write_atomically
 from factorized_fl.results.entries import Entry, parse_entry
 from factorized_fl.simulate.side_by_side import threads_for
@@ -34,53 +34,64 @@ VARIANTS: dict[str, Settings] = {
     "100 rounds, 1 epoch": {"rounds": 100, "epochs": 1},
     "`ema = 0.9`": {"ema": 0.9},
 }
+REFERENCES = ("stand-alone", "factorized-fedavg:control=true")  # the controls of METHODS
 WAYS: tuple[Settings, ...] = ({}, {"align": "statistics"})
 BEGIN = "<!-- begin: written by studies.alignment_variants -->"
 
 
 def entry_of(method: str, way: Settings, variant: str) -> str:
     """The entry of a run."""
-    return Entry(method, {**VARIANTS[variant], **way}).name
+    base = parse_entry(method)
+    return Entry(base.method, {**base.own, **VARIANTS[variant], **way}).name
+
+
+def rows() -> list[tuple[str, Settings, str]]:
+    """Each row of the table: a method or a reference, its way of matching, and the variant."""
+    pairs = [(reference, {}) for reference in REFERENCES] + list(itertools.product(METHODS, WAYS))
+    return [(method, way, variant) for method, way in pairs for variant in VARIANTS]
 
 
 def suite_of() -> Suite:
-    """The suite with other entries: each method with each variant, without and with matched classes."""
-    entries = tuple(itertools.starmap(entry_of, itertools.product(METHODS, WAYS, VARIANTS)))
-    return replace(read_suites()[SUITE], entries=entries)
+    """The suite with other entries: references, and each method without and with matched classes, in each variant."""
+    return replace(read_suites()[SUITE], entries=tuple(itertools.starmap(entry_of, rows())))
 
 
 def choices_of(suite: Suite, results: Path) -> Choices:
     """The rate of each entry: the one that was chosen for its method."""
     known = read_rates(suite, results)
-    return {entry: choice_of(parse_entry(entry).method, known) for entry in suite.entries}
+    return {entry_of(*row): choice_of(row[0], known) for row in rows()}
 
 
 def cells(results: Path) -> list[Cell]:
-    """All runs, those of one method after those of the other."""
-    suite = suite_of()
+    """All runs, ordered by method."""
+    suite, order = suite_of(), [parse_entry(method).method for method in (*REFERENCES, *METHODS)]
     found = cells_of(suite, choices_of(suite, results))
-    return sorted(found, key=lambda cell: METHODS.index(cell.config.method))
+    return sorted(found, key=lambda cell: order.index(cell.config.method))
 
 
 def table_of(results: Results) -> str:
-    """The table of all finished runs; a change is from FIRST with the same matching, and all changes are one family."""
-    gaps = judge(
-        {
-            entry_of(method, way, variant): results.difference(
-                entry_of(method, way, variant), entry_of(method, way, FIRST)
-            )
-            for method, way, variant in itertools.product(METHODS, WAYS, VARIANTS)
-        }
-    )
+    """The table of all finished runs.
+
+    A change is from FIRST with the same matching; the difference from the control is from each client alone with the
+    same training. Each of the two columns is one family.
+    """
+    changes, gains = {}, {}
+    for method, way, variant in rows():
+        entry = entry_of(method, way, variant)
+        if variant != FIRST:
+            changes[entry] = results.difference(entry, entry_of(method, way, FIRST))
+        if method in METHODS:
+            gains[entry] = results.difference(entry, entry_of(control_entry(method), {}, variant))
+    judged = judge(changes), judge(gains)
     lines = [
-        "| method | `align` | training | accuracy | change | found / right | seeds |",
-        "|---|---|---|---|---|---|---|",
+        "| method | `align` | training | accuracy | change | over its control | found / right | seeds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for method, way, variant in itertools.product(METHODS, WAYS, VARIANTS):
+    for method, way, variant in rows():
         entry = entry_of(method, way, variant)
         if runs := results.runs.get(entry):
-            change = in_points(gaps[entry]) if entry in gaps else ""
-            line = [method, way.get("align", "off"), variant, f"{100 * results.mean(entry):.1f}", change]
+            line = [entry_title(method), way.get("align", "off"), variant, f"{100 * results.mean(entry):.1f}"]
+            line += [in_points(of[entry]) if entry in of else "" for of in judged]
             lines.append(f"| {' | '.join([*line, matches_of(runs.values()), ', '.join(map(str, sorted(runs)))])} |")
     return "\n".join(lines)
 
@@ -100,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.add_argument("--data", type=Path)
     run.add_argument("--work", type=Path, default=Path("runs/bench"))
     run.add_argument("--device", default="cpu")
-    run.add_argument("--method", choices=METHODS)
+    run.add_argument("--method", choices=(*REFERENCES, *METHODS))
     for command in (run, commands.add_parser("list"), commands.add_parser("show")):
         command.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
@@ -110,7 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_atomically(PAGE, with_variants(PAGE.read_text("utf-8"), given.results).encode())
     else:
         place = Place(given.results, given.work, given.data, given.device, threads_for(given.jobs))
-        wanted = [cell for cell in cells(given.results) if given.method in (None, cell.config.method)]
+        wanted = [
+            cell for cell in cells(given.results) if (given.method or cell.config.method).startswith(cell.config.method)
+        ]
         for cell, state in run_cells(wanted, place, given.jobs):
             print(f"{cell.suite}/{cell.name}: {state}", flush=True)
 

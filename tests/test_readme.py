@@ -212,7 +212,16 @@ def test_what_the_readme_says_of_local_training_is_true_of_the_results() -> None
     best = page.partition("\n## When to use which\n")[2].partition("\n## ")[0]
     better = {row[1].strip(): row[4].strip() for line in best.splitlines() if len(row := line.split("|")) > 5}
     agreeing = {name for name, table in PRESETS.items() if not table.get("permuted")}
-    assert {word for name, word in better.items() if name in PRESETS and name not in agreeing} == {"none"}
+    permuted = {name: word for name, word in better.items() if name in PRESETS and name not in agreeing}
+    mixed = permuted.pop("mini-mixture").replace(" and ", ", ").split(", ")
+    assert (set(permuted.values()), len(permuted), len(mixed)) == ({"none"}, 5, 7)
+    assert "Compared with Stand-Alone, of 8 methods 7 are better" in page.partition("**mini-mixture**")[2][:100]
+    assert len(better["mini-cifar"].replace(" and ", ", ").split(", ")) == 4
+    mixture = page.partition("\n## mini-mixture\n")[2].partition("\n## ")[0].splitlines()
+    gain_of = {cells[1].strip(): cells[4].strip() for line in mixture if len(cells := line.split("|")) > 7}
+    shown = {name: gain_of[name].removesuffix(" **better**") for name in ("PACFL", "Factorized-Peers")}
+    said = f"PACFL gains {shown['PACFL']} points over Stand-Alone and Factorized-Peers {shown['Factorized-Peers']}"
+    assert said in README.replace("\n", " ")
     rows = [*json.loads((ROOT / "results" / "demo" / "comparison.json").read_text())]
     pacs = json.loads((ROOT / "results" / "open" / "pacs.json").read_text())["methods"]
     gains = [effect_of(row["alone"]) for row in [*rows, *pacs.values()] if row["alone"] and row is not pacs["fedavg"]]

@@ -9,6 +9,7 @@ import torch
 from factorized_fl.bench.cells import Place, run_or_read
 from factorized_fl.bench.suites import Suite, cells_of, read_suites
 from factorized_fl.core.classes import Matches
+from factorized_fl.results.entries import parse_entry
 from factorized_fl.simulate.alignment import judge_matches
 from studies import alignment_runs, alignment_variants
 from studies.alignment import matching_lines, score
@@ -63,13 +64,17 @@ def test_every_preset_has_all_ways_with_the_rates_of_runs_without_matching() -> 
 def test_variants_train_for_as_many_steps_at_the_rate_of_their_method(tmp_path: Path) -> None:
     """The first variant is the suite's own run, so that it is not run again."""
     (tmp_path / "rates").mkdir()
-    chosen = {"fedavg": {"lr": 0.5}, "factorized-peers": {"lr": 0.25}}
+    control = "factorized-fedavg:control=true"
+    rates = {"stand-alone": 0.125, control: 0.0625, "fedavg": 0.5, "factorized-peers": 0.25}
+    chosen = {entry: {"lr": rate} for entry, rate in rates.items()}
     (tmp_path / "rates" / "mini-domains.json").write_text(json.dumps({"chosen": chosen}))
     cells = alignment_variants.cells(tmp_path)
-    assert {(cell.config.method, cell.config.lr) for cell in cells} == {("fedavg", 0.5), ("factorized-peers", 0.25)}
+    expected = {(parse_entry(entry).method, rate) for entry, rate in rates.items()}
+    assert {(cell.config.method, cell.config.lr) for cell in cells} == expected
+    assert {cell.config.control for cell in cells if cell.config.method == "factorized-fedavg"} == {True}
     assert {cell.config.rounds * cell.config.epochs for cell in cells} == {100}
-    assert len({cell.name for cell in cells}) == len(cells) == 2 * 2 * 4 * 3
-    known = cells_of(read_suites()["mini-domains"], chosen, only=["fedavg", "factorized-peers"])
+    assert len({cell.name for cell in cells}) == len(cells) == (2 + 2 * 2) * 4 * 3
+    known = cells_of(read_suites()["mini-domains"], chosen, only=list(rates))
     assert {cell.name for cell in known} <= {cell.name for cell in cells}
 
 
@@ -81,6 +86,7 @@ def test_a_variant_is_compared_with_the_first_one_and_the_same_matching(
     first, more = {"rounds": 1, "epochs": 2}, {"rounds": 2, "epochs": 1}
     monkeypatch.setattr(alignment_variants, "VARIANTS", {alignment_variants.FIRST: first, "more": more})
     monkeypatch.setattr(alignment_variants, "METHODS", ("fedavg",))
+    monkeypatch.setattr(alignment_variants, "REFERENCES", ("stand-alone",))
     monkeypatch.setattr(alignment_variants, "WAYS", ({}, {"align": "true"}))
     entries = alignment_variants.suite_of().entries
     suite = Suite("demo", "demo", entries, (1,), settings)
@@ -89,13 +95,15 @@ def test_a_variant_is_compared_with_the_first_one_and_the_same_matching(
     page.write_text(f"before\n{alignment_variants.BEGIN}\nold\n<!-- end -->\nafter\n")
     monkeypatch.setattr(alignment_variants, "PAGE", page)
     alignment_variants.main(["run", "--results", str(results), "--work", str(tmp_path / "work")])
-    assert len(list(results.rglob("fedavg*.json"))) == 4
+    assert len(list(results.rglob("*.json"))) == 6
     alignment_variants.main(["show", "--results", str(results)])
-    before, _, _, _, off, off_more, true, true_more, _, after = page.read_text().splitlines()
+    before, _, _, _, *table, _, after = page.read_text().splitlines()
     assert (before, after) == ("before", "after")
-    assert [line.split("|")[2].strip() for line in (off, off_more, true, true_more)] == ["off", "off", "true", "true"]
-    assert [line.count("(1 seed)") for line in (off, off_more, true, true_more)] == [0, 1, 0, 1]
-    assert true_more.endswith("100% / 100% | 1 |")
+    assert [line.split("|")[2].strip() for line in table] == ["off", "off", "off", "off", "true", "true"]
+    changes, gains = ([line.split("|")[column].count("(1 seed)") for line in table] for column in (5, 6))
+    assert (changes, gains) == ([0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 1, 1])
+    assert table[0].startswith("| Stand-Alone | off | 20 rounds, 5 epochs | ")
+    assert table[-1].endswith("100% / 100% | 1 |")
 
 
 def test_runs_that_matched_nothing_are_not_judged() -> None:
