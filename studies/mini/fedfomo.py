@@ -44,7 +44,7 @@ def main() -> None:
 def measure(seeds: list[int], work: Path, model: str | None = None) -> Record:
     """Return the mean test accuracy by choice and seed, in percent, with both kinds of statistics of the own model."""
     chosen: Record = {}
-    network = {} if model is None else {"model": model}
+    network: Record = {} if model is None else {"model": model}
     for choice in CHOICES:
         runs = [
             run(
