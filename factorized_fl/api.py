@@ -28,7 +28,7 @@ from factorized_fl.results.references import different_images
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import FEDERATION
 from factorized_fl.results.words import method_title
-from factorized_fl.sections import flatten, is_nested
+from factorized_fl.sections import check_tables, flatten, is_nested
 from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.settings import chosen_data
 from factorized_fl.silo.site_data import site_scenario
@@ -66,6 +66,7 @@ def _table(preset: str | Path) -> Mapping[str, Any]:
     if not str(preset).endswith(".toml"):
         return find_preset(str(preset))
     table = read_table(Path(preset))
+    check_tables(table)
     own = {field.name for field in fields(Config)} <= table.keys() or "settle" in as_table(
         table.get("options", {}), "options"
     )

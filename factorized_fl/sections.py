@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from factorized_fl.core.errors import UserError
+from factorized_fl.core.errors import UserError, unknown
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "data": (
@@ -21,12 +21,20 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 _NAMED = {"data": "dataset", "model": "model", "method": "method"}  # the option that `name` stands for in a table
 _PREFIX = {"privacy": "privacy_"}  # prefix of the options of a table, which leaves it out
+_FLAT = ("options", "methods")  # tables that a flat file has as well
 _SECTION_OF = {option: section for section, options in SECTIONS.items() for option in options}
 
 
 def is_nested(table: Mapping[str, Any]) -> bool:
     """Return whether a file's table has one of the sections."""
     return any(isinstance(table.get(section), Mapping) for section in (*SECTIONS, "method"))
+
+
+def check_tables(table: Mapping[str, Any]) -> None:
+    """Raise UserError for a table of a file with an unknown name."""
+    known = (*SECTIONS, "method", *_FLAT)
+    if strange := [name for name, value in table.items() if isinstance(value, Mapping) and name not in known]:
+        raise unknown("table of a configuration file", strange[0], [name for name in known if name not in _FLAT])
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -228,3 +228,13 @@ def test_the_bar_fits_into_80_columns_below_a_line_with_the_whole_name() -> None
         assert "run 1/1, Factorized-FedAvg w/o mu, seed 1: round 1/2" in text
         assert "…" not in text
         assert " left" in text
+
+
+def test_a_refused_run_leaves_no_bar_on_the_terminal() -> None:
+    """Rich draws the bar once more at the end; then it must be gone."""
+    file = io.StringIO()
+    observer = ProgressObserver(Console(file=file, width=80, force_terminal=True), "FedAvg")
+    with pytest.raises(UserError), observer:
+        raise UserError("This folder holds a run.")
+    assert [task.visible for task in observer.bar.tasks] == [False]
+    assert "FedAvg" not in file.getvalue().rpartition("\x1b[2K")[2]

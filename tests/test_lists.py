@@ -6,10 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
+from click.testing import CliRunner
 from rich.console import Console
 
+from factorized_fl.cli import app
 from factorized_fl.cli.common import parse_numbers
 from factorized_fl.cli.completion import entries_like, methods_like, settings_like
 from factorized_fl.core.errors import unknown
@@ -143,9 +148,14 @@ def test_lists_as_json(capsys) -> None:
         (["compare", "demo", "--seed", "3"], "There is no option --seed: write --seeds 3."),
         (["compare", "demo", "--method", "fedavg"], "There is no option --method: write --methods fedavg."),
         (["compare", "demo", "--rounds", "3"], "There is no option --rounds: write --set rounds=3."),
+        (["run", "demo", "--seeds", "1-3"], "There is no option --seeds here: several runs are made by `ffl compare`."),
+        (["pilot", "demo", "--methods", "fedavg"], "There is no option --methods here"),
+        (["inspect", "photos"], "There is no command 'inspect': write `ffl data inspect`."),
+        (["status", "kit"], "There is no command 'status': write `ffl federation status`."),
+        (["demo", "--set", "nosuch=1"], "Unknown option of a run with stand-alone 'nosuch'."),
         (["demo", "--seed", "3"], "There is no option --seed: write `ffl compare demo --seeds 3`."),
-        (["compare", "demo", "--seeds", "3-1"], "--seeds '3-1': '3-1' must go up, by less than 1000."),
-        (["compare", "demo", "--seeds", "1-99999"], "must go up, by less than 1000."),
+        (["compare", "demo", "--seeds", "3-1"], "--seeds '3-1': write the smaller number of '3-1' first;"),
+        (["compare", "demo", "--seeds", "1-99999"], "a range has at most 1000."),
         (["compare", "demo", "--seeds", "1-"], "for example 1,2,3 or 1-3."),
         (["compare", "demo", "--seeds", "-1"], "for example 1,2,3 or 1-3."),
     ],
@@ -155,6 +165,20 @@ def test_the_right_form_is_the_answer(arguments: list[str], words: str, capsys, 
     code, _, err = ffl(capsys, *arguments)
     assert (code, err.count("\n"), words in err) == (2, 1, True), err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_help_text_is_cut_at_80_columns(monkeypatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def pages(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        yield " ".join(words), CliRunner().invoke(command, ["--help"]).output
+        for name, below in getattr(command, "commands", {}).items():
+            yield from pages(below, (*words, name))
+
+    found = dict(pages(typer.main.get_command(app), ("ffl",)))
+    assert {"ffl", "ffl run", "ffl join", "ffl data inspect", "ffl federation new"} <= found.keys()
+    assert [name for name, text in found.items() if "…" in text or "Usage" not in text] == []
 
 
 def test_ranges_of_seeds() -> None:

@@ -38,6 +38,8 @@ def test_every_section_has_options_of_a_run() -> None:
         ("model = 'cnn'\n[data]\nclients = 2", r"stands beside tables: write a line \[model\], then name"),
         ("[model]\nname = 'cnn'\n[model.options]\nwidth = 2", "needs a network of yours"),
         ("[train]\nlearning = 3", "Unknown option 'learning'"),
+        ("preset = 'demo'\n[tran]\nlr = 0.1", "Unknown table of a configuration file 'tran'. Did you mean 'train'"),
+        ("[train]\nlr = 0.1\n[federated]\nrounds = 3", "Did you mean 'federation'"),
     ],
 )
 def test_a_wrong_place_is_named(text: str, words: str, tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ Commands import the package inside their functions, so that help, version and pr
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from factorized_fl import __version__
 from factorized_fl.cli import audit, bench, classes, data, lists, model, network, new, report, runs
@@ -15,7 +16,22 @@ from factorized_fl.cli.common import Interrupted, console, notes, show_warnings_
 from factorized_fl.cli.settings import SettingsCommand
 from factorized_fl.core.errors import UserError, flags_shown, is_lack_of_memory
 
+
+class _Commands(TyperGroup):
+    """Commands, whose error for an unknown name says which group has a command of that name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Resolve a command as usual; raises a UserError for a name that only a group of commands has."""
+        if args and args[0] not in self.commands:
+            groups = [name for name, group in self.commands.items() if args[0] in getattr(group, "commands", ())]
+            if groups:
+                forms = " or ".join(f"`ffl {name} {args[0]}`" for name in groups)
+                raise UserError(f"There is no command '{args[0]}': write {forms}.")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Agnostic personalised federated learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

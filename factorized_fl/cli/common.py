@@ -54,7 +54,7 @@ Preset = Annotated[
     str, typer.Argument(metavar="PRESET|file.toml", help="See `ffl presets`.", autocompletion=presets_like)
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the datasets.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The folder to write; default: below runs.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")]
 Setting = Annotated[
     list[str] | None,
@@ -119,6 +119,8 @@ def parse_numbers(option: str, text: str) -> list[int]:
             raise UserError(f"{option} '{text}' must be whole numbers separated by commas, for example 1,2,3 or 1-3.")
         low, high = int(first), int(last or first)
         if not low <= high < low + _MOST_NUMBERS:
-            raise UserError(f"{option} '{text}': '{word}' must go up, by less than {_MOST_NUMBERS}.")
+            raise UserError(
+                f"{option} '{text}': write the smaller number of '{word}' first; a range has at most {_MOST_NUMBERS}."
+            )
         numbers += range(low, high + 1)
     return numbers

@@ -40,7 +40,7 @@ def methods_command(
 def options_command(
     method: Annotated[
         str | None,
-        typer.Argument(metavar="[METHOD]", help="Also the options of this method.", autocompletion=methods_like),
+        typer.Argument(metavar="METHOD", help="Also the options of this method.", autocompletion=methods_like),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -57,6 +57,7 @@ Shared = Annotated[
     list[str] | None,
     typer.Option(
         "--share-metrics",
+        metavar="METRIC",
         help="A clinical metric that the coordinator may see after the last round, repeated for each: auroc, "
         "sensitivity, specificity, balanced-accuracy, brier, calibration-error, confusion, all; default: none.",
     ),
@@ -67,12 +68,18 @@ Alone = Annotated[
 ]
 Limit = Annotated[
     float | None,
-    typer.Option("--limit", help="Megabits per second that messages may use each way; 0: no limit.", min=0),
+    typer.Option(
+        "--limit", metavar="MBIT", help="Megabits per second that messages may use each way; 0: no limit.", min=0
+    ),
 ]
 MetricsPort = Annotated[
     int | None,
     typer.Option(
-        "--metrics", help="Serve /metrics, /healthz, /readyz and a page on this port of 127.0.0.1.", min=1, max=65535
+        "--metrics",
+        metavar="PORT",
+        help="Serve /metrics, /healthz, /readyz and a page on this port of 127.0.0.1.",
+        min=1,
+        max=65535,
     ),
 ]
 DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]

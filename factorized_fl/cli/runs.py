@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from factorized_fl.results.comparison import Comparison
     from factorized_fl.simulate.run import Observer
 
+_DEMO = (
+    "Twelve clients hold handwritten digits, drawn shapes or textures, and each numbers its classes in its own "
+    "order. No client shares images or labels. Does training together help? Each method runs with three seeds, "
+    "beside its control, in which every client aggregates with itself alone.\n"
+)
+
 
 def _comparison_progress(to: Console) -> "Callable[[Sequence[Config]], ComparisonObserver]":
     from factorized_fl.report.progress import ComparisonObserver
@@ -55,6 +61,7 @@ def _print_comparison(rows: "list[Comparison]", title: str) -> None:
     from factorized_fl.report.tables import comparison_table, verdict_lines
 
     console.print(comparison_table(rows, title))
+    console.print()
     for line in verdict_lines(rows):
         console.print(line, highlight=False)
 
@@ -125,7 +132,7 @@ def compare_command(
         str | None,
         typer.Option(
             "--methods",
-            help="Names, separated by commas; default: all. Settings of a name: fedavg:lr=0.1.",
+            help="Names, separated by commas; default: all. A variant of a method: fedavg:lr=0.1.",
             autocompletion=entries_like,
         ),
     ] = None,
@@ -189,14 +196,14 @@ def demo_command(
     """Compare four methods with three seeds on data that comes with the package: no download, about a minute."""
     from factorized_fl import api
 
-    console.print(
-        "Twelve clients hold handwritten digits, drawn shapes or textures, and each numbers its classes in its own "
-        "order. No client shares images or labels. Does training together help? Each method runs with three seeds, "
-        "beside its control, in which every client aggregates with itself alone.\n"
-    )
+    progress, chosen = _comparison_progress(console), parse_settings(settings)
+
+    def begin(configs: "Sequence[Config]") -> "ComparisonObserver":
+        console.print(_DEMO)  # after the settings were checked
+        return progress(configs)
+
     with page_while_running(out, watch):
-        progress, chosen = _comparison_progress(console), parse_settings(settings)
-        rows = api.compare("demo", DEMO_METHODS, None, out, resume=resume, watch=progress, **chosen)
+        rows = api.compare("demo", DEMO_METHODS, None, out, resume=resume, watch=begin, **chosen)
     _print_comparison(rows, "Accuracy of each client's own model on its own test images")
     end_with_page(out)
 

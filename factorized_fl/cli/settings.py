@@ -19,6 +19,8 @@ class SettingsCommand(TyperCommand):
         for index, word in enumerate(args):
             option, equals, value = word.partition("=")
             name = option.removeprefix("--").replace("-", "_")
+            if option in ("--seeds", "--methods") and option not in known:
+                raise UserError(f"There is no option {option} here: several runs are made by `ffl compare`.")
             if option in known or not option.startswith("--") or name not in fields:
                 continue
             value = value if equals else next(iter(args[index + 1 :]), "...")

@@ -67,7 +67,7 @@ class _Bar(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Yield the line of every task, then its bar."""
-        for task in self.tasks:
+        for task in (task for task in self.tasks if task.visible):
             yield Text(": ".join(filter(None, (task.description, task.fields["note"]))), overflow="fold")
             yield self.make_tasks_table([task])
 
@@ -107,7 +107,9 @@ class ProgressObserver:
         self.task = self.bar.add_task(self.title, total=None, note="reading data")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error and not self.done_here:
+            self.bar.update(self.task, visible=False)  # of a run that was refused
         self.open.close()
 
     def started(self, federation: "Federation", done: int) -> None:

@@ -8,7 +8,7 @@ from factorized_fl.core.errors import UserError
 from factorized_fl.export.clinical_report import ClinicalReport, clinical_report
 from factorized_fl.export.evaluate import check_threshold, evaluate_model, refuse_other_targets, scores_of
 from factorized_fl.export.package import read_package
-from factorized_fl.results.schema import FEDERATION
+from factorized_fl.results.schema import CONFIG, FEDERATION
 from factorized_fl.silo.agreement import Kit, read_kit
 from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.settings import chosen_data
@@ -34,6 +34,10 @@ def evaluate_folder(
     check_threshold(threshold)
     if (path / FEDERATION).is_file():
         return _evaluate_site(read_kit(path), data, threshold, columns)
+    if (path / CONFIG).is_file():
+        raise UserError(
+            f"'{path}' is a run: export a client's model with `ffl export {path} --client 1`, then test it."
+        )
     if data is None:
         raise UserError(f"'{path}' is an exported model: name images to test it on with --data DIR.")
     return evaluate_model(

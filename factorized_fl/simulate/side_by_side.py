@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +78,7 @@ def run_side_by_side(
             if waiting and not idle and len(workers) < limit and _has_room(workers):
                 pipe, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
-                process.start()
+                _start(process)
                 theirs.close()
                 workers.append(_Worker(process, pipe))
                 idle = workers[-1:]
@@ -145,6 +147,18 @@ def _serve(runs: Sequence[Run], threads: int, pipe: Any) -> None:
         except UserError as raised:
             error = Exception.__str__(raised)
         pipe.send_bytes(json.dumps((text, error)).encode())
+
+
+def _start(process: Any) -> None:
+    """Start a process that ignores Ctrl-C, which a terminal sends to all processes: this process ends it."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may change the handling
+        process.start()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
 def _end(worker: _Worker) -> None:

@@ -14,6 +14,7 @@ from factorized_fl.export import export
 from factorized_fl.export.clinical_report import clinical_report, measured_words, write_clinical
 from factorized_fl.export.evaluate import check_threshold, evaluate_model
 from factorized_fl.export.export import Exported
+from factorized_fl.silo.evaluation import evaluate_folder
 from factorized_fl.tasks.clinical import Measured
 from tests.silo.parties import write_images
 from tests.tiny import tiny_federation, tiny_set
@@ -115,3 +116,9 @@ def test_evaluation_on_new_images(exported: Exported, tmp_path: Path) -> None:
     write_images(tmp_path / "other", tiny_set("row", 2, 8))
     with pytest.raises(UserError, match=r"has images of the class '.*', which the model does not know"):
         evaluate_model(exported.folder, tmp_path / "other")
+
+
+def test_a_run_directory_is_not_taken_for_an_exported_model(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(UserError, match="is a run: export a client's model with `ffl export"):
+        evaluate_folder(tmp_path)

@@ -503,6 +503,7 @@ def test_paper_has_dark_letters_whatever_the_screen_has(chromium, several) -> No
             assert tab.page.evaluate(ink) == "rgb(232, 234, 237)"
             tab.page.emulate_media(media="print", color_scheme=scheme)
             assert tab.page.evaluate(ink) == "rgb(27, 31, 36)"
+            assert tab.page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
 
 
 def test_names_in_the_figure_of_costs_meet_no_dot_and_no_other_name(chromium, tmp_path: Path) -> None:

@@ -114,3 +114,11 @@ def test_the_memory_of_this_machine_is_read() -> None:
         assert 2**24 < free <= total
         assert side_by_side._peak(os.getpid()) > 2**24
     assert side_by_side._entries(Path("/no/such/file")) == {}
+
+
+def test_processes_ignore_the_ctrl_c_that_a_terminal_sends_to_all() -> None:
+    """This process keeps its own handling, and ends the others."""
+    before = signal.getsignal(signal.SIGINT)
+    handlings = [lambda: str(signal.getsignal(signal.SIGINT).name)] * 2
+    assert dict(run_side_by_side(handlings, 2, "fork")) == {0: "SIG_IGN", 1: "SIG_IGN"}
+    assert signal.getsignal(signal.SIGINT) is before

@@ -5,9 +5,11 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import torch
 
 from factorized_fl.bench.cells import Place, read_cell, run_cells
 from factorized_fl.bench.suites import read_suites
+from studies.mini.former_cnn import FormerCNN
 from studies.mini.options import OPTIONS, SEEDS, planned, write_options
 from studies.mini.show import PAGE, QUESTIONS, ROOT, _options, shown
 
@@ -76,3 +78,15 @@ def test_options_are_collected(tmp_path: Path) -> None:
     assert "p" not in defaults
     rows = "\n".join(_options(found)).splitlines()
     assert rows[3] == "| defaults | 1, 2 and 3 | 50.0 | 50.0 | - | - |"
+
+
+def test_the_former_network_has_three_convolutions_and_a_head() -> None:
+    network = FormerCNN(torch.zeros(1, 1, 16, 16), 10)
+    sizes = {name: tuple(tensor.shape) for name, tensor in network.named_parameters() if tensor.dim() > 1}
+    assert sizes == {
+        "conv1.0.weight": (16, 1, 3, 3),
+        "conv2.0.weight": (32, 16, 3, 3),
+        "conv3.0.weight": (64, 32, 3, 3),
+        "head.weight": (10, 64),
+    }
+    assert network(torch.zeros(2, 1, 16, 16)).shape == (2, 10)
