@@ -33,10 +33,10 @@ from factorized_fl.silo.agreement import read_kit
 from factorized_fl.silo.settings import chosen_data
 from factorized_fl.silo.site_data import site_scenario
 from factorized_fl.silo.site_export import export_control, export_now
+from factorized_fl.simulate.build import refuse_unusable
 from factorized_fl.simulate.callbacks import Callback, observers_of
 from factorized_fl.simulate.own import Run, own_config, own_run_scenario
 from factorized_fl.simulate.run import Observer, run_federation
-from factorized_fl.simulate.scenario import refuse_disagreeing
 from factorized_fl.simulate.side_by_side import run_configs
 from factorized_fl.simulate.training import bring
 
@@ -250,7 +250,7 @@ def compare(
     refuse_losing(root / COMPARISON, methods, seeds)
     of_seed: dict[int, RunDirectory] = {}
     plan = plan_runs(configs, control)
-    refuse_disagreeing([planned.config for planned in plan], Path(data) if data else None)
+    refuse_unusable([planned.config for planned in plan], Path(data) if data else None)
     done: dict[str, RunFiles] = {}
     if jobs != 1:
         work = [(planned.config, root / planned.folder) for planned in plan]

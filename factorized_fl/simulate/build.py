@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -19,9 +20,7 @@ from factorized_fl.core.seeds import torch_rng
 from factorized_fl.core.server import ServerState
 from factorized_fl.core.stack import ClientStack, client_state
 from factorized_fl.core.views import Tensors
-from factorized_fl.data.scenarios import (
-    Scenario,
-)
+from factorized_fl.data.scenarios import Scenario
 from factorized_fl.engine import Work
 from factorized_fl.engine.choice import build_engine
 from factorized_fl.methods import Method, fingerprints
@@ -31,14 +30,14 @@ from factorized_fl.protect.client import Sealer
 from factorized_fl.protect.draws import Draws
 from factorized_fl.protect.packing import Layout
 from factorized_fl.protect.server import BlindSums
-from factorized_fl.simulate.alignment import dense_rows, described_classes, find_alignment
+from factorized_fl.simulate.alignment import Alignment, dense_rows, described_classes, find_alignment
 from factorized_fl.simulate.encryption import refuse_extra_payloads, simulated_sealer
 from factorized_fl.simulate.features import with_features
 from factorized_fl.simulate.networks import initial_models, model_inputs, refuse_nothing_shared, travelling
 from factorized_fl.simulate.population import Population, PopulationServer, on_disk
 from factorized_fl.simulate.private import budget_of
 from factorized_fl.simulate.ranks import ALONE, RankedClients, RankedEngine, Ranks, pin
-from factorized_fl.simulate.scenario import scenario_for
+from factorized_fl.simulate.scenario import build_scenario_of, scenario_for
 from factorized_fl.simulate.separate import SeparateServers, separate_clients
 from factorized_fl.simulate.training import task_of, training_of, try_augmentation
 
@@ -113,6 +112,38 @@ class Federation:
                 self.server.vectors[k] = vector
 
 
+def _networks(
+    config: Config, method: Method, scenario: Scenario, factory: Factory | None
+) -> tuple[dict[int, nn.Module], Alignment | None, dict[str, Role], frozenset[str]]:
+    """The initial network for each number of classes, how rows are shared by class, all roles, and what travels."""
+    models = initial_models(config, scenario, factory)
+    alignment = find_alignment(config, method, models, scenario)
+    role_of, names = travelling(method, next(iter(models.values())), scenario.labels_agree, alignment)
+    if not alignment:
+        refuse_nothing_shared(config, method, frozenset(names), scenario.labels_agree)
+    return models, alignment, role_of, frozenset(names)
+
+
+def refuse_unusable(configs: Sequence[Config], data: Path | None) -> None:
+    """Raise UserError if a method of one of the runs cannot use the clients' labels, targets or network.
+
+    The runs have the same clients, but for their seeds. All methods can use the package's own networks.
+    """
+    scenario, checked = None, set[str]()
+    for config in configs:
+        method = config.build_method()
+        if config.method in checked or not (config.has_own_model or method.needs_agreeing_labels):
+            continue
+        checked.add(config.method)
+        scenario = scenario or build_scenario_of(config, data)
+        fitting = scenario_for(method, config, scenario)
+        if config.has_own_model:
+            models, _, role_of, shared = _networks(config, method, fitting, None)
+            tensors = client_state(next(iter(models.values())))
+            method.extra_up(tensors, shared, role_of)
+            method.fingerprint(tensors, role_of)
+
+
 def build_federation(
     config: Config,
     scenario: Scenario,
@@ -137,17 +168,12 @@ def build_federation(
     scenario = scenario_for(method, config, scenario)
     task, training = task_of(config, scenario, brought), training_of(config, brought)
     try_augmentation(training, scenario)
-    models = initial_models(config, scenario, factory)
+    models, alignment, role_of, shared = _networks(config, method, scenario, factory)
     initial = {classes: client_state(model) for classes, model in models.items()}
     disk = on_disk(config, len(scenario.clients), next(iter(initial.values())), device, ranks.size)
     kinds = [len(client.classes) for client in scenario.clients]
     state = DiskStack(initial, kinds) if disk else ClientStack.of([initial[kind] for kind in kinds])
     model = next(iter(models.values()))
-    alignment = find_alignment(config, method, models, scenario)
-    role_of, names = travelling(method, model, scenario.labels_agree, alignment)
-    shared = frozenset(names)
-    if not alignment:
-        refuse_nothing_shared(config, method, shared, scenario.labels_agree)
     if not isinstance(state, DiskStack):
         state = ClientStack(
             {name: t.to(device) for name, t in state.common.items()},

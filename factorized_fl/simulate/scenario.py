@@ -1,6 +1,5 @@
 """The scenario of a run: its clients and their data, as configured and as the method can use them."""
 
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -124,12 +123,3 @@ def scenario_for(method: Method, config: Config, scenario: Scenario) -> Scenario
         size = " x ".join(map(str, pixels))
         raise UserError(f"Images of {size} pixels are too small: set image_size to {FEWEST_PIXELS} or more.")
     return scenario
-
-
-def refuse_disagreeing(configs: Sequence[Config], data: Path | None) -> None:
-    """Raise UserError if a method of one of the runs compares class numbers and clients number classes differently."""
-    checked = set[str]()
-    for config in configs:
-        if (method := config.build_method()).needs_agreeing_labels and config.method not in checked:
-            checked.add(config.method)
-            scenario_for(method, config, build_scenario_of(config, data))

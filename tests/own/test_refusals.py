@@ -63,3 +63,18 @@ def test_a_method_that_needs_classes_refuses_numbers_and_several_labels(
     with pytest.raises(ffl.UserError, match=f"{method} needs a class for each example: choose fedavg or any other .* "):
         ffl.run(clients, model=table_net, method=method, loss=loss, out=tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def flat(example: Tensor, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(example[0].numel(), 4), nn.ReLU(), nn.Linear(4, outputs))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [("fedbn", "the network has none"), ("fedap", "the network has none"), ("fedproto", "number their classes differ")],
+)
+def test_a_comparison_is_refused_before_its_first_run(method: str, message: str, tmp_path: Path) -> None:
+    out, model = tmp_path / "out", f"{__name__}:flat"
+    with pytest.raises(ffl.UserError, match=message):
+        ffl.compare("demo", ["fedavg", method], [1], out=out, model=model, rounds=1, images_per_client=20)
+    assert not out.exists()
