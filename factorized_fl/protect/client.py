@@ -43,7 +43,7 @@ class Sealer:
     ) -> None:
         self.secret, self.layout, self.seats, self.count = secret, Layout(initial), list(seats), count
         self.min_peers, self.repeatable = min_peers, repeatable
-        self.initial = self.layout.pack(initial)
+        (self.initial,) = self.layout.pack({name: tensor[None] for name, tensor in initial.items()})
         self.tags = Tags(secret)
         self.seen = torch.zeros(len(self.seats), count, dtype=torch.int32)  # round of the newest update of each sender
         self.seconds = {"encrypt": 0.0, "decrypt": 0.0}
@@ -72,10 +72,8 @@ class Sealer:
         if not shared:
             return
         began = time.perf_counter()
-        tensors = [{name: rows[row] for name, rows in shared.items()} for row in range(len(ks))]
-        found = [
-            self._encrypt(round_number, self.seats[k], self.layout.pack(t)) for k, t in zip(ks, tensors, strict=True)
-        ]
+        packed = self.layout.pack(shared)
+        found = [self._encrypt(round_number, self.seats[k], numbers) for k, numbers in zip(ks, packed, strict=True)]
         self.seconds["encrypt"] += time.perf_counter() - began
         yield CIPHERTEXTS, torch.stack(found)
 
@@ -112,16 +110,14 @@ class Sealer:
             return
         began = time.perf_counter()
         known: dict[bytes, np.ndarray] = {}
-        count = len(given[CIPHERTEXTS])
-        tensors = {n: torch.zeros(count, *shape, dtype=dtype) for n, (shape, dtype) in self.layout.like.items()}
+        numbers = np.zeros((len(given[CIPHERTEXTS]), *self.initial.shape))
         for k, row in rows.items():
             try:
-                numbers = self._decrypt(round_number, k, {name: t[row] for name, t in given.items()}, known)
+                numbers[row] = self._decrypt(round_number, k, {name: t[row] for name, t in given.items()}, known)
             except BadCiphertext as error:
                 message = f"The aggregate of round {round_number} for {where(k)} cannot be trusted: {error}."
                 raise BadAggregate(message) from None
-            for name, tensor in self.layout.unpack(numbers).items():
-                tensors[name][row] = tensor
+        tensors = self.layout.unpack(numbers)
         self.seconds["decrypt"] += time.perf_counter() - began
         yield from tensors.items()
 

@@ -261,7 +261,7 @@ def test_numbers_that_a_sender_did_not_cut_off_are_noticed(
 ) -> None:
     """Numbers far beyond the limit wrap around, so that their tags no longer fit."""
     layout = Layout(INITIAL)
-    numbers = layout.pack(tensors_of(0))
+    (numbers,) = layout.pack({name: tensor[None] for name, tensor in tensors_of(0).items()})
     numbers[0, :38] = size
     tags = Tags(secret)
     values = np.concatenate([tags.of(numbers[0], 0) + tags.masks(0, 1, 0), numbers[0]])
@@ -301,8 +301,8 @@ def test_one_secret_gives_one_key_and_repeatable_ciphertexts_differ_by_message(s
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=0, max_size=3), min_size=1, max_size=4))
 def test_packing_gives_tensors_back(shapes: list[list[int]]) -> None:
-    tensors = {f"t{i}": torch.randn(shape, dtype=torch.float64) for i, shape in enumerate(shapes)}
-    layout = Layout(tensors)
+    tensors = {f"t{i}": torch.randn(2, *shape, dtype=torch.float64) for i, shape in enumerate(shapes)}
+    layout = Layout({name: stacked[0] for name, stacked in tensors.items()})
     back = layout.unpack(layout.pack(tensors))
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
