@@ -1,11 +1,12 @@
 """Seconds of a round of Factorized-FL with and without encryption, in turns: results/privacy/encryption-time.json.
 
-    python -m benchmarks.encryption_time [--device cuda] [--images 32] [--rounds 8] [--threads 1]
+    python -m benchmarks.encryption_time [--device cuda] [--images 32] [--rounds 8] [--seconds 200] [--threads 1]
 
 Twenty clients train the paper's network in its scenario (labels permuted) with its options, on random images of the
 size of CIFAR-10's: seconds do not depend on what they show. One process holds a plain and an encrypted federation and
-runs each round of both, in changing order. The first round, in which nothing is mixed, is left out. `--images` bounds
-the images of a client; 0 takes all of 60,000, as the paper does. Each device has its entry in the file.
+runs each round of both, in changing order. The first round, in which nothing is mixed, is left out. No round begins
+after `--seconds`. `--images` bounds the images of a client; 0 takes all of 60,000, as the paper does. Each device has
+its entry in the file.
 """
 
 import argparse
@@ -52,12 +53,15 @@ def build(protect: str, images: int, device: str) -> Federation:
     return build_federation(config, scenario, torch.device(device))
 
 
-def measure(images: int, rounds: int, device: str) -> dict[str, Any]:
+def measure(images: int, rounds: int, most: float, device: str) -> dict[str, Any]:
     """Run the rounds of both federations in turns; return their seconds, and those of each part of encryption."""
     federations = {protect: build(protect, images, device) for protect in ("none", "encrypt")}
     seconds: dict[str, list[float]] = {protect: [] for protect in federations}
     parts: list[dict[str, float]] = []
+    end = time.perf_counter() + most
     for round_number in range(1, rounds + 2):
+        if round_number > 2 and time.perf_counter() > end:
+            break
         turns = list(federations) if round_number % 2 else list(reversed(federations))
         for protect in turns:
             began = time.perf_counter()
@@ -90,11 +94,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    found[given.device] = measure(given.images, given.rounds, given.device) | {"threads": given.threads}
+    found[given.device] = measure(given.images, given.rounds, given.seconds, given.device) | {"threads": given.threads}
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found[given.device], indent=1))
