@@ -6,7 +6,7 @@ Twenty clients train the paper's network in its scenario (labels permuted) with 
 size of CIFAR-10's: seconds do not depend on what they show. One process holds a plain and an encrypted federation and
 runs each round of both, in changing order. The first round, in which nothing is mixed, is left out. No round begins
 after `--seconds`. `--images` bounds the images of a client; 0 takes all of 60,000, as the paper does. Each device has
-its entry in the file.
+its entry in the file. Seconds of the process's own work on a CPU depend less on other programs than those of a clock.
 """
 
 import argparse
@@ -57,6 +57,7 @@ def measure(images: int, rounds: int, most: float, device: str) -> dict[str, Any
     """Run the rounds of both federations in turns; return their seconds, and those of each part of encryption."""
     federations = {protect: build(protect, images, device) for protect in ("none", "encrypt")}
     seconds: dict[str, list[float]] = {protect: [] for protect in federations}
+    cpu: dict[str, list[float]] = {protect: [] for protect in federations}
     parts: list[dict[str, float]] = []
     end = time.perf_counter() + most
     for round_number in range(1, rounds + 2):
@@ -64,13 +65,16 @@ def measure(images: int, rounds: int, most: float, device: str) -> dict[str, Any
             break
         turns = list(federations) if round_number % 2 else list(reversed(federations))
         for protect in turns:
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             run_round(federations[protect], round_number)
             seconds[protect].append(time.perf_counter() - began)
+            cpu[protect].append(time.process_time() - worked)
             spent = federations[protect].encryption_seconds()
             if protect == "encrypt" and round_number > 1:
                 parts.append(spent)
-            print(round_number, protect, f"{seconds[protect][-1]:.3f} s", spent, flush=True)
+            print(
+                round_number, protect, f"{seconds[protect][-1]:.3f} s, CPU {cpu[protect][-1]:.3f} s", spent, flush=True
+            )
     plain, encrypted = (seconds[protect][1:] for protect in ("none", "encrypt"))
     shares = [sum(part.values()) / (whole - sum(part.values())) for part, whole in zip(parts, encrypted, strict=True)]
     config = federations["encrypt"].config
@@ -83,6 +87,9 @@ def measure(images: int, rounds: int, most: float, device: str) -> dict[str, Any
         "median_plain": statistics.median(plain),
         "median_encrypted": statistics.median(encrypted),
         "ratio_of_medians": statistics.median(encrypted) / statistics.median(plain),
+        "cpu_seconds_plain": cpu["none"][1:],
+        "cpu_seconds_encrypted": cpu["encrypt"][1:],
+        "ratio_of_cpu_medians": statistics.median(cpu["encrypt"][1:]) / statistics.median(cpu["none"][1:]),
         "seconds_by_part": {name: statistics.median(part[name] for part in parts) for name in parts[0]},
         "encryption_over_rest_of_round": statistics.median(shares),
         "environment": describe_environment(config.seed, device),
