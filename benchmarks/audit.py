@@ -1,9 +1,10 @@
 """Attacks on what each party sees, by method, without and with differential privacy: results/privacy/audit.json.
 
-Usage: python -m benchmarks.audit OUT [--shadows 12]. Twelve clients of the three kinds of images of the demo, 40 each,
-and a network without BatchNorm, which differential privacy needs. All runs have the same network, seed and rounds; a
-run with differential privacy has its own learning rate, as the noise asks for fewer and larger steps. Finished runs and
-audits in OUT are not repeated.
+Usage: python -m benchmarks.audit OUT [--shadows 12] [--method NAME] [--epsilon NUMBER]. Twelve clients of the three
+kinds of images of the demo, 40 each, and a network without BatchNorm, which differential privacy needs. All runs have
+the same network, seed and rounds; a run with differential privacy has its own learning rate, as the noise asks for
+fewer and larger steps. Finished runs and audits in OUT are not repeated. With --method or --epsilon only these runs
+are attacked. The results are written when all audits are in OUT.
 """
 
 import argparse
@@ -44,13 +45,20 @@ def network(example: torch.Tensor, outputs: int) -> nn.Module:
     )
 
 
-def audited(method: str, epsilon: float, out: Path, shadows: int) -> dict[str, Any]:
-    """Return the accuracy of a run and the findings of its audit."""
+def folder_of(out: Path, method: str, epsilon: float) -> Path:
+    return out / f"{method}-epsilon-{epsilon:g}"
+
+
+def attack(folder: Path, method: str, epsilon: float, shadows: int) -> None:
+    """Run a method and audit the run, unless that is done."""
     own = {**PRIVATE, "privacy.epsilon": epsilon} if epsilon else {"lr": RATE}
-    folder = out / f"{method}-epsilon-{epsilon:g}"
     if not (folder / "audit.json").exists():
         run = ffl.run("demo", folder, method=method, resume=True, progress=False, **SETTINGS, **own)
         ffl.audit(run, shadows=shadows)
+
+
+def audited(folder: Path, method: str, epsilon: float) -> dict[str, Any]:
+    """Return the accuracy of a run and the findings of its audit."""
     content = json.loads((folder / "audit.json").read_text())
     found = read_run(folder, strict=True)
     return {
@@ -66,23 +74,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shadows", type=int, default=12)
+    parser.add_argument("--method", choices=METHODS)
+    parser.add_argument("--epsilon", type=float, choices=EPSILONS)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    runs = []
-    for epsilon in EPSILONS:
-        for method in METHODS:
-            runs.append(audited(method, epsilon, given.out, given.shadows))
-            content = {
-                "settings": SETTINGS,
-                "lr": RATE,
-                "private": PRIVATE,
-                "shadows": given.shadows,
-                "runs": runs,
-                "environment": describe_environment(SETTINGS["seed"], "cpu"),
-            }
-            RESULT.parent.mkdir(parents=True, exist_ok=True)
-            RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            print(method, epsilon, runs[-1]["accuracy"], flush=True)
+    every = [(method, epsilon, folder_of(given.out, method, epsilon)) for epsilon in EPSILONS for method in METHODS]
+    for method, epsilon, folder in every:
+        if given.method in (None, method) and given.epsilon in (None, epsilon):
+            attack(folder, method, epsilon, given.shadows)
+            print(f"{method} at epsilon {epsilon:g} is done", flush=True)
+    if not all((folder / "audit.json").exists() for *_, folder in every):
+        return
+    content = {
+        "settings": SETTINGS,
+        "lr": RATE,
+        "private": PRIVATE,
+        "shadows": given.shadows,
+        "runs": [audited(folder, method, epsilon) for method, epsilon, folder in every],
+        "environment": describe_environment(SETTINGS["seed"], "cpu"),
+    }
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

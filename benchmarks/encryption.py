@@ -1,22 +1,26 @@
-"""Encrypted aggregation beside the plain one: final metrics, bytes and seconds of Factorized-FL, and FedAvg's bytes.
+"""Encrypted aggregation beside the plain one: final metrics and bytes of Factorized-FL, and FedAvg's bytes.
 
     python -m benchmarks.encryption --data DIR --out results/privacy/encryption.json --work FOLDER
 
-The network is the paper's; each client has few images, so that a CPU suffices. A round of the paper is longer, while
-the encryption takes the same time. Both runs are made twice: once as usual, and once with all tensors in 64 bits, where
-the last digits that training magnifies are so small that what encryption itself changes is seen. Rounds that are done
-are kept in FOLDER, and a call that was interrupted continues from there.
+The network is the paper's; each client has few images, so that a CPU suffices. Plain sums of 32-bit tensors are
+computed in 32 bits, an encrypted sum is rounded to 32 bits once. So a third run computes plain sums in 64 bits and
+rounds them once: what distinguishes it from the plain run is rounding alone, without encryption. A last pair of runs,
+plain and encrypted, has 64-bit tensors throughout. Rounds that are done are kept in FOLDER, and a call that was
+interrupted continues from there. Seconds are measured by benchmarks/encryption_time.py.
 """
 
 import argparse
 import json
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from factorized_fl.config import from_table
+from factorized_fl.core import mixing
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.simulate.run import run_federation
@@ -32,8 +36,21 @@ TABLE: dict[str, Any] = {
 }
 
 
-def run(folder: Path, data: Path, table: dict[str, Any], dtype: torch.dtype = torch.float32) -> RunDirectory:
-    name = "-".join(str(part) for part in (table["method"], table["protect"], dtype))
+@contextmanager
+def sums_in_64_bits() -> Iterator[None]:
+    """Compute weighted sums of plain tensors in 64 bits and round them once."""
+    usual = mixing.weigh
+    mixing.weigh = lambda rows, stacked: usual(rows, stacked.double()).to(stacked.dtype)
+    try:
+        yield
+    finally:
+        mixing.weigh = usual
+
+
+def run(
+    folder: Path, data: Path, table: dict[str, Any], dtype: torch.dtype = torch.float32, name: str = ""
+) -> RunDirectory:
+    name = "-".join(str(part) for part in (table["method"], table["protect"], dtype, *([name] if name else [])))
     torch.set_default_dtype(dtype)
     try:
         config = from_table({**TABLE, **table})
@@ -49,7 +66,7 @@ def total(directory: RunDirectory) -> int:
 
 
 def compared(plain: RunDirectory, encrypted: RunDirectory, rounds: int) -> dict[str, Any]:
-    """The metrics of the last round without and with encryption, and the largest relative differences."""
+    """The metrics of the last round of two runs, and the largest relative differences in all rounds."""
     pairs = list(zip(plain.metrics(), encrypted.metrics(), strict=True))
     last = [pair for pair in pairs if pair[0]["round"] == rounds]
     found: dict[str, Any] = {}
@@ -67,26 +84,21 @@ def measure(data: Path, folder: Path, clients: int, rounds: int, images: int) ->
     method = {**shape, "method": "factorized-fl", "options": {"match": "statistics"}}
     fedavg = run(folder, data, {**shape, "method": "fedavg", "protect": "none"})
     plain, encrypted = (run(folder, data, {**method, "protect": protect}) for protect in ("none", "encrypt"))
+    with sums_in_64_bits():
+        rounded = run(folder, data, {**method, "protect": "none"}, name="sums-in-64-bits")
     exact = [run(folder, data, {**method, "protect": protect}, torch.float64) for protect in ("none", "encrypt")]
-    lines = encrypted.timing()[1:]  # the first round has nothing to decrypt
-    spent = [sum(line[f"{what}_seconds"] for what in ("encrypt", "mix", "decrypt")) for line in lines]
     last = next(line for line in encrypted.metrics() if line["round"] == rounds)
     return {
         **TABLE,
         **shape,
-        "in_32_bits": compared(plain, encrypted, rounds),
-        "in_64_bits": compared(exact[0], exact[1], rounds),
+        "plain_and_encrypted": compared(plain, encrypted, rounds),
+        "plain_and_plain_with_64_bit_sums": compared(plain, rounded, rounds),
+        "plain_with_64_bit_sums_and_encrypted": compared(rounded, encrypted, rounds),
+        "plain_and_encrypted_in_64_bits": compared(exact[0], exact[1], rounds),
         "bytes_up_client_round": last["up_bytes"],
         "bytes_down_client_round": last["down_bytes"],
         "total_bytes": {"plain": total(plain), "encrypted": total(encrypted), "fedavg_plain": total(fedavg)},
         "encrypted_over_fedavg": total(encrypted) / total(fedavg),
-        "seconds_round_plain": statistics.median(line["seconds"] for line in plain.timing()[1:]),
-        "seconds_round_encrypted": statistics.median(line["seconds"] for line in lines),
-        "seconds_of_encryption_round": statistics.median(spent),
-        "seconds_by_part": {
-            what: statistics.median(line[f"{what}_seconds"] for line in lines) for what in ("encrypt", "mix", "decrypt")
-        },
-        "share_of_round": statistics.median(s / line["seconds"] for s, line in zip(spent, lines, strict=True)),
         "environment": describe_environment(1, "cpu"),
     }
 

@@ -55,7 +55,10 @@ class Cipher:
         self._weight_scale = float(self._primes[1].value())
 
     def _make_context(self, seed: bytes | None) -> Any:
-        """The parameters; a seed of 64 bytes replaces the randomness of the operating system."""
+        """The parameters; a seed of 64 bytes replaces the randomness of the operating system.
+
+        With a seed the context can only make keys and encrypt. It lacks the parameters of sums, which take time.
+        """
         seal = self._seal
         parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
         parameters.set_poly_modulus_degree(DEGREE)
@@ -63,7 +66,7 @@ class Cipher:
         if seed is not None:
             words = np.frombuffer(seed, dtype="<u8").tolist()
             parameters.set_random_generator(seal.Blake2xbPRNGFactory(words))
-        return seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+        return seal.SEALContext(parameters, seed is None, seal.SEC_LEVEL_TYPE.TC128)
 
     def read(self, content: bytes, summed: bool = False) -> Any:
         """The ciphertext in these bytes; raises BadCiphertext if it is not a fresh one, or a sum if `summed`."""

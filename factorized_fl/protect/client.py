@@ -13,7 +13,7 @@ from factorized_fl.core.ledger import CIPHERTEXTS, CLAIMED_ROUNDS, CLAIMED_WEIGH
 from factorized_fl.core.mixing import Dense
 from factorized_fl.core.views import Tensors
 from factorized_fl.protect import packing
-from factorized_fl.protect.ckks import DOWN, LIMIT, UP, BadCiphertext, Secret
+from factorized_fl.protect.ckks import DOWN, LIMIT, SLOTS, UP, BadCiphertext, Secret
 from factorized_fl.protect.packing import Layout, from_row, to_row
 from factorized_fl.protect.tags import TOLERANCE, Tags
 
@@ -43,7 +43,7 @@ class Sealer:
     ) -> None:
         self.secret, self.layout, self.seats, self.count = secret, Layout(initial), list(seats), count
         self.min_peers, self.repeatable = min_peers, repeatable
-        self.initial = self.layout.pack(initial)
+        (self.initial,) = self.layout.pack({name: tensor[None] for name, tensor in initial.items()})
         self.tags = Tags(secret)
         self.seen = torch.zeros(len(self.seats), count, dtype=torch.int32)  # round of the newest update of each sender
         self.seconds = {"encrypt": 0.0, "decrypt": 0.0}
@@ -72,10 +72,8 @@ class Sealer:
         if not shared:
             return
         began = time.perf_counter()
-        tensors = [{name: rows[row] for name, rows in shared.items()} for row in range(len(ks))]
-        found = [
-            self._encrypt(round_number, self.seats[k], self.layout.pack(t)) for k, t in zip(ks, tensors, strict=True)
-        ]
+        packed = self.layout.pack(shared)
+        found = [self._encrypt(round_number, self.seats[k], numbers) for k, numbers in zip(ks, packed, strict=True)]
         self.seconds["encrypt"] += time.perf_counter() - began
         yield CIPHERTEXTS, torch.stack(found)
 
@@ -112,16 +110,14 @@ class Sealer:
             return
         began = time.perf_counter()
         known: dict[bytes, np.ndarray] = {}
-        count = len(given[CIPHERTEXTS])
-        tensors = {n: torch.zeros(count, *shape, dtype=dtype) for n, (shape, dtype) in self.layout.like.items()}
+        numbers = np.zeros((len(given[CIPHERTEXTS]), *self.initial.shape))
         for k, row in rows.items():
             try:
-                numbers = self._decrypt(round_number, k, {name: t[row] for name, t in given.items()}, known)
+                numbers[row] = self._decrypt(round_number, k, {name: t[row] for name, t in given.items()}, known)
             except BadCiphertext as error:
                 message = f"The aggregate of round {round_number} for {where(k)} cannot be trusted: {error}."
                 raise BadAggregate(message) from None
-            for name, tensor in self.layout.unpack(numbers).items():
-                tensors[name][row] = tensor
+        tensors = self.layout.unpack(numbers)
         self.seconds["decrypt"] += time.perf_counter() - began
         yield from tensors.items()
 
@@ -147,6 +143,24 @@ class Sealer:
         self.seen[k] = torch.maximum(self.seen[k], torch.from_numpy(rounds))
         unsent = weights[(weights != 0) & (rounds == 0)].sum()
         return numbers + unsent * self.initial if unsent else numbers
+
+    def norm(self, row: torch.Tensor, seat: int, round_number: int) -> float:
+        """Estimate the norm of a client's update from a row with its tags and zeros, to one digit.
+
+        A tag without its mask is the sum of all numbers with random signs, so its square is on average that of the
+        norm. Eight of them give the norm to about a quarter. Raises BadCiphertext if the tags cannot be decrypted.
+        """
+        kind, _, contents = from_row(row, self.layout.ciphertexts)
+        square = 0.0
+        for index, content in enumerate(contents):
+            slots = self.secret.decrypt(content)
+            if not np.abs(slots[packing.TAGS :]).max() <= TOLERANCE:
+                raise BadCiphertext("its numbers are far too large, or encrypted with another secret")
+            sums = SLOTS * (slots[: packing.TAGS] - self.tags.masks(seat, round_number, index))
+            square += float((sums**2).mean())
+        if kind != packing.CIPHERTEXTS:
+            raise BadCiphertext("it holds no ciphertext")
+        return float(f"{square**0.5:.0e}")
 
     def _claims(self, round_number: int, k: int, given: Tensors) -> tuple[np.ndarray, np.ndarray]:
         """The weights and rounds that the server claims, after checks that need no decryption."""

@@ -28,18 +28,20 @@ class Layout:
         self.sizes = {name: math.prod(shape) for name, (shape, _) in self.like.items()}
         self.ciphertexts = -(-sum(self.sizes.values()) // ROOM)
 
-    def pack(self, tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """The numbers of one client's tensors, float64 [ciphertexts, ROOM], with zeros at the end."""
-        flat = np.zeros(self.ciphertexts * ROOM)
-        numbers = torch.cat([tensors[name].detach().double().cpu().flatten() for name in self.like])
-        flat[: len(numbers)] = numbers.numpy()
-        return flat.reshape(self.ciphertexts, ROOM)
+    def pack(self, stacked: Mapping[str, torch.Tensor]) -> np.ndarray:
+        """The numbers of n clients' tensors [n, ...], float64 [n, ciphertexts, ROOM], with zeros at the end."""
+        rows = [stacked[name].detach().cpu().double() for name in self.like]
+        numbers = torch.cat([each[:, None].flatten(1) for each in rows], 1)
+        flat = np.zeros((len(numbers), self.ciphertexts * ROOM))
+        flat[:, : numbers.shape[1]] = numbers.numpy()
+        return flat.reshape(len(flat), self.ciphertexts, ROOM)
 
     def unpack(self, numbers: np.ndarray) -> Tensors:
-        """The tensors that a packed vector of numbers holds."""
-        parts = torch.from_numpy(numbers.reshape(-1)[: sum(self.sizes.values())]).split(list(self.sizes.values()))
+        """The tensors [n, ...] in the packed numbers of n clients."""
+        count, sizes = len(numbers), list(self.sizes.values())
+        parts = torch.from_numpy(numbers.reshape(count, self.ciphertexts * ROOM)[:, : sum(sizes)]).split(sizes, 1)
         places = zip(parts, self.like.items(), strict=True)
-        return {name: part.reshape(shape).to(dtype) for part, (name, (shape, dtype)) in places}
+        return {name: part.reshape(count, *shape).to(dtype) for part, (name, (shape, dtype)) in places}
 
 
 def row_size(ciphertexts: int, each: int) -> int:

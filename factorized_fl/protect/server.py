@@ -4,12 +4,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from factorized_fl.core.ledger import CIPHERTEXTS, CLAIMED_ROUNDS, CLAIMED_WEIGHTS
 from factorized_fl.core.views import Mixing
 from factorized_fl.protect import packing
-from factorized_fl.protect.ckks import DOWN, UP, BadCiphertext, Cipher
+from factorized_fl.protect.ckks import DOWN, SLOTS, UP, BadCiphertext, Cipher
 from factorized_fl.protect.packing import Layout, from_row, to_row
 
 _LEAST = 1e-13  # a smaller weight would be encoded as zero
@@ -32,6 +33,19 @@ class BlindSums:
             raise BadCiphertext(f"its ciphertexts are not those of round {round_number}")
         for content in contents:
             self._cipher.read(content)
+
+    def round_of(self, row: torch.Tensor) -> int:
+        """The round of a client's update; 0 without ciphertexts."""
+        kind, sent, _ = from_row(row, self._count)
+        return sent if kind == packing.CIPHERTEXTS else 0
+
+    def tags(self, row: torch.Tensor) -> torch.Tensor:
+        """A client's update, as a download, with its tags and with zeros in place of its numbers."""
+        only = np.zeros(SLOTS)
+        only[: packing.TAGS] = 1.0
+        read = [self._cipher.read(content) for content in from_row(row, self._count)[2]]
+        sums = [self._cipher.weighted_sum([ciphertext], [only]) for ciphertext in read]
+        return to_row(packing.CIPHERTEXTS, 0, sums, packing.row_size(self._count, DOWN))
 
     def mix(self, mixing: Mixing, stacked: torch.Tensor, clients: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
         """The download of each participant: ciphertexts, and the weights and rounds of which they are the sum.

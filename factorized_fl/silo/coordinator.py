@@ -29,6 +29,7 @@ from factorized_fl.silo.checksum import digest_of
 from factorized_fl.silo.mailbox import Mailbox
 from factorized_fl.silo.memory import Memory
 from factorized_fl.silo.messages import BadMessage, Message
+from factorized_fl.silo.norms import ask_norms
 from factorized_fl.silo.operator_requests import carry_out, heed_revocations, save_quarantine
 from factorized_fl.silo.overview import last_accuracies, seconds_left, site_rows, what_helps
 from factorized_fl.silo.pinned import check_model
@@ -185,6 +186,8 @@ class Coordinator:
             return
         if self.memory.blind is None:  # ciphertexts have no norm
             self.good = limited(self.good, self.memory.own, self.sent, self.agreement.change_limit, self.say)
+        else:
+            ask_norms(self)
         records = self._keep(loads)
         if round_number == self.config.rounds:
             ever = self.memory.received.nonzero().flatten().tolist()

@@ -33,6 +33,7 @@ from factorized_fl.silo.checksum import digest_of
 from factorized_fl.silo.clinical import CLINICAL, shared_metrics
 from factorized_fl.silo.columns import TableColumns
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
+from factorized_fl.silo.norms import NORM, Refusal
 from factorized_fl.silo.own_part import noise_seed_of, restore, site_federation
 from factorized_fl.silo.secret import SecretKeeper, read_table_of
 from factorized_fl.silo.sharing import shared_with
@@ -66,7 +67,7 @@ class Site:
         self.columns, self.scenario = columns, site_scenario(kit, data, columns)
         self.subgroups = subgroups_tested(data, columns, self.scenario)
         self.secret = SecretKeeper(kit, network().credentials(kit)) if self.config.encrypts else None
-        self.federation = self._start()
+        self.federation, self.refusal = self._start(), Refusal()
         self.directory = RunDirectory(kit.run)
         with plain_errors(kit.run):
             kit.run.mkdir(parents=True, exist_ok=True)
@@ -130,6 +131,9 @@ class Site:
                 )
             if request.kind == "secret":
                 return self._exchange(request)
+            if request.kind == NORM:
+                norm = self.refusal.estimate(request, self.federation.sealer, self.config.rounds)
+                return self._reply(request, {"norm": norm})
             if request.kind == "test":
                 return self._reply(request, self._test(request))
             raise BadMessage(f"{request.kind[:40]!r} is not a known kind of request")
@@ -167,6 +171,7 @@ class Site:
             declined = str(error)
             trained = self._train(round_number, {}, self._shared())
         if declined:
+            self.refusal = Refusal(round_number)
             self.log(f"did not use the coordinator's download of round {round_number}, as {declined}")
         federation, clients, engine = self.federation, self.federation.clients, self.federation.engine
         sent = clients.send([0])

@@ -260,16 +260,55 @@ def test_numbers_that_a_sender_did_not_cut_off_are_noticed(
     sealer: Sealer, blind: BlindSums, secret: Secret, size: float, words: str
 ) -> None:
     """Numbers far beyond the limit wrap around, so that their tags no longer fit."""
-    layout = Layout(INITIAL)
-    numbers = layout.pack(tensors_of(0))
-    numbers[0, :38] = size
-    tags = Tags(secret)
-    values = np.concatenate([tags.of(numbers[0], 0) + tags.masks(0, 1, 0), numbers[0]])
-    row = to_row(packing.CIPHERTEXTS, 1, [secret.encrypt(values)], blind.size)
     stacked = update(sealer)
-    stacked[0] = row
+    stacked[0] = with_numbers(secret, size, 38)
     items = dict(blind.mix(Mixing(Dense(ROWS)), stacked, range(COUNT)))
     refused(sealer, items, words)
+
+
+# -- norms of single updates, for a receiver that refused a sum
+
+
+def with_numbers(secret: Secret, size: float, count: int, seat: int = 0) -> torch.Tensor:
+    """An update that a sender did not cut off: so many numbers of that size, and honest tags."""
+    numbers = np.zeros(packing.ROOM)
+    numbers[:count] = size
+    tags = Tags(secret)
+    values = np.concatenate([tags.of(numbers, 0) + tags.masks(seat, 1, 0), numbers])
+    return to_row(packing.CIPHERTEXTS, 1, [secret.encrypt(values)], packing.row_size(1, ckks.UP))
+
+
+@pytest.mark.parametrize("size", [3.0, 0.02, 7e4])
+def test_the_norm_of_a_single_number_is_that_number(
+    sealer: Sealer, blind: BlindSums, secret: Secret, size: float
+) -> None:
+    """Each tag is then plus or minus that number, so the estimate is exact."""
+    assert sealer.norm(blind.tags(with_numbers(secret, size, 1)), 0, 1) == size
+
+
+def test_the_norm_of_many_numbers_is_estimated_to_a_quarter(sealer: Sealer, blind: BlindSums, secret: Secret) -> None:
+    norms = [sealer.norm(blind.tags(with_numbers(secret, size, 100)), 0, 1) / (10 * size) for size in (0.1, 2.0, 30.0)]
+    assert all(0.5 < norm < 1.6 for norm in norms)
+
+
+def test_tags_alone_show_no_number_of_a_sender(blind: BlindSums, secret: Secret) -> None:
+    (content,) = from_row(blind.tags(with_numbers(secret, 5.0, packing.ROOM)), 1)[2]
+    assert np.abs(secret.decrypt(content)[packing.TAGS :]).max() < TOLERANCE
+
+
+def test_a_norm_is_estimated_from_tags_alone(sealer: Sealer, blind: BlindSums, secret: Secret) -> None:
+    """Not from numbers too large to be computed with, from another secret's, or from whole updates."""
+    far_too_large = with_numbers(secret, 1e12, 100)
+    strangers = with_numbers(Secret(b"x" * 32), 1.0, 100)
+    for row in (far_too_large, strangers):
+        with pytest.raises(BadCiphertext, match="far too large, or encrypted with another secret"):
+            sealer.norm(blind.tags(row), 0, 1)
+    (content,) = from_row(with_numbers(secret, 1.0, 100), 1)[2]
+    whole = blind._cipher.weighted_sum([blind._cipher.read(content)], [1.0])
+    with pytest.raises(BadCiphertext, match="far too large"):
+        sealer.norm(to_row(packing.CIPHERTEXTS, 0, [whole], packing.row_size(1, ckks.DOWN)), 0, 1)
+    with pytest.raises(BadCiphertext, match="holds no ciphertext"):
+        sealer.norm(to_row(packing.NOTHING, 0, [], packing.row_size(1, ckks.DOWN)), 0, 1)
 
 
 def test_a_client_that_never_sent_counts_with_the_common_start(sealer: Sealer, blind: BlindSums) -> None:
@@ -301,8 +340,8 @@ def test_one_secret_gives_one_key_and_repeatable_ciphertexts_differ_by_message(s
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=0, max_size=3), min_size=1, max_size=4))
 def test_packing_gives_tensors_back(shapes: list[list[int]]) -> None:
-    tensors = {f"t{i}": torch.randn(shape, dtype=torch.float64) for i, shape in enumerate(shapes)}
-    layout = Layout(tensors)
+    tensors = {f"t{i}": torch.randn(2, *shape, dtype=torch.float64) for i, shape in enumerate(shapes)}
+    layout = Layout({name: stacked[0] for name, stacked in tensors.items()})
     back = layout.unpack(layout.pack(tensors))
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)

@@ -1,22 +1,29 @@
 """Three sites with encrypted aggregation: equal to the plain federation, and the coordinator can read nothing."""
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from factorized_fl.core.errors import UserError
 from factorized_fl.core.ledger import CIPHERTEXTS
 from factorized_fl.core.payload import decode, encode
+from factorized_fl.protect import ckks, packing
 from factorized_fl.protect.ckks import Secret
+from factorized_fl.protect.client import Sealer
+from factorized_fl.protect.packing import to_row
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.results.schema import COORDINATOR
 from factorized_fl.silo.agreement import NOISE_SEED, Kit
 from factorized_fl.silo.kits import readme
 from factorized_fl.silo.messages import BadMessage, Message
+from factorized_fl.silo.norms import Refusal
 from factorized_fl.silo.secret import EXCHANGE_KEY, SECRET, SecretKeeper
 from factorized_fl.silo.site import Site
 from factorized_fl.silo.transport import network
@@ -241,6 +248,68 @@ def test_a_site_that_replays_or_damages_its_ciphertexts_gets_strikes(data: Path,
     assert parties.run()
     assert any("aster: dropped its answer, as its ciphertexts are not those of round 2" in s for s in parties.journal)
     assert any("birch: dropped its answer, as" in line and "row" in line for line in parties.journal)
+
+
+def encrypt_large(sealer: Sealer, factor: float) -> Callable[[int, int, np.ndarray], torch.Tensor]:
+    """The encryption of a sender that multiplies its numbers and does not cut them off."""
+
+    def encrypt(round_number: int, seat: int, numbers: np.ndarray) -> torch.Tensor:
+        contents = []
+        for index, part in enumerate(factor * numbers):
+            tags = sealer.tags.of(part, index) + sealer.tags.masks(seat, round_number, index)
+            contents.append(sealer.secret.encrypt(np.concatenate([tags, part])))
+        return to_row(packing.CIPHERTEXTS, round_number, contents, packing.row_size(len(contents), ckks.UP))
+
+    return encrypt
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (1e4, r"estimates the norm of its update of round 1 as \d0000"),
+        (1e6, "cannot estimate the norm of its update of round 1: its numbers are far too large, or .*"),
+    ],
+)
+def test_the_norms_of_a_refused_sum_show_the_sender_at_fault(
+    factor: float, words: str, data: Path, tmp_path: Path
+) -> None:
+    kits = encrypted_kits(tmp_path, "fedavg", rounds=2)
+    sites = make_sites(kits, data)
+    honest = sites["birch"].answer
+
+    def dishonest(request: Message) -> Message:
+        if (sealer := sites["birch"].federation.sealer) is not None:
+            sealer._encrypt = encrypt_large(sealer, factor)  # type: ignore[method-assign]
+        return honest(request)
+
+    sites["birch"].answer = dishonest  # type: ignore[method-assign]
+    parties = Loopback(kits, sites)
+    assert parties.run()
+    said = [line for line in parties.journal if "the norm of its update" in line]
+    assert sorted(line for line in said if line.startswith("birch: ")) == [
+        line for site in ("aster", "cedar") for line in said if re.fullmatch(f"birch: {site} {words}", line)
+    ]
+    honest_ones = [line for line in said if re.fullmatch(r"(aster|cedar): \w+ estimates .* round 1 as \d", line)]
+    assert (len(honest_ones), len(said)) == (4, 6)
+
+
+def test_norms_are_estimated_once_and_for_refused_downloads_only(data: Path, tmp_path: Path) -> None:
+    kits = encrypted_kits(tmp_path)
+    site = make_sites(kits, data)["aster"]
+
+    def reason(**fields: int) -> object:
+        about = {"request": "norm-2-birch", "round": 2, "seat": 1, "sent": 1, **fields}
+        return site.answer(Message("norm", kits["aster"].agreement.id, about)).fields["reason"]
+
+    assert reason() == "this site refused no aggregate of that round"
+    site.refusal = Refusal(2)
+    assert reason() == "this site refused no aggregate of that round"  # it has no secret yet
+    site.secret.make()  # type: ignore[union-attr]
+    site._attach(site.federation)
+    assert reason(round=1) == "this site refused no aggregate of that round"
+    assert str(reason(seat=3)).startswith("seat is 3, not a whole number from 0 to 2")
+    assert str(reason()).startswith("it must hold 1 tensors")
+    assert reason() == "this site has estimated that norm already"
 
 
 def test_kits_say_what_is_encrypted_and_allow_for_ciphertexts(tmp_path: Path) -> None:
