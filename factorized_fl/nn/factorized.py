@@ -6,6 +6,7 @@ from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -32,7 +33,7 @@ class RankOneSparse(nn.Module):
         super().__init__()
         self.shape = tuple(shape)
         self.v_shape = tuple(v.shape)
-        self.matrix_shape = tuple(torch.broadcast_shapes(u.shape, v.shape))
+        self.matrix_shape = np.broadcast_shapes(u.shape, v.shape)  # PyTorch's function would import SymPy
         self.has_mu = mu
         self.threshold = threshold
         self.u = nn.Parameter(u.detach().clone())
@@ -215,7 +216,7 @@ def leading_pair(weight: Tensor, u_shape: Sequence[int], v_shape: Sequence[int])
     """
     rows = [axis for axis, size in enumerate(v_shape) if size == 1]
     columns = [axis for axis, size in enumerate(v_shape) if size != 1]
-    tensor = weight.detach().to("cpu", torch.float64).reshape(torch.broadcast_shapes(u_shape, v_shape))
+    tensor = weight.detach().to("cpu", torch.float64).reshape(np.broadcast_shapes(u_shape, v_shape))
     matrix = tensor.permute(*rows, *columns).reshape(math.prod(u_shape), math.prod(v_shape))
 
     # The Gram matrix of the shorter side: a kernel's matrix is often 9 x 65,536.
