@@ -12,8 +12,10 @@ a site adds to the machine, in a federation of three.
 
 import argparse
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import statistics
 import sys
@@ -26,11 +28,9 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything loads PyTorch
 
-import nvflare.private.fed.app.client.client_train  # noqa: F401  imported once, before the processes are forked
 import psutil
+from nvflare.fuel.f3 import drivers
 
-import factorized_fl.silo.site
-import factorized_fl.silo.transport.flare.components  # noqa: F401
 from factorized_fl.results.environment import describe_environment
 from factorized_fl.results.rundir import RunDirectory
 from factorized_fl.silo import keeper
@@ -40,29 +40,35 @@ from factorized_fl.silo.status import read_status
 from factorized_fl.silo.trainer import answer_requests
 from factorized_fl.silo.transport import network
 from factorized_fl.silo.transport.flare.process import run_party
-from tests.silo.parties import NAMES
+from tests.silo.loopback import Loopback
+from tests.silo.parties import NAMES, kits_of, make_sites, trio_config
 from tests.silo.processes import Party, ffl, free_port, wait_for, write_hospitals
 
 ROUNDS, PATIENCE = 3, 1500.0
-LONGEST = 780.0  # seconds after which a case is ended
+LONGEST = 480.0  # seconds after which a case is ended
 PAUSE = 0.2  # seconds between the starts of two sites
 LEFT = 3e9  # bytes of memory that are not used
-TERMS = f"""\
-name = "many"
-address = "localhost"
-method = "factorized-fl"
-model = "cnn"
-width = 0.25
-image_size = 8
-channels = 1
-rounds = {ROUNDS}
-epochs = 1
-batch_size = 16
-lr = 0.02
-augment = "none"
-train_share = 0.6
-deadline = {PATIENCE}
-"""
+TRAINING = {
+    "method": "factorized-fl",
+    "model": "cnn",
+    "width": 0.25,
+    "image_size": 8,
+    "channels": 1,
+    "rounds": ROUNDS,
+    "epochs": 1,
+    "batch_size": 16,
+    "lr": 0.02,
+    "augment": "none",
+    "train_share": 0.6,
+}
+FLARE = (
+    "nvflare.private.fed.app.client.client_train",
+    "nvflare.app_common.decomposers.numpy_decomposers",
+    "nvflare.app_common.np.np_downloader",
+    "nvflare.app_common.resource_consumers.gpu_resource_consumer",
+    "nvflare.app_common.resource_managers.gpu_resource_manager",
+    "factorized_fl.silo.transport.flare.components",
+)  # what an agent loads
 
 
 class Forked:
@@ -83,6 +89,16 @@ class Forked:
         """End the trainer."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+
+
+def load_libraries(folder: Path) -> None:
+    """Load what a site's two processes load, so that forks share it: connections' drivers, and a federation in here."""
+    for name in (*FLARE, *(f"{drivers.__name__}.{each.name}" for each in pkgutil.iter_modules(drivers.__path__))):
+        importlib.import_module(name)
+    kits = kits_of(folder, trio_config(**TRAINING | {"rounds": 1}))
+    Loopback(kits, make_sites(kits, write_hospitals(folder / "data", 10))).run()
+    gc.collect()
+    gc.freeze()  # the collector would write to, and so copy, the memory that the processes share
 
 
 def fork_site(kit: Kit) -> list[int]:
@@ -146,6 +162,17 @@ def processes_of(party: Party) -> list[int]:
     return []
 
 
+def memory_found(coordinator: Party, pids: list[int]) -> dict[str, float]:
+    """Memory in MB of a site's processes, the mean of ten of each, and of the coordinator, with its threads."""
+    serving, trainers, agents = processes_of(coordinator), pids[::2][:10], pids[1::2][:10]
+    return {
+        "own_memory_of_a_sites_trainer_mb": round(own_memory(trainers) / len(trainers) / 1e6, 1),
+        "own_memory_of_a_sites_agent_mb": round(own_memory(agents) / len(agents) / 1e6, 1),
+        "own_memory_of_the_coordinator_mb": round(own_memory(serving) / 1e6, 1),
+        "threads_of_the_coordinator": max((psutil.Process(pid).num_threads() for pid in serving), default=0),
+    }
+
+
 def connected(coordinator: Party) -> int:
     """The number of sites that the coordinator's status shows as connected."""
     return sum(bool(row["connected"]) for row in (read_status(coordinator.kit) or {"sites": []})["sites"])
@@ -165,7 +192,7 @@ def measure(root: Path, count: int) -> dict[str, Any]:
     found: dict[str, Any] = {"sites": count, "seconds_for_kits": round(time.monotonic() - began, 1)}
     coordinator = Party(root / "kits" / "coordinator").start()
     pids: list[int] = []
-    began, least, most = time.monotonic(), float("inf"), 0
+    began, least, most, used = time.monotonic(), float("inf"), 0, 0.0
     try:
         for k, name in enumerate(names):
             kit = read_kit(root / "kits" / name)
@@ -186,16 +213,9 @@ def measure(root: Path, count: int) -> dict[str, Any]:
             if most == count and "seconds_until_all_are_connected" not in found:
                 found["seconds_until_all_are_connected"] = round(time.monotonic() - began, 1)
                 found["cpu_seconds_of_a_site_until_then"] = round(cpu_seconds(pids) / count, 2)
-            if rounds_done(coordinator) >= 1 and "own_memory_of_a_site_mb" not in found:
-                for name, some in (("trainer", pids[::2]), ("agent", pids[1::2])):
-                    found[f"own_memory_of_its_{name}_mb"] = round(own_memory(some) / count / 1e6, 1)
-                found["own_memory_of_a_site_mb"] = round(own_memory(pids) / count / 1e6, 1)
-                serving = processes_of(coordinator)
-                found["own_memory_of_the_coordinator_mb"] = round(own_memory(serving) / 1e6, 1)
-                threads = [psutil.Process(pid).num_threads() for pid in serving]
-                found["threads_of_the_coordinator"] = max(threads, default=0)
-            if pids and (used := cpu_seconds(processes_of(coordinator))):
-                found["cpu_seconds_of_the_coordinator"] = round(used, 1)
+            if rounds_done(coordinator) >= 1 and "threads_of_the_coordinator" not in found:
+                found |= memory_found(coordinator, pids)
+            used = max(used, cpu_seconds(processes_of(coordinator)))
             time.sleep(0.5)
         found["complete"] = coordinator.process is not None and coordinator.process.poll() == 0
     finally:
@@ -206,7 +226,8 @@ def measure(root: Path, count: int) -> dict[str, Any]:
             while True:
                 os.waitpid(-1, 0)
         coordinator.end()
-    found |= {"most_connected_at_once": most, "available_memory_at_least_gb": round(least / 1e9, 1)}
+    found |= {"most_connected_at_once": most, "cpu_seconds_of_the_coordinator": round(used, 1)}
+    found |= {"available_memory_at_least_gb": round(least / 1e9, 1)}
     if not coordinator.kit.run.exists():
         return found | {"note": (read_status(coordinator.kit) or {}).get("note", "")}
     run = RunDirectory(coordinator.kit.run)
@@ -225,7 +246,9 @@ def measure(root: Path, count: int) -> dict[str, Any]:
 def make_kits(root: Path, names: Iterable[str]) -> None:
     """Write the kits of a federation with these sites to `kits` in `root`."""
     sites = "\n".join(f'[[sites]]\nname = "{name}"' for name in names)
-    (root / "sites.toml").write_text(f"{TERMS}port = {free_port()}\n{sites}\n")
+    terms = TRAINING | {"name": "many", "address": "localhost", "port": free_port(), "deadline": PATIENCE}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in terms.items()]
+    (root / "sites.toml").write_text("\n".join([*lines, sites]) + "\n")
     ffl("federation", "new", root / "sites.toml", "--out", root / "kits")
 
 
@@ -247,31 +270,34 @@ def measure_joined(root: Path) -> dict[str, float]:
             party.end()
 
 
+def save(path: Path, found: dict[str, Any]) -> None:
+    """Write what was found, with this machine."""
+    memory = round(psutil.virtual_memory().total / 1e9, 1)
+    found["environment"] = {**describe_environment(1, "cpu"), "cores": os.cpu_count(), "memory_gb": memory}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sites", default="60,100,200")
     parser.add_argument("--joined", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results/network/scale.json"))
     options = parser.parse_args()
-    gc.collect()
-    gc.freeze()  # the collector would write to, and so copy, the memory that the processes share
-    found = json.loads(options.out.read_text()) if options.out.exists() else {"cases": []}
-    environment = {
-        **describe_environment(1, "cpu"),
-        "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-    }
-    for count in [0] if options.joined else map(int, options.sites.split(",")):
+    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"cases": []}
+    with tempfile.TemporaryDirectory() as folder:
+        if options.joined:
+            found["own_memory_of_a_site_of_ffl_join_mb"] = measure_joined(Path(folder))
+            save(options.out, found)
+            return
+        load_libraries(Path(folder))
+    for count in map(int, options.sites.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            if options.joined:
-                found["own_memory_of_a_joined_site_mb"] = measure_joined(Path(folder))
-            else:
-                case = measure(Path(folder), count) | {"load": os.getloadavg()[0]}
-                cases = [*(each for each in found["cases"] if each["sites"] != count), case]
-                found["cases"] = sorted(cases, key=lambda each: each["sites"])
-                print(case, flush=True)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found | {"environment": environment}, indent=2) + "\n")
+            case = measure(Path(folder), count) | {"load": round(os.getloadavg()[0], 1)}
+        cases = [*(each for each in found["cases"] if each["sites"] != count), case]
+        found["cases"] = sorted(cases, key=lambda each: each["sites"])
+        save(options.out, found)
+        print(case, flush=True)
 
 
 if __name__ == "__main__":
