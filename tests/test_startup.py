@@ -120,3 +120,16 @@ def test_the_package_can_be_imported_where_there_is_no_fcntl() -> None:
     """As on Windows. Modules that fail because an optional package is missing are not counted."""
     failures = [line.split() for line in run_python(WITHOUT_FCNTL).splitlines()]
     assert [module for missing, module in failures if missing == "fcntl"] == []
+
+
+def test_training_does_not_import_sympy(tmp_path: Path) -> None:
+    """It takes 0.3 s and 34 MB in each process; PyTorch imports it for one of its own functions."""
+    code = """
+import numpy as np
+import factorized_fl as ffl
+x, y = np.zeros((20, 1, 8, 8), np.uint8), np.arange(20) % 2
+clients = [ffl.ClientData(x, y, test=(x, y), name=name) for name in ("one", "two")]
+ffl.run(clients, model="cnn", method="factorized-fl", rounds=1, epochs=1, device="cpu", out=sys.argv[1])
+print([name for name in ("sympy", "pandas", "sklearn") if name in sys.modules])
+"""
+    assert run_python(code, str(tmp_path / "run")).splitlines()[-1] == "[]"

@@ -33,7 +33,7 @@ class RankOneSparse(nn.Module):
         super().__init__()
         self.shape = tuple(shape)
         self.v_shape = tuple(v.shape)
-        self.matrix_shape = np.broadcast_shapes(u.shape, v.shape)  # PyTorch's function imports sympy
+        self.matrix_shape = np.broadcast_shapes(u.shape, v.shape)  # PyTorch's function would import SymPy
         self.has_mu = mu
         self.threshold = threshold
         self.u = nn.Parameter(u.detach().clone())

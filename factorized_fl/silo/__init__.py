@@ -9,6 +9,7 @@ messages     the messages between a site and the coordinator
 checks       checks of tensors that arrive, and of a site's answer to a round
 memory       the coordinator's state
 mailbox      the coordinator's open requests and the answers to them
+connection   the state of one site's connection in it
 control      requests of the operator to a running coordinator
 secret       the sites' common secret for encrypted aggregation, and its exchange
 relay        the coordinator's part in that exchange

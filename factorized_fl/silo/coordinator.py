@@ -130,7 +130,7 @@ class Coordinator:
 
     def _count_on(self) -> None:
         """Adds the bytes that earlier processes of this coordinator counted, if their status can be read."""
-        with suppress(KeyError, TypeError), self.mailbox.changed:
+        with suppress(KeyError, TypeError), self.mailbox.lock:
             for row in (read_status(self.kit) or {"sites": []})["sites"]:
                 self.mailbox.lines[row["name"]].count_on(row)
 

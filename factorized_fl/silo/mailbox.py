@@ -4,17 +4,15 @@ The name of a request gives its purpose (`round-7`) and is the same after a rest
 late, replayed or from before a restart matches no open request and is dropped.
 """
 
-import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from factorized_fl import __version__
 from factorized_fl.silo.agreement import differing_terms
+from factorized_fl.silo.connection import Connection
 from factorized_fl.silo.messages import BadMessage, Message, pack, unpack
-from factorized_fl.silo.pieces import Counter
 from factorized_fl.silo.trial import ROUNDS_OF_A_TRIAL
 
 HOLD = 2.0  # seconds that a poll is held open while there is no request
@@ -24,40 +22,6 @@ _SOON = HOLD + 1.0  # seconds within which every connected site sends a message
 SILENT = 15.0  # seconds without a message after which a site counts as disconnected
 _MINUTE, _ENOUGH = 60.0, 20  # faults of one site that are logged in one minute
 _TWICE = 60.0  # seconds without a message after which a copy of a kit counts as gone
-
-
-@dataclass
-class Connection:
-    """The state of one site's connection."""
-
-    request: Message | None = None  # the open request
-    answer: Message | None = None  # the answer to the last request
-    seen: float = 0.0
-    busy: str = ""
-    done: int = 0  # its last complete round, as it reports
-    train: int | None = None  # number of training images that it declared
-    marks: tuple[str, str] = ("", "")  # sessions of its last two processes
-    marked: float = 0.0  # time at which the later session was first seen
-    doubled: float = -math.inf  # time at which the earlier session was seen again
-    up: int = 0  # bytes received
-    down: int = 0  # bytes sent
-    told_end: bool = False
-    refused: bool = False  # its agreement differs
-    differs: Sequence[str] = ()  # the terms that differ, if it sent its terms
-    version: str = __version__
-    visit: bool = False  # it tries the federation and takes part in no round
-    turn: int = 0  # number of its last poll
-    transfers: Counter = field(default_factory=Counter)  # messages that travel in pieces
-    moved: float = -math.inf  # time of the last piece
-    slow: bool = False  # it was connected at a deadline, and has not answered since
-    minute: float = -math.inf  # start of the minute in which faults are counted
-    faults: int = 0  # number of faults in this minute
-    bad: int = 0  # messages that failed a check
-
-    def count_on(self, row: Mapping[str, Any]) -> None:
-        """Add the numbers of an earlier process, from its status."""
-        self.up, self.down = self.up + row["up_bytes"], self.down + row["down_bytes"]
-        self.bad += row.get("refused", 0)
 
 
 @dataclass
@@ -72,7 +36,8 @@ class Mailbox:
     largest: int = 0  # limit on the bytes of a message
     clock: Callable[[], float] = time.monotonic
     lines: dict[str, Connection] = field(init=False)
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    changed: threading.Condition = field(init=False)  # notified when an answer has arrived
     absent: set[str] = field(default_factory=set)
     revoked: set[str] = field(default_factory=set)  # sites that the authority revoked
     ended: bool = False  # all rounds are done
@@ -82,7 +47,17 @@ class Mailbox:
     turned_away: set[str] = field(default_factory=set)  # visitors that sent something invalid
 
     def __post_init__(self) -> None:
-        self.lines = {site: Connection() for site in self.sites}
+        self.changed = threading.Condition(self.lock)
+        self.lines = {site: self._connection() for site in self.sites}
+
+    def _connection(self) -> Connection:
+        return Connection(threading.Condition(self.lock))
+
+    def _wake(self) -> None:
+        """Let every pending poll look whether it has an answer. A poll must not wake the others: they are many."""
+        for line in self.lines.values():
+            line.changed.notify_all()
+        self.changed.notify_all()
 
     def answer(self, site: str, sessions: Iterable[str], question: object, hold: float = HOLD) -> bytes:
         """The answer to an authenticated site's question; a bad one is logged. `sessions` are logins, latest first."""
@@ -96,7 +71,7 @@ class Mailbox:
             self.note(site, f"refused its message, as {error}")
             line = self.lines[site]
             line.bad += 1
-            with self.changed:
+            with self.lock:
                 line.seen = self.clock()
                 if line.request is not None:  # the message counts as an invalid answer
                     fields = {"request": line.request.text("request"), "result": "unreadable"}
@@ -108,7 +83,7 @@ class Mailbox:
     def exchange(self, site: str, news: Message, hold: float = HOLD) -> Message:
         """Take a site's news and return its next request; without one, "wait" or "end" after `hold` seconds."""
         line = self.lines[site]
-        with self.changed:
+        with self.lock:
             reply = self._exchange(site, line, news, hold)
             return replace(reply, fields={**reply.fields, "twice": True}) if self._twice(line) else reply
 
@@ -121,7 +96,7 @@ class Mailbox:
         if line.visit and site in self.turned_away:
             return Message("refused", self.federation, {"version": __version__, "turned_away": True})
         if line.visit and not self.open:
-            self.changed.wait_for(lambda: self.open, hold)
+            line.changed.wait_for(lambda: self.open, hold)
             return Message("wait", self.federation, {"closed": True})
         line.seen = self.clock()
         line.up += len(news.payload)
@@ -141,16 +116,17 @@ class Mailbox:
             line.slow = False
             if line.request is not None and line.request.text("request") == name:
                 line.request, line.answer = None, news
+                self.changed.notify_all()
             else:
                 self.note(site, f"dropped an answer to {name}, which is not an open request")
         line.turn = turn = line.turn + 1  # a newer poll supersedes a pending one
-        self.changed.notify_all()
+        line.changed.notify_all()
         if news.kind == "busy":
             return Message("wait", self.federation)
-        self.changed.wait_for(lambda: line.request is not None or self._ended(line) or line.turn != turn, hold)
+        line.changed.wait_for(lambda: line.request is not None or self._ended(line) or line.turn != turn, hold)
         if line.turn != turn and line.request is None:
             # Two copies of a site would poll in a tight loop.
-            self.changed.wait_for(lambda: self._ended(line), min(hold, _SHORT))
+            line.changed.wait_for(lambda: self._ended(line), min(hold, _SHORT))
         line.seen = self.clock()
         if line.request is not None:
             reply = line.transfers.announce(line.request)
@@ -166,9 +142,9 @@ class Mailbox:
 
     def has_done(self, site: str, round_number: int) -> None:
         """Record a site's last complete round before the site reports it, and answer its pending poll if that ends."""
-        with self.changed:
+        with self.lock:
             self.lines[site].done = round_number
-            self.changed.notify_all()
+            self._wake()
 
     def _piece(self, line: Connection, news: Message) -> Message | None:
         """The reply to a piece, or the whole message with its last piece; None if there is neither."""
@@ -201,7 +177,7 @@ class Mailbox:
     def recognise(self, site: str, mark: str) -> None:
         """Record a site's session. A new one is a restart; if the earlier one returns, the site runs in two places."""
         line = self.lines[site]
-        with self.changed:
+        with self.lock:
             old, new = line.marks
             now = self.clock()
             if mark == new or (mark == old and now - line.marked < SILENT):  # a delayed message of the earlier process
@@ -217,11 +193,11 @@ class Mailbox:
 
     def revoke(self, sites: Collection[str]) -> None:
         """Send nothing more to these sites, and drop their answers."""
-        with self.changed:
+        with self.lock:
             self.revoked |= set(sites)
             for site in self.revoked & self.lines.keys():
-                self.lines[site] = Connection()
-            self.changed.notify_all()
+                self.lines[site] = self._connection()
+            self._wake()
 
     def note(self, site: str, fault: str) -> None:
         """Log a fault of a site, at most 20 times a minute."""
@@ -236,10 +212,16 @@ class Mailbox:
 
     def post(self, requests: Mapping[str, Message]) -> None:
         """Replace all open requests by these."""
-        with self.changed:
+        with self.lock:
             for site, line in self.lines.items():
                 line.request, line.answer = requests.get(site), None
-            self.changed.notify_all()
+            self._wake()
+
+    def receive_visitors(self) -> None:
+        """Answer the polls of visitors from now on."""
+        with self.lock:
+            self.open = True
+            self._wake()
 
     def collect(
         self,
@@ -257,7 +239,7 @@ class Mailbox:
         Sites offline at a deadline are skipped until they reconnect; slow ones until they next answer.
         """
         until, ticked = self.clock() + deadline, self.clock()
-        with self.changed:
+        with self.lock:
             while True:
                 answers = {site: a for site in wanted if (a := self.lines[site].answer) is not None}
                 missing = wanted - answers.keys()
@@ -309,9 +291,9 @@ class Mailbox:
 
     def end(self) -> None:
         """Answer every poll with the end from now on."""
-        with self.changed:
+        with self.lock:
             self.ended = True
-            self.changed.notify_all()
+            self._wake()
 
     def knows_end(self, site: str) -> bool:
         """True if the site has been notified of the end, by this process or by an earlier one."""

@@ -26,9 +26,8 @@ def receive_visitors(coordinator: "Coordinator") -> None:
     mailbox = coordinator.mailbox
     if not receives_visitors(coordinator.kit):
         return
-    with mailbox.changed:
-        mailbox.open = coordinator.memory.blind is None
-        mailbox.changed.notify_all()
+    if coordinator.memory.blind is None:
+        mailbox.receive_visitors()
     coordinator.log("all rounds are done: receives visitors until it is stopped")
     while not coordinator.stop.is_set():
         coordinator.tell()

@@ -45,26 +45,26 @@ def test_a_missing_name_leaves_flare_unchanged_and_says_which_version_is_expecte
     restored.delattr(owner, name)
     before = state()
     with pytest.raises(UserError, match=f'differs inside from "nvflare>=2.9,<2.10" .*{name}.*pip install "nvflare>=2'):
-        process.close_gate()
+        process.adapt_flare()
     assert state() == before
 
 
 def test_grpc_options_without_a_limit_are_refused(restored: pytest.MonkeyPatch) -> None:
     restored.setattr(gate.grpc_driver, "GRPC_DEFAULT_OPTIONS", [("grpc.keepalive_time_ms", 1)])
     with pytest.raises(UserError, match="GRPC_DEFAULT_OPTIONS has no message_length"):
-        process.close_gate()
+        process.adapt_flare()
 
 
 def test_a_module_that_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "factorized_fl.silo.transport.flare.gate")
     monkeypatch.setitem(sys.modules, "nvflare.fuel.f3.streaming.byte_receiver", None)
     with pytest.raises(UserError, match="cannot be used safely"):
-        process.close_gate()
+        process.adapt_flare()
 
 
 def test_the_gate_closes_with_the_installed_version(restored: pytest.MonkeyPatch) -> None:
     receive = gate.CoreCell.process_message
-    process.close_gate()
+    process.adapt_flare()
     assert gate.CoreCell.process_message is not receive
     assert gate.ClientRequestProcessors.request_processors == []
     for driver in (gate.grpc_driver, gate.aio_grpc_driver):

@@ -53,7 +53,7 @@ def test_a_party_may_open_as_many_files_as_its_user_may() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)"
         "[1]))\nfrom factorized_fl.silo.transport.flare import process, gate; process.allow_many_connections()\n"
-        "process.close_gate(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "process.adapt_flare(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "print(dict(gate.grpc_driver.GRPC_DEFAULT_OPTIONS)['grpc.server_handshake_timeout_ms'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

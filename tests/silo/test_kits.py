@@ -406,6 +406,25 @@ def test_the_guides_seconds_over_a_long_line_are_those_of_the_results_file() -> 
     assert f"lost as well, {lossy[0]:.2f} s and {lossy[1]:.1f} s" in guide
 
 
+def test_the_guides_numbers_of_many_sites_are_those_of_the_results_file() -> None:
+    root = Path(__file__).parents[2]
+    guide = (root / "docs" / "federate.md").read_text().replace("\n", " ")
+    found = json.loads((root / "results" / "network" / "scale.json").read_text())
+    most = max((case for case in found["cases"] if case["complete"]), key=lambda case: case["sites"])
+    assert most["sites_in_each_round"] == [most["sites"]] * most["rounds"]
+    assert f"{most['sites']} sites took part in all rounds" in guide
+    assert f"{most['bytes_up_per_site_and_round'] / 1e3:.0f} kB from each site" in guide
+    assert f"connected after {most['seconds_until_all_are_connected']:.0f} s" in guide
+    assert f"a round took {sorted(most['seconds_of_each_round'])[1]:.0f} s" in guide
+    assert f"processes added {most['own_memory_of_the_coordinator_mb']:.0f} MB" in guide
+    own = most["own_memory_of_a_sites_trainer_mb"] + most["own_memory_of_a_sites_agent_mb"]
+    assert f"each site added {own:.0f} MB" in guide
+    joined = sum(found["own_memory_of_a_site_of_ffl_join_mb"].values())
+    assert f"starts adds {joined:.0f} MB" in guide
+    room = most["available_memory_at_least_gb"] * 1e3 + most["sites"] * own
+    assert f"about {round(room / joined, -1):.0f} of them" in guide
+
+
 def test_names_with_dashes_make_kits(tmp_path: Path) -> None:
     pytest.importorskip("nvflare", reason="FLARE is not installed")
     make_kits(write(tmp_path / "sites.toml", ("st-mary", "lab-2-b"), name="two-labs"), tmp_path / "kits")

@@ -1,4 +1,4 @@
-"""The process of a party: it closes the gate, then runs FLARE's own program, which builds this package's component."""
+"""The process of a party: it adapts FLARE, then runs FLARE's own program, which builds this package's component."""
 
 import contextlib
 import importlib
@@ -15,10 +15,12 @@ from factorized_fl.silo.transport import FINAL
 from factorized_fl.silo.transport.flare.setup import VERSIONS, program
 
 
-def close_gate() -> None:
-    """Close the gate; raises UserError if the installed FLARE lacks a name that the gate replaces or reads."""
+def adapt_flare(sites: int = 0) -> None:
+    """Close the gate, and make room for so many sites; raises UserError if the installed FLARE differs inside."""
     try:
         importlib.import_module("factorized_fl.silo.transport.flare.gate").close()
+        if sites:
+            importlib.import_module("factorized_fl.silo.transport.flare.capacity").make_room(sites)
     except (ImportError, AttributeError) as error:
         version = importlib.metadata.version("nvflare")
         raise UserError(
@@ -40,7 +42,7 @@ def run_party(kit: Kit) -> None:
     """Run FLARE until the party is done; exits with FINAL, after a line in the journal, if it cannot start."""
     try:
         allow_many_connections()
-        close_gate()
+        adapt_flare(len(kit.agreement.sites) if kit.is_coordinator else 0)
         if kit.is_coordinator:
             _ = kit.config  # a site's trainer reads it
     except UserError as error:
