@@ -47,7 +47,9 @@ def entry_of(method: str, way: Settings, variant: str) -> str:
 
 def rows() -> list[tuple[str, Settings, str]]:
     """Each row of the table: a method or a reference, its way of matching, and the variant."""
-    pairs = [(reference, {}) for reference in REFERENCES] + list(itertools.product(METHODS, WAYS))
+    pairs: list[tuple[str, Settings]] = [(reference, {}) for reference in REFERENCES] + list(
+        itertools.product(METHODS, WAYS)
+    )
     return [(method, way, variant) for method, way in pairs for variant in VARIANTS]
 
 
