@@ -82,6 +82,12 @@ def _section(results: Results) -> str:
     return "\n".join(parts)
 
 
+def _short(commit: str) -> str:
+    """Return the first digits of a commit, marked if the source tree had changes."""
+    digits, dirty, _ = commit.partition("-dirty")
+    return digits[:9] + dirty
+
+
 def _setup(results: Results) -> str:
     """Return the scenario's sizes and where its runs were made."""
     first, records = results.records[0]["configuration"], results.records
@@ -91,7 +97,7 @@ def _setup(results: Results) -> str:
         f"{first['clients']} clients, {first['rounds']} rounds of {counted(first['epochs'], 'epoch')}, batches of "
         f"{first['batch_size']}, {pixels}network `{first['model']}`{width}."
     )
-    commits = ", ".join(sorted({str(record["commit"])[:9] for record in records}))
+    commits = ", ".join(sorted({_short(str(record["commit"])) for record in records}))
     devices = ", ".join(sorted({str(record["machine"].get("device", "unknown")) for record in records}))
     minutes = sum(record["seconds"] for record in records) / 60
     order = "Methods with fewer seeds than others come last." if len(set(map(len, results.runs.values()))) > 1 else ""

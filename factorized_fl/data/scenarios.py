@@ -240,7 +240,9 @@ def _clients_of(domains: Sequence[ImageSet], clients: int, per_domain: Sequence[
             )
         return list(per_domain)
     if clients < len(domains):
-        raise UserError(f"{clients} clients cannot cover {len(domains)} domains: ask for at least one per domain.")
+        raise UserError(
+            f"clients is {clients}, but there are {len(domains)} domains: each domain needs at least one client."
+        )
     share, rest = divmod(clients, len(domains))
     return [share + (index < rest) for index in range(len(domains))]
 

@@ -155,7 +155,7 @@ def test_clients_per_domain_and_images_per_client() -> None:
     ("arguments", "words"),
     [
         ({"clients": 50}, "too many"),
-        ({"clients": 1}, "cannot cover"),
+        ({"clients": 1}, "each domain needs at least one client"),
         ({"clients": 4, "clients_per_domain": (1, 2)}, "add up"),
         ({"clients": 4, "clients_per_domain": (4,)}, "must name 2 domains"),
     ],
