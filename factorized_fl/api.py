@@ -64,9 +64,7 @@ def configure(preset: str | Path, method: str | None = None, /, **settings: Any)
 def _table(preset: str | Path) -> Mapping[str, Any]:
     """Return a preset's table, or a file's merged into that of the preset it names; a run's own file is complete."""
     if not isinstance(preset, str | Path):
-        raise UserError(
-            "Give a preset or a TOML file: clients with own data are trained by ffl.run, one method at a time."
-        )
+        raise UserError("Give a preset or a TOML file: clients with own data are trained by ffl.run, method by method.")
     if not str(preset).endswith(".toml"):
         return find_preset(str(preset))
     table = read_table(Path(preset))
