@@ -63,6 +63,8 @@ def configure(preset: str | Path, method: str | None = None, /, **settings: Any)
 
 def _table(preset: str | Path) -> Mapping[str, Any]:
     """Return a preset's table, or a file's merged into that of the preset it names; a run's own file is complete."""
+    if not isinstance(preset, str | Path):
+        raise UserError("Give a preset or a TOML file: clients with own data are trained by ffl.run, method by method.")
     if not str(preset).endswith(".toml"):
         return find_preset(str(preset))
     table = read_table(Path(preset))
@@ -304,7 +306,7 @@ def report(
 
 
 def export(
-    run: Path | Run,
+    run: Path | str | Run,
     client: int = 0,
     out: Path | None = None,
     *,
@@ -332,6 +334,7 @@ def export(
         return export_run(
             *(run.path, client, out), alone=alone, scenario=run.scenario, factory=run.factory, brought=run.brought
         )
+    run = Path(run)
     if not (run / FEDERATION).is_file():
         return export_run(run, client, out, data=data, alone=alone)
     kit = read_kit(run)

@@ -15,7 +15,7 @@ import tomli_w
 from factorized_fl.conflicts import CLIP, DELTA, refuse_uncovered, refuse_unencryptable
 from factorized_fl.core.errors import UserError, unknown
 from factorized_fl.core.named import is_named
-from factorized_fl.core.options import check, make, option
+from factorized_fl.core.options import check, limits_of, make, option
 from factorized_fl.core.seeds import PERMUTATION_SEED
 from factorized_fl.core.shapes import input_kind
 from factorized_fl.profiles import DEFAULT_PROFILE, PROFILES, profile_settings
@@ -281,6 +281,9 @@ def _unknown_setting(method: str, key: str, known: set[str]) -> UserError:
         return UserError("The option 'settle' of methods is now the option 'recalibrate' of a run: write recalibrate=.")
     owner = next((name for name, cls in METHODS.items() if key in {f.name for f in dataclasses.fields(cls)}), None)
     if owner is None:
+        meanings = {limits.description: f.name for f in dataclasses.fields(Config) if (limits := limits_of(f))}
+        if meant := meanings.get(key.replace("_", " ")):  # as in learning_rate, which is lr
+            return UserError(f"There is no option '{key}': write {meant}=. `ffl options {method}` lists all.")
         return unknown(f"option of a run with {method}", key, known, f"`ffl options {method}`")
     return UserError(
         f"{method} has no option '{key}': {owner} has it. In a comparison write --set {owner}.{key}=..., "

@@ -88,6 +88,8 @@ INSTALLED = frozenset(METHODS)
 
 def find_method(name: str) -> type[Method]:
     """Returns the method of that name; raises UserError if there is none."""
+    if isinstance(name, type):
+        raise UserError(f"method = {name.__name__} is a class: register it with @ffl.register, and give its name.")
     if not isinstance(name, str) or name not in METHODS:
         raise UserError(
             f"{unknown('method', str(name), METHODS, '`ffl methods`')} A method of your own needs `ffl --load FILE.py`."

@@ -122,8 +122,7 @@ def compare_paired(tests: Sequence[PairedTest], between_seeds: float = 0.0) -> P
     """Return the differences of all clients and their mean; None without tests.
 
     With one seed the errors are those of the test images, and no client is named. `between_seeds` is the standard
-    deviation of the mean difference from seed to seed, where it is known from other runs; it is used if there is only
-    one seed.
+    deviation of the mean difference from seed to seed, where it is known from other runs.
     """
     if not tests:
         return None
@@ -135,8 +134,9 @@ def compare_paired(tests: Sequence[PairedTest], between_seeds: float = 0.0) -> P
     mean = float(np.mean(list(values.values())))
     if len(seeds) == 1:
         alone = {k: Estimate(values[k], _image_variance(own) ** 0.5) for k, own in of_client.items()}
-        error = float(np.hypot(_image_variance(tests) ** 0.5, between_seeds))
-        return Paired(1, Estimate(mean, error), alone, dict.fromkeys(alone, "undecided"))
+        added = max(0.0, between_seeds**2 - _unshared_variance(tests))
+        estimate = Estimate(mean, (_image_variance(tests) + added) ** 0.5)
+        return Paired(1, estimate, alone, dict.fromkeys(alone, "undecided"))
 
     several = {k: own for k, own in of_client.items() if len(own) > 1}
     freedoms = np.array([len(own) - 1 for own in several.values()])
@@ -155,22 +155,31 @@ def compare_paired(tests: Sequence[PairedTest], between_seeds: float = 0.0) -> P
         variance = _image_variance(own) + added
         least = max(1, len(own) - 1)
         clients[k] = _estimate(values[k], variance, max(total / len(own), added), freedom, least)
-    estimate = _mean_estimate(tests, seeds, mean, pooled, freedom, len(of_client))
+    estimate = _mean_estimate(tests, seeds, mean, pooled, freedom, len(of_client), between_seeds)
     return Paired(len(seeds), estimate, clients, _name_clients({k: clients[k] for k in several}, clients))
 
 
 def _mean_estimate(
-    tests: Sequence[PairedTest], seeds: Sequence[Hashable], mean: float, pooled: float, freedom: float, clients: int
+    tests: Sequence[PairedTest],
+    seeds: Sequence[Hashable],
+    mean: float,
+    pooled: float,
+    freedom: float,
+    clients: int,
+    between_seeds: float,
 ) -> Estimate:
-    """Return the mean over clients with the larger of two seed variances: its own, or that of the pooled clients."""
+    """Return the mean over clients with the largest of its seed variances: its own, the pooled clients', the known."""
     by_seed = [np.mean([test.mean for test in tests if test.seed == seed]) for seed in seeds]
     spread = float(np.var(by_seed, ddof=1)) / len(seeds)
-    measured = spread - _unshared_variance(tests)
+    unshared = _unshared_variance(tests)
+    measured, known = spread - unshared, between_seeds**2 / len(seeds) - unshared
     expected = pooled / len(seeds) * (1 + (clients - 1) * CORRELATION) / clients
-    added = max(measured, expected)
+    added = max(measured, expected, known)
+    variance = _image_variance(tests) + added
+    if between_seeds and known >= max(measured, expected, 0.0):
+        return Estimate(mean, variance**0.5)
     if measured > expected:
         freedom = len(seeds) - 1
-    variance = _image_variance(tests) + added
     return _estimate(mean, variance, max(spread, added), freedom, len(seeds) - 1)
 
 
@@ -225,6 +234,8 @@ def _unshared_variance(tests: Sequence[PairedTest]) -> float:
     weights = _weights(tests)
     gains = [weight * (test.gain - test.mean) for weight, test in zip(weights, tests, strict=True)]
     seeds = {test.seed for test in tests}
+    if len(seeds) == 1:
+        return _clustered(tests, gains)
     apart = 0.0
     for seed in seeds:
         chosen = [index for index, test in enumerate(tests) if test.seed == seed]
@@ -246,72 +257,7 @@ def _clustered(tests: Sequence[PairedTest], gains: Sequence[Array]) -> float:
     return float((np.bincount(codes, weights=np.concatenate(list(sums.values()))) ** 2).sum())
 
 
-# -- the statistic of the studies
-
-SURE = 2.0  # standard errors beyond which a difference counts as decided
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A mean difference with its standard error, in the unit of the values it was computed from."""
-
-    value: float
-    error: float
-
-    def decide(self, threshold: float = 0.0) -> Literal["above", "below", "undecided"]:
-        """Return on which side of the threshold the difference lies, if it is SURE standard errors away from it."""
-        margin = SURE * self.error
-        if self.value - margin <= threshold <= self.value + margin:
-            return "undecided"
-        return "above" if self.value > threshold else "below"
-
-
-@dataclass(frozen=True)
-class PairedSample:
-    """Two runs of one seed, compared client by client."""
-
-    differences: Sequence[float]
-    groups: Sequence[Hashable] = ()  # clients of one group share test images: only the groups' means are independent
-    last_rounds: Sequence[float] = ()  # differences of the two runs' means after each of their last rounds
-    # The difference's sampling variance, if test sets show it; replaces the variation between seeds and between rounds.
-    variance: float | None = None
-
-
-def paired_difference(samples: Sequence[PairedSample], between_seeds: float = 0.0) -> Difference | None:
-    """Return the mean difference over all clients and seeds with its standard error; None without samples.
-
-    The standard error is the largest of these: from all clients and seeds as if they were independent; from the means
-    of groups that share test images; from the means of seeds; and from `between_seeds`, the known standard deviation
-    of such differences from seed to seed, divided by the root of the number of seeds. To that the standard deviation
-    over the last rounds is added in quadrature. Where the samples' variances are known, they take the place of the last
-    two terms.
-    """
-    if not samples:
-        return None
-    by_seed = [statistics.fmean(sample.differences) for sample in samples]
-    clients = [value for sample in samples for value in sample.differences]
-    grouped = [mean for sample in samples for mean in _group_means(sample)]
-    error = max(map(standard_error, (clients, grouped, by_seed)))
-    count = len(samples)
-    if all(sample.variance is not None for sample in samples):
-        known = math.sqrt(sum(sample.variance or 0.0 for sample in samples)) / count
-        return Difference(statistics.fmean(clients), max(error, known))
-    rounds = sum(statistics.variance(sample.last_rounds) for sample in samples if len(sample.last_rounds) > 1)
-    error = math.hypot(max(error, between_seeds / math.sqrt(count)), math.sqrt(rounds) / count)
-    return Difference(statistics.fmean(clients), error)
-
-
-def _group_means(sample: PairedSample) -> list[float]:
-    groups: dict[Hashable, list[float]] = {}
-    if sample.groups:
-        for label, value in zip(sample.groups, sample.differences, strict=True):
-            groups.setdefault(label, []).append(value)
-    return list(map(statistics.fmean, groups.values()))
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of the mean of independent values; 0 for fewer than two."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+# -- variances of scores
 
 
 def share_variance(share: float, count: int) -> float:

@@ -1,16 +1,15 @@
 """The ledger of claims: the paper's claims, the checks of them that our cells allow, and the verdicts that follow.
 
-A check is decided by a difference of more than three standard errors; with more than two it is leaning, which decides
-nothing. A check against a baseline that we do not reproduce is not testable. A check of a run whose method did not
-activate, such as Clustered-FL without a split, counts for no claim. A claim holds if all testable checks that were run
-come out as claimed and these are at least half of all. It holds in part if as many come out as claimed as contrary, or
-more. Otherwise it does not hold, is leaning or undecided if no check decides, or is not tested if none was run. A claim
-about every method or case does not hold as soon as one check comes out contrary, and never holds in part. Its checks
-are decided only if they are significant at 5% by Holm's procedure over them. Each kind of check in claims.toml is a
-function of that name here.
+A check is decided by a difference of more than three standard errors (p below 0.27%); with more than two (p below
+4.55%) it is leaning, which decides nothing. A check against a baseline that we do not reproduce is not testable. A
+check of a run whose method did not activate, such as Clustered-FL without a split, counts for no claim. A claim holds
+if all testable checks that were run come out as claimed and these are at least half of all. It holds in part if as
+many come out as claimed as contrary, or more. Otherwise it does not hold, is leaning or undecided if no check
+decides, or is not tested if none was run. A claim about every method or case does not hold as soon as one check comes
+out contrary, and never holds in part. Its checks are decided only if they are significant at 5% by Holm's procedure
+over them. Each kind of check in claims.toml is a function of that name here.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -21,7 +20,7 @@ import numpy as np
 from factorized_fl.core.seeds import numpy_rng
 from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
-from factorized_fl.results.statistic import Difference, holm
+from factorized_fl.results.statistic import Estimate, holm
 from studies.paper.cells import (
     ALL_EPOCHS,
     ROUND_AFTER,
@@ -41,7 +40,7 @@ AS_CLAIMED, CONTRARY, UNDECIDED, NOT_RUN = "as claimed", "not as claimed", "unde
 LEANING = {AS_CLAIMED: "leaning as claimed", CONTRARY: "leaning to the contrary"}
 NOT_TESTABLE, INACTIVE = "not testable: baseline not reproduced", "did not activate"
 OUTCOMES = AS_CLAIMED, CONTRARY, *LEANING.values(), UNDECIDED, NOT_TESTABLE, NOT_RUN, INACTIVE
-DECIDED = 3.0  # standard errors beyond which a check is decided; between SURE and these it is leaning
+DECIDED, LEANS = 0.0027, 0.0455  # p-values of three and of two standard errors where the error is known well
 MOST = 0.5  # share of the nearest clients from which on clients are grouped
 BY_CHANCE = 0.05  # p-value below which a similarity is beyond chance
 ON_THE_WAY = (0.7, 0.8, 0.9)  # shares of the final accuracy at which convergence is timed
@@ -57,7 +56,7 @@ class Check:
     figures: str = ""
     published: bool | None = None  # whether the published numbers come out as claimed, where both are published
     p: float | None = None  # of no difference from the margin, where the check has an error
-    effect: Difference | None = None  # the difference in points, where the check has an error
+    effect: Estimate | None = None  # the difference in points, where the check has an error
     sign: int = 1  # -1 if the claim says that the difference is negative
 
 
@@ -70,13 +69,12 @@ def _judged(text: str, compared: Compared | None, relation: str, margin: float =
     if compared is None:
         return Check(text)
     threshold, gap = (margin if relation == "more" else -margin), compared.difference
-    distance = abs(gap.value - threshold) / gap.error if gap.error else math.inf
-    p = math.erfc(distance / math.sqrt(2))
-    side, sign = gap.decide(threshold), 1 if relation == "more" else -1
-    if side == "undecided":
+    p = replace(gap, value=gap.value - threshold).p
+    sign = 1 if relation == "more" else -1
+    if p > LEANS:
         return Check(text, UNDECIDED, str(compared), p=p, effect=gap, sign=sign)
-    outcome = AS_CLAIMED if side == ("above" if relation == "more" else "below") else CONTRARY
-    outcome = outcome if distance > DECIDED else LEANING[outcome]
+    outcome = AS_CLAIMED if sign * (gap.value - threshold) > 0 else CONTRARY
+    outcome = outcome if p <= DECIDED else LEANING[outcome]
     return Check(text, outcome, str(compared), p=p, effect=gap, sign=sign)
 
 

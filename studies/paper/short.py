@@ -12,7 +12,6 @@ from studies.paper.grid import STUDIES, reconstruction
 from studies.paper.table import Mean, Run, Table, mean_of
 
 SUMMARY = read_data("short.toml")
-NORMAL = 1.96  # standard errors of a 95% interval
 
 
 class Entry(NamedTuple):
@@ -71,8 +70,8 @@ def _effect(one: Judged) -> Effect:
     check = ran[min(measured)[1] if one.claim.every and measured else 0]
     if check.effect is None:
         return Effect(one, check, check.figures)
-    value, margin = check.effect.value, NORMAL * check.effect.error
-    return Effect(one, check, f"{value:+.2f} ({value - margin:+.2f} to {value + margin:+.2f})")
+    found = check.effect
+    return Effect(one, check, f"{found.value:+.2f} ({found.low:+.2f} to {found.high:+.2f})")
 
 
 class Left(NamedTuple):

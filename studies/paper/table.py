@@ -15,9 +15,11 @@ from factorized_fl.methods import METHODS
 from factorized_fl.methods.factorized import Factorized
 from factorized_fl.results.rundir import Record
 from factorized_fl.results.statistic import (
-    Difference,
-    PairedSample,
-    paired_difference,
+    Estimate,
+    PairedTest,
+    compare_paired,
+    paired_from_counts,
+    paired_from_errors,
     pooled_deviation,
     share_variance,
     variance_around_trend,
@@ -161,13 +163,10 @@ def bytes_by_round(runs: Sequence[Run]) -> np.ndarray:
     return np.cumsum(np.mean(rounds, axis=0))
 
 
-ROUNDS = 10  # the last ones, over which the variation of a difference from round to round is measured
-
-
 class Compared(NamedTuple):
     """The difference of two cells' accuracies in points, and the seeds that both have."""
 
-    difference: Difference
+    difference: Estimate
     seeds: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -199,30 +198,41 @@ class Table:
     def compare(self, one: Key, other: Key, after: int | None = None, domain: str | None = None) -> Compared | None:
         """Return the mean difference of two cells over all clients, or a domain's, of the seeds that both have.
 
-        None if they have no seed in common. The standard error is that of `statistic.paired_difference`. Where a cell
-        has more seeds than the single common one, or stands for printed runs that have, its own variation between seeds
-        counts if it is larger than the pooled one.
+        None if they have no seed in common. The statistic is that of the package. The runs do not hold which test
+        images were right, so their tests are compared by counts. Where a cell has more seeds than the single common
+        one, or stands for printed runs that have, its own variation between seeds counts if it is larger than the
+        pooled one.
         """
         others = {run.seed: run for run in self.of(*other)}
         pairs = [(run, others[run.seed]) for run in self.of(*one) if run.seed in others]
         known = [max(self.of(*key), self.printed.get(key, []), key=len) for key in (one, other)]
         several = [runs for runs in known if len(runs) > len(pairs) == 1]
         spreads = [statistics.stdev(run.measure("percent", after) or 0.0 for run in runs) for runs in several]
-        samples = [_sample(*pair, after, domain) for pair in pairs]
-        gap = paired_difference(samples, max(self.between_seeds, *spreads, 0.0))
-        return Compared(gap, tuple(run.seed for run, _ in pairs)) if gap else None
+        tests = [test for pair in pairs for test in _paired_tests(*pair, after, domain)]
+        single = all(len(run.domains) == 1 for run, _ in pairs)
+        found = compare_paired(tests, 0.0 if single else max(self.between_seeds, *spreads, 0.0) / 100)
+        if found is None:
+            return None
+        mean = replace(found.mean, value=100 * found.mean.value, error=100 * found.mean.error)
+        return Compared(mean, tuple(run.seed for run, _ in pairs))
 
 
-def _sample(one: Run, other: Run, after: int | None, domain: str | None) -> PairedSample:
-    both = zip(one.accuracies(after, domain), other.accuracies(after, domain), strict=True)
-    differences = [100 * (a - b) for a, b in both]
-    groups = one.domains if len(differences) == len(one.domains) else ()
+def _paired_tests(one: Run, other: Run, after: int | None, domain: str | None) -> list[PairedTest]:
+    """Return the tests of all clients of two runs of one seed; clients of a domain share their test images.
+
+    The accuracy of a single client is a mean over rounds, so its standard error is known, but no count.
+    """
     if len(one.domains) == 1:
-        return PairedSample(differences, groups, variance=1e4 * (_variance(one, after) + _variance(other, after)))
-    if after is not None or min(len(one.curve), len(other.curve)) < ROUNDS:
-        return PairedSample(differences, groups)
-    ends = [[fmean(run.accuracies(len(run.curve) - k, domain)) for k in range(ROUNDS)] for run in (one, other)]
-    return PairedSample(differences, groups, [100 * a - 100 * b for a, b in zip(*ends, strict=True)])
+        difference = one.accuracies(after, domain)[0] - other.accuracies(after, domain)[0]
+        errors = _variance(one, after) ** 0.5, _variance(other, after) ** 0.5
+        return [paired_from_errors(0, one.seed, difference, errors, one.domains[0])]
+    counts = (run.record["correct"][-1 if after is None else after - 1] for run in (one, other))
+    totals = (run.record["clients"]["scored"] for run in (one, other))
+    return [
+        paired_from_counts(k, one.seed, (right, total), (theirs, their_total), place)
+        for k, (right, theirs, total, their_total, place) in enumerate(zip(*counts, *totals, one.domains, strict=True))
+        if right is not None and theirs is not None and domain in (None, place)
+    ]
 
 
 def _variance(run: Run, after: int | None) -> float:

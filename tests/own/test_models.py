@@ -167,6 +167,8 @@ def test_the_classifier_alone_can_be_trained(method: str, tmp_path: Path) -> Non
         ({"width": 2.0}, "width has no effect on a network of your own"),
         ({"data": "folder"}, "Clients bring their own data"),
         ({"round": 3}, "Unknown option of a run with fedavg 'round'. Did you mean 'rounds'"),
+        ({"learning_rate": 0.1}, "There is no option 'learning_rate': write lr="),
+        ({"method": ffl.Method}, "method = Method is a class: register it"),
     ],
 )
 def test_settings_without_effect_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -327,3 +329,13 @@ def test_a_network_that_needs_contiguous_activations_trains_as_others_do(images:
     runs = [ffl.run(clients, tmp_path / net.__name__, model=net, **QUICK) for net in (GroupNormCNN, Viewing)]
     losses = [[record["train_loss"] for record in run.metrics()] for run in runs]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_clients_with_own_data_are_not_a_preset() -> None:
+    with pytest.raises(ffl.UserError, match=r"clients with own data are trained by ffl\.run"):
+        ffl.compare(own_clients(), ["fedavg"], [1])  # type: ignore[arg-type]
+
+
+def test_a_run_to_export_may_be_text(tmp_path: Path) -> None:
+    with pytest.raises(ffl.UserError, match="holds no checkpoint of a run"):
+        ffl.export(str(tmp_path), 1)

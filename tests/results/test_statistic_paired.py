@@ -67,6 +67,24 @@ def test_a_known_seed_deviation_counts_where_there_is_one_seed() -> None:
     assert found.mean.error == pytest.approx((1 / 100**2 + 0.09) ** 0.5)
 
 
+def test_a_known_seed_deviation_holds_the_part_of_the_images() -> None:
+    """Of 0.04 the images of 20 better ones explain 0.2 * 0.8 / 100; the rest is the seed's own variance."""
+    found = compared(a_test(0, 1, 20, 0), between_seeds=0.2)
+    assert found.mean.error**2 == pytest.approx(21 / 100**2 + 0.04 - 0.0016)
+    small = compared(a_test(0, 1, 20, 0), between_seeds=0.01)
+    assert small.mean.error**2 == pytest.approx(21 / 100**2)
+
+
+def test_a_known_seed_deviation_is_the_least_that_several_seeds_have() -> None:
+    """Seeds that agree would leave the error of the images; with 0.2 known the variance is at least 0.04 / 2."""
+    tests = [a_test(0, seed, 20, 0) for seed in (1, 2)]
+    found = compared(*tests, between_seeds=0.2)
+    assert found.mean.error**2 == pytest.approx(42 / 200**2 + 0.04 / 2 - 0.0016 / 2)
+    assert found.mean.freedom == Estimate(0.0, 1.0).freedom
+    apart = [a_test(0, 1, 60, 0), a_test(0, 2, 0, 0)]
+    assert compared(*apart, between_seeds=0.2).mean == compared(*apart).mean
+
+
 def test_clear_differences_are_named_and_their_direction() -> None:
     tests = [a_test(k, s, 30 * (k == 0), 30 * (k == 1)) for k in range(4) for s in (1, 2, 3)]
     assert list(compared(*tests).words.values()) == ["helped", "harmed", "undecided", "undecided"]

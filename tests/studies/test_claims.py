@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from factorized_fl.results.statistic import Difference
+from factorized_fl.results.statistic import Estimate
 from studies.paper.cells import Cell, Key, as_key
 from studies.paper.claims import (
     AS_CLAIMED,
@@ -84,14 +84,14 @@ def test_averaging_below_alone_holds_in_part_or_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("error", "outcome"), [(0.9, AS_CLAIMED), (1.2, LEANING[AS_CLAIMED]), (1.6, UNDECIDED)])
 def test_between_two_and_three_standard_errors_a_check_is_leaning(error: float, outcome: str) -> None:
-    assert _judged("", Compared(Difference(3.0, error), (1,)), "more").outcome == outcome
+    assert _judged("", Compared(Estimate(3.0, error), (1,)), "more").outcome == outcome
     against = {AS_CLAIMED: CONTRARY, LEANING[AS_CLAIMED]: LEANING[CONTRARY]}
-    assert _judged("", Compared(Difference(3.0, error), (1,)), "less").outcome == against.get(outcome, outcome)
+    assert _judged("", Compared(Estimate(3.0, error), (1,)), "less").outcome == against.get(outcome, outcome)
 
 
 def test_a_claim_about_every_case_is_corrected_for_its_checks() -> None:
     """Of twenty checks at 3.1 standard errors (p = 0.0019) none is decided, of ten all are."""
-    check = _judged("", Compared(Difference(3.1, 1.0), (1,)), "more")
+    check = _judged("", Compared(Estimate(3.1, 1.0), (1,)), "more")
     assert {c.outcome for c in _corrected([check] * 10, every=True)} == {AS_CLAIMED}
     assert {c.outcome for c in _corrected([check] * 30, every=True)} == {LEANING[AS_CLAIMED]}
     assert {c.outcome for c in _corrected([check] * 30, every=False)} == {AS_CLAIMED}
