@@ -66,6 +66,7 @@ def audited(folder: Path, method: str, epsilon: float) -> dict[str, Any]:
         "epsilon": epsilon or None,
         "accuracy": sum(result["accuracy"] for result in found.final) / len(found.final),
         "findings": content["findings"],
+        "commit": content["environment"]["commit"],
     }
 
 

@@ -29,6 +29,13 @@ _OTHER_ATTACKS = {
     "more classes": "fingerprint: number of classes above the middle",
     "more images": "fingerprint: number of images above the middle",
 }
+_PAIRS = {
+    "plain_and_encrypted": "plain, and encrypted",
+    "plain_and_plain_with_64_bit_sums": "plain, and plain with sums in 64 bits",
+    "plain_with_64_bit_sums_and_encrypted": "plain with sums in 64 bits, and encrypted",
+    "plain_and_encrypted_in_64_bits": "plain, and encrypted, all tensors in 64 bits",
+}
+_PARTS = {"encrypt": "encrypting", "mix": "sums", "decrypt": "decrypting"}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -115,6 +122,32 @@ def private_pacs() -> str:
     return table(*rows)
 
 
+def encryption() -> str:
+    """Return how much final metrics and single losses differ between runs with and without encryption."""
+    content = read("encryption.json")
+    rows = [
+        ["runs", "final mean accuracy", "final mean loss differs by", "a client's loss in a round differs by at most"]
+    ]
+    for name, words in _PAIRS.items():
+        pair = content[name]
+        accuracy = " and ".join(f"{value:.2%}" for value in pair["final_accuracy"])
+        differences = (pair["difference_of_final_loss"], pair["largest_difference_of_losses"])
+        rows.append([words, accuracy, *(f"{value:.1e}" for value in differences)])
+    return table(*rows)
+
+
+def encryption_time() -> str:
+    """Return the seconds of rounds with and without encryption, and of the parts of encryption, by device."""
+    rows = [["device", "CPU seconds, plain", "encrypted", "ratio", *_PARTS.values(), "share of the rest of the round"]]
+    for device, found in read("encryption-time.json").items():
+        cpu = [statistics.median(found[f"cpu_seconds_{name}"]) for name in ("plain", "encrypted")]
+        seconds = [f"{value:.1f} s" for value in cpu]
+        parts = [f"{found['seconds_by_part'][f'{part}_seconds']:.2f} s" for part in _PARTS]
+        share = f"{found['encryption_over_rest_of_round']:.1%}"
+        rows.append([device, *seconds, f"{found['ratio_of_cpu_medians']:.3f}", *parts, share])
+    return table(*rows)
+
+
 def _points(effect: dict[str, Any]) -> str:
     mean, low, high = (f"{100 * effect[name]:+.1f}" for name in ("mean", "low", "high"))
     return f"{mean} ({low} to {high})"
@@ -127,6 +160,8 @@ def _half_of_interval(values: list[float]) -> float:
 
 
 TABLES = {
+    "encryption": encryption,
+    "encryption-time": encryption_time,
     "membership": membership,
     "updates": updates,
     "robust": robust,
