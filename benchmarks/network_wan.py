@@ -1,16 +1,18 @@
 """A federation over a long line: three sites behind 200 ms and 5% loss, and the seconds of a round besides training.
 
-    python -m benchmarks.network_wan [OUT.json]
+    python -m benchmarks.network_wan [--only "10 kB"] [--out results/network/wan.json]
+
+`--only` measures the cases whose name begins so, and keeps those of the file that were measured at the same commit.
 
 The coordinator is in one network namespace, the sites in another, with `benchmarks.slow_link` between them: half of the
 delay each way, and each packet lost with the same probability in either direction. All three sites share the line, but
 it has no limit of bandwidth besides what TCP makes of the losses. Needs Linux and root.
 """
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -72,15 +74,21 @@ def measure(root: Path, settings: dict[str, object], round_trip: float, loss: fl
 
 
 def main() -> None:
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else "results/network/wan.json")
-    found: dict[str, object] = {}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path, default=Path("results/network/wan.json"))
+    options = parser.parse_args()
+    environment = {**describe_environment(1, "cpu"), "cores": os.cpu_count()}
+    before = json.loads(options.out.read_text()) if options.out.exists() else {}
+    known = before if before.get("environment", {}).get("commit") == environment["commit"] else {}
+    found: dict[str, object] = {name: known[name] for name in CASES if name in known}
     for name, case in CASES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            found[name] = measure(Path(folder), *case)
-        print(name, found[name], flush=True)
-    found["environment"] = {**describe_environment(1, "cpu"), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=2) + "\n")
+        if name.startswith(options.only):
+            with tempfile.TemporaryDirectory() as folder:
+                found[name] = {**measure(Path(folder), *case), "load": round(os.getloadavg()[0], 1)}
+            print(name, found[name], flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({**found, "environment": environment}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
