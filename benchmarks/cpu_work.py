@@ -4,6 +4,7 @@
 ResNet-9, 2 clients of 256 images, 4 batches of 64.
 """
 
+import json
 import time
 from functools import cache
 from typing import Any, NamedTuple
@@ -63,8 +64,10 @@ class Clock:
         self.torch = time.time() - first
 
     def mark(self) -> None:
-        """Notes that the first round begins, or that a round has ended."""
+        """Notes that the first round begins, and prints it, or that a round has ended."""
         self.times.append(time.time())
+        if len(self.times) == 1:
+            print(json.dumps({"started": self.times[0] - self.began, "torch": self.torch}), flush=True)
 
     def result(self) -> dict[str, Any]:
         """The seconds until the first round, of them importing PyTorch, and those of each round."""

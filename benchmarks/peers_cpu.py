@@ -60,15 +60,22 @@ def memory(process: int) -> float:
     return total / 2**30
 
 
-def once(name: str, python: str, network: str, rounds: int, tree: Path = ROOT) -> dict[str, Any]:
-    """One run with the package of this source tree; its error, if it fails."""
+def command_of(name: str, python: str, network: str, rounds: int) -> tuple[list[str], dict[str, str]]:
+    """The command of one run that begins now, and its environment."""
+    environment = os.environ | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    environment.pop("OMP_NUM_THREADS", None)
+    if RUNS[name].threads:
+        environment["OMP_NUM_THREADS"] = str(RUNS[name].threads)
+    command = [python, str(LOOPS), name, "--network", network, "--rounds", str(rounds)]
+    return [*command, "--began", str(time.time())], environment
+
+
+def once(name: str, python: str, network: str, rounds: int) -> dict[str, Any]:
+    """One run; its error, if it fails."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        environment = os.environ | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": str(tree)}
-        environment.pop("OMP_NUM_THREADS", None)
-        if RUNS[name].threads:
-            environment["OMP_NUM_THREADS"] = str(RUNS[name].threads)
-        command = [python, str(LOOPS), name, "--network", network, "--rounds", str(rounds)]
-        process = subprocess.Popen([*command, "--began", str(time.time())], stdout=out, stderr=errors, env=environment)
+        command, environment = command_of(name, python, network, rounds)
+        environment["PYTHONPATH"] = str(ROOT)
+        process = subprocess.Popen(command, stdout=out, stderr=errors, env=environment)
         peak, ended = [0.0], threading.Event()
 
         def watch() -> None:

@@ -14,16 +14,18 @@ import io
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from peers_cpu import ROOT, compiled, once
+from peers_cpu import ROOT, command_of, compiled
 
 COMMANDS = ("--help", "--version", "presets", "run --help")
 STARTS = (
@@ -67,23 +69,43 @@ def time_commands(before: Path, repeat: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def started(name: str, network: str, tree: Path) -> dict[str, float]:
+    """Starts a run with the package of this source tree, and ends it when its first round begins."""
+    command, environment = command_of(name, sys.executable, network, 1)
+    environment["PYTHONPATH"] = str(tree)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        found: dict[str, float] = next(json.loads(line) for line in process.stdout if line.startswith('{"started"'))
+    except StopIteration:
+        raise SystemExit(f"{name}, {network}, has not started: run {command} to see why.") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its session, with the processes that it started
+        process.wait()
+    return found
+
+
 def time_runs(before: Path, repeat: int) -> list[dict[str, Any]]:
     """Seconds until the first round of each run, before and now."""
     found = []
     for name, network in STARTS:
         trees = {"before": before, "now": ROOT}
-        starts: dict[str, list[dict[str, Any]]] = {when: [] for when in trees}
+        starts: dict[str, list[dict[str, float]]] = {when: [] for when in trees}
         for turn in range(repeat + 1):
             for when, tree in trees.items():
-                run = once(name, sys.executable, network, 1, tree)
-                if "error" in run:
-                    raise SystemExit(f"{name}, {network}: {run['error']}")
+                run = started(name, network, tree)
                 if turn:  # the first fills caches
                     starts[when].append(run)
         row: dict[str, Any] = {"name": name, "network": network}
         for when, runs in starts.items():
-            medians = {what: statistics.median(run[what] for run in runs) for what in ("start", "torch", "peak_gib")}
-            medians["rest"] = statistics.median(run["start"] - run["torch"] for run in runs)
+            medians = {
+                "start": statistics.median(run["started"] for run in runs),
+                "torch": statistics.median(run["torch"] for run in runs),
+                "rest": statistics.median(run["started"] - run["torch"] for run in runs),
+            }
             row[when] = {what: round(value, 3) for what, value in medians.items()}
         found.append(row)
         both = (f"{when} {r['start']:.2f} s, without torch {r['rest']:.2f} s" for when, r in list(row.items())[2:])
