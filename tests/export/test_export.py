@@ -5,6 +5,7 @@ import shutil
 import textwrap
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,19 @@ def test_a_card_compares_with_a_model_that_was_trained_alone_for_as_long(
         with pytest.raises(UserError, match=words):
             export.export_run(run / "factorized-fl", 1, tmp_path / "model", data=images, alone=alone)
     assert not (tmp_path / "model").exists()
+
+
+def test_a_card_gives_both_means_over_several_seeds(run: Path, images: Path, tmp_path: Path) -> None:
+    """The accuracy of this model is that of one seed; the difference is that of the means."""
+    done = RunDirectory(run / "factorized-fl")
+    exported = export.export_run(done.path, 4, tmp_path / "model", data=images, alone=run / "stand-alone")
+    assert exported.effect is not None
+    assert exported.verdict is not None
+    several = replace(exported, effect=replace(exported.effect, seeds=3))
+    text = card.model_card(read_package(tmp_path / "model"), done.config(), 3, 48, several, "", None)
+    theirs, ours = (f"{100 * share:.2f}%" for share in (exported.verdict.reference, exported.verdict.accuracy))
+    assert f"reached {theirs} on average over 3 seeds; with them this client's models reached {ours}.\n" in text
+    assert "seed cannot decide" not in text
 
 
 class StopAfterOne:

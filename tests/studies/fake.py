@@ -27,10 +27,15 @@ def cell_of(what: str, setting: str, row: str) -> Cell:
 def write(
     results: Path, what: str, row: str, percents: Sequence[float], setting: str = "", seed: int = 1, **more: Any
 ) -> None:
-    """A cell whose clients end at these accuracies, on tests of 1,000 images, after four rounds at 10%."""
+    """A cell whose clients end at these accuracies after four rounds at 10%, `correct` counted for 1,000 images.
+
+    Tests have so many `images` that their own error is small.
+    """
+    images = more.pop("images", 1_000_000)
     cell = replace(cell_of(what, setting or what, row), seed=seed)
     clients = len(percents)
     correct = more.pop("correct", [*[[100] * clients] * 4, [round(10 * percent) for percent in percents]])
+    counted = [[None if right is None else right * images // 1000 for right in row] for row in correct]
     domains = (
         [PLACES[k * 5 // clients] for k in range(clients)] if cell.preset.startswith("cifar100") else ["all"] * clients
     )
@@ -45,7 +50,7 @@ def write(
         "environment": {"device": "a test"},
         "seconds": {"rounds": 50.0, "start": 10.0},
         "configuration": as_record(cell.config()),
-        "clients": {"domain": domains, "train": [100] * clients, "scored": [1000] * clients},
+        "clients": {"domain": domains, "train": [100] * clients, "scored": [images] * clients},
         "bytes": {
             "up": 2_000_000_000,
             "down": 1_000_000_000,
@@ -54,7 +59,7 @@ def write(
             "up_per_round": [400_000_000] * len(correct),
             "down_per_round": [0, *[250_000_000] * (len(correct) - 1)],
         },
-        "correct": correct,
+        "correct": counted,
         **more,
     }
     write_record(cell.path(results), record)

@@ -1,10 +1,13 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from studies.paper.table import Compared, Run, Table, collect, mean_of, reconstructed
-from tests.studies.fake import factors, write
+from tests.studies import fake
+from tests.studies.fake import factors
 
+write = partial(fake.write, images=1000)
 KEYS = (("domains", "domains", "one"), ("domains", "domains", "other"))
 
 
