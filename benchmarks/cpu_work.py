@@ -58,16 +58,17 @@ class Clock:
 
     def __init__(self, began: float) -> None:
         self.began, self.times = began, list[float]()
-        first = time.time()
+        first, cpu = time.time(), time.process_time()
         import torch  # noqa: F401
 
-        self.torch = time.time() - first
+        self.torch, self.torch_cpu = time.time() - first, time.process_time() - cpu
 
     def mark(self) -> None:
         """Notes that the first round begins, and prints it, or that a round has ended."""
         self.times.append(time.time())
         if len(self.times) == 1:
-            print(json.dumps({"started": self.times[0] - self.began, "torch": self.torch}), flush=True)
+            cpu = {"cpu": time.process_time(), "torch_cpu": self.torch_cpu}
+            print(json.dumps({"started": self.times[0] - self.began, "torch": self.torch, **cpu}), flush=True)
 
     def result(self) -> dict[str, Any]:
         """The seconds until the first round, of them importing PyTorch, and those of each round."""

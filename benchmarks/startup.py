@@ -6,7 +6,8 @@
 The two source trees are started in turn, each in a process; the figures are medians. Both are compiled to bytecode
 before, as pip does when it installs a package. Runs are those of `benchmarks/cpu_loops.py`: `start` is the time from
 the start of the process to the first round, `torch` that of importing PyTorch in it, and `rest` their difference, with
-Python's own start and the making of the data, for which `bare` is the measure.
+Python's own start and the making of the data, for which `bare` is the measure. `cpu` and `rest_cpu` are the processor
+times of the first process, which other work on the machine disturbs less: on a free core a start takes about as long.
 """
 
 import argparse
@@ -105,10 +106,16 @@ def time_runs(before: Path, repeat: int) -> list[dict[str, Any]]:
                 "start": statistics.median(run["started"] for run in runs),
                 "torch": statistics.median(run["torch"] for run in runs),
                 "rest": statistics.median(run["started"] - run["torch"] for run in runs),
+                "cpu": statistics.median(run["cpu"] for run in runs),
+                "rest_cpu": statistics.median(run["cpu"] - run["torch_cpu"] for run in runs),
             }
             row[when] = {what: round(value, 3) for what, value in medians.items()}
         found.append(row)
-        both = (f"{when} {r['start']:.2f} s, without torch {r['rest']:.2f} s" for when, r in list(row.items())[2:])
+        both = (
+            f"{when} {r['start']:.2f} s, without torch {r['rest']:.2f} s (processor time {r['cpu']:.2f} and "
+            f"{r['rest_cpu']:.2f} s)"
+            for when, r in list(row.items())[2:]
+        )
         print(f"{name}, {network}: {'; '.join(both)}", flush=True)
     return found
 
