@@ -17,6 +17,7 @@ from PIL import Image
 from factorized_fl import api
 from factorized_fl.core.errors import UserError
 from factorized_fl.export import card, export, predict
+from factorized_fl.export.clinical_report import clinical_report
 from factorized_fl.export.package import load_network, read_package
 from factorized_fl.results.rundir import Record, RunDirectory
 from factorized_fl.simulate.build import Federation
@@ -221,7 +222,8 @@ def test_a_card_gives_both_means_over_several_seeds(run: Path, images: Path, tmp
     assert exported.effect is not None
     assert exported.verdict is not None
     several = replace(exported, effect=replace(exported.effect, seeds=3))
-    text = card.model_card(read_package(tmp_path / "model"), done.config(), 3, 48, several, "", None)
+    measured = clinical_report(torch.eye(2), torch.tensor([0, 1]), ("a", "b"))
+    text = card.model_card(read_package(tmp_path / "model"), done.config(), 3, 48, several, "", measured)
     theirs, ours = (f"{100 * share:.2f}%" for share in (exported.verdict.reference, exported.verdict.accuracy))
     assert f"reached {theirs} on average over 3 seeds; with them this client's models reached {ours}.\n" in text
     assert "seed cannot decide" not in text

@@ -31,7 +31,7 @@ def write(
 
     Tests have so many `images` that their own error is small.
     """
-    images = more.pop("images", 1_000_000)
+    images = more.pop("images", 50_000)
     cell = replace(cell_of(what, setting or what, row), seed=seed)
     clients = len(percents)
     correct = more.pop("correct", [*[[100] * clients] * 4, [round(10 * percent) for percent in percents]])

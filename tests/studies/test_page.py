@@ -385,7 +385,7 @@ def test_findings_stand_first_with_their_numbers_once_they_were_run(results: Pat
         in first
     )
     assert "It sends 100.0% of FedAvg's bytes. Its difference from Stand-Alone is +0.00 points" in first
-    assert "no gain beyond two standard errors" in first
+    assert "no gain at 5%" in first
     assert "peers matched by similarity" not in first
     extra = {"factors": factors(20, True), "mixing": {"own": [0.9, 0.75], "own_domain": [0.1, 0.1]}}
     write(results, "similarity", "factorized-fl+released", [60.0] * 20, **extra)
