@@ -204,6 +204,11 @@ def test_the_benchmarks_numbers_are_those_of_its_page() -> None:
     words = README.replace("\n", " ")
     assert f"Factorized-Peers {peers[0]}%, Stand-Alone {alone[0]}% and FedAvg {average[0]}%" in words
     assert f"to Factorized-Peers is {peers[3]} points: not decided" in words
+    classes = (ROOT / "docs" / "classes.md").read_text()
+    (row,) = re.findall(r"\| Factorized-Peers \| statistics \| 100 rounds, 1 epoch \|(.*)\n", classes)
+    accuracy, _, gain, *_ = (cell.strip() for cell in row.split("|"))
+    assert gain.endswith(" **better**")
+    assert f"it reaches {accuracy}%, {gain.removesuffix(' **better**')} points over its control" in words
 
 
 def test_what_the_readme_says_of_local_training_is_true_of_the_results() -> None:
