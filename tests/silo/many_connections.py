@@ -16,7 +16,7 @@ from nvflare.fuel.f3.drivers.grpc.streamer_pb2_grpc import StreamerStub
 from nvflare.fuel.f3.drivers.grpc_driver import GrpcDriver
 from nvflare.fuel.f3.streaming.stream_utils import callback_thread_pool
 
-from factorized_fl.silo.transport.flare.capacity import make_room
+from factorized_fl.silo.transport.flare.capacity import serve_sites
 from tests.silo.processes import free_port
 
 WAIT = 2.0  # seconds without news after which nothing more is expected
@@ -85,6 +85,6 @@ def count_questions(asked: int) -> int:
 if __name__ == "__main__":
     wanted = int(sys.argv[1])
     if sys.argv[2:]:
-        make_room(int(sys.argv[2]))
+        serve_sites(int(sys.argv[2]))
     print(count_connections(wanted), count_questions(wanted), flush=True)
     os._exit(0)  # the threads above wait for ever

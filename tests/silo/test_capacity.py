@@ -22,7 +22,7 @@ def test_a_coordinator_makes_room_for_its_sites(monkeypatch: pytest.MonkeyPatch)
 
     asked: list[int] = []
     monkeypatch.setattr(gate, "close", lambda: None)
-    monkeypatch.setattr(capacity, "make_room", asked.append)
+    monkeypatch.setattr(capacity, "serve_sites", asked.append)
     process.adapt_flare(7)
     process.adapt_flare()  # a site
     assert asked == [7]

@@ -12,7 +12,7 @@ from nvflare.fuel.f3.streaming import stream_utils
 _SPARE = 100  # threads for connections that are lost or refused, and not yet closed
 
 
-def make_room(sites: int) -> None:
+def serve_sites(sites: int) -> None:
     """Let FLARE serve so many sites at once in this process, before it listens. Threads are made when needed."""
     threads = 2 * sites + _SPARE
     for pool in (stream_utils.stream_thread_pool, stream_utils.callback_thread_pool):

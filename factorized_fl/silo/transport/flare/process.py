@@ -20,7 +20,7 @@ def adapt_flare(sites: int = 0) -> None:
     try:
         importlib.import_module("factorized_fl.silo.transport.flare.gate").close()
         if sites:
-            importlib.import_module("factorized_fl.silo.transport.flare.capacity").make_room(sites)
+            importlib.import_module("factorized_fl.silo.transport.flare.capacity").serve_sites(sites)
     except (ImportError, AttributeError) as error:
         version = importlib.metadata.version("nvflare")
         raise UserError(
