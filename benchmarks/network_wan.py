@@ -2,7 +2,8 @@
 
     python -m benchmarks.network_wan [--only "10 kB"] [--out results/network/wan.json]
 
-`--only` measures the cases whose name begins so, and keeps those of the file that were measured at the same commit.
+`--only TEXT` measures the cases with names that begin with TEXT. Other cases of the file stay if they have the same
+commit.
 
 The coordinator is in one network namespace, the sites in another, with `benchmarks.slow_link` between them: half of the
 delay each way, and each packet lost with the same probability in either direction. All three sites share the line, but

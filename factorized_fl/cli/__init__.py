@@ -18,7 +18,7 @@ from factorized_fl.core.errors import UserError, flags_shown, is_lack_of_memory
 
 
 class _Commands(TyperGroup):
-    """Commands, whose error for an unknown name says which group has a command of that name."""
+    """Commands. The error for an unknown name lists the groups that have a command of that name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as usual; raises a UserError for a name that only a group of commands has."""

@@ -23,7 +23,7 @@ _DEADLINE = 60.0  # seconds for a site to decrypt the tags of one update
 
 
 class Refusal:
-    """A site's refusal of a download: the round, and the senders whose norms were estimated since."""
+    """A site's refusal of a download: the round, and the senders of the norms that the site has estimated since."""
 
     def __init__(self, round_number: int = 0) -> None:
         self.round, self._estimated = round_number, set[int]()

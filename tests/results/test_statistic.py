@@ -1,4 +1,4 @@
-"""Variances of scores, on numbers whose answers can be worked out by hand."""
+"""Variances of scores, on numbers with answers that can be worked out by hand."""
 
 import pytest
 
